@@ -16,7 +16,7 @@ from engine.extras import INSTALL_SERVE, serve_is_installed
 from scripted.core.named import OWN, adapter_named
 from scripted.core.protocol import ScriptEnded
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.errors import ServerDirty
+from scripted.errors import ServerDied, ServerDirty
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
 
@@ -78,15 +78,20 @@ class ScriptedSession:
         with self.harness(test.config, tier, placement=test.placement) as harness:
             # The failure of the script before this was reported. What it left may be more than a reset can clear.
             again = getattr(harness, "has_failed", False)
+            before, harness.used_by = getattr(harness, "used_by", ""), self.node_id
             try:
                 self.ended = harness.run(test.script, options=options, **arguments)
-            except ServerDirty:
-                if not again:
+            except (ServerDirty, ServerDied) as exc:
+                left_broken = before and not getattr(exc.report, "begun", True)
+                if not left_broken and not (again and isinstance(exc, ServerDirty)):
                     raise
             else:
                 return
         with self.harness(test.config, tier, placement=test.placement) as fresh:
-            self.ended = fresh.run(test.script, options=options, **arguments)
+            fresh.used_by = self.node_id
+            ended = fresh.run(test.script, options=options, **arguments)
+        blame = {f"servers that {before} left broken, found before other scripts": 1} if left_broken else {}
+        self.ended = msgspec.structs.replace(ended, loose_ends=ended.loose_ends | blame)
 
     def _run_on_adapter(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> ScriptEnded:
         __tracebackhide__ = True

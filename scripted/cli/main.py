@@ -89,6 +89,21 @@ def run(
 
 
 @app.command()
+def vet(
+    spec: Annotated[str, typer.Argument(metavar="FILE[::NAME]", help="scripts decorated with @scripted(config)")],
+    arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a parameter of the script")] = None,
+) -> None:
+    """Say what scripts would notice: the gallery's bugs that they can meet, and each assertion turned round, in sim.
+
+    Fails for a script that notices only what an empty one notices, and for an assertion that can never fail.
+    """
+    from scripted.cli.vet import vet as vet_scripts
+
+    if not vet_scripts(spec, arg or ()):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
 def view(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="one run, or several to compare")],
     output: Annotated[

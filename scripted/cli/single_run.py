@@ -21,7 +21,7 @@ from scripted.report.trace import write_trace
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test
 
-__all__ = ["console", "read_arguments", "show_mutant", "show_run"]
+__all__ = ["console", "parametrized", "read_arguments", "show_mutant", "show_run"]
 
 PLAIN_WIDTH_COLUMNS = 120
 
@@ -83,7 +83,7 @@ def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, Any]:
         if name not in {parameter.name for parameter in parameters}:
             takes = ", ".join(parameter.name for parameter in parameters) or "none at all"
             raise ScriptDefinitionError(f"{test.script.__name__} takes no parameter {name!r}; it takes {takes}")
-    choices = _parametrized(test)
+    choices = parametrized(test)
     for parameter in parameters:
         if parameter.name not in arguments and parameter.default is inspect.Parameter.empty:
             known = f", one of {', '.join(map(repr, choices[parameter.name]))}" if parameter.name in choices else ""
@@ -102,7 +102,7 @@ def show_mutant(mutant: Mutant, tier: str | None) -> bool:
             "in the root of a clone"
         )
     test = find_test(mutant.test)
-    arguments = {name: values[0] for name, values in _parametrized(test).items()}
+    arguments = {name: values[0] for name, values in parametrized(test).items()}
     console.print(f"{mutant.name}: {mutant.bug}", soft_wrap=True)
     tiers = test.tiers if tier is None else (tier,)
     caught = [_show_in(mutant, one, arguments) for one in tiers]
@@ -141,7 +141,7 @@ def _read_pair(pair: str) -> tuple[str, Any]:
         return name, text
 
 
-def _parametrized(test: ScriptedTest) -> dict[str, list[Any]]:
+def parametrized(test: ScriptedTest) -> dict[str, list[Any]]:
     """The values that pytest would give each parameter, from the test's own parametrize marks."""
     return {name: values for mark in getattr(test.script, "pytestmark", ()) for name, values in _values_of(mark)}
 

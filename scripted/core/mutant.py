@@ -89,6 +89,13 @@ class Mutant:
             else:
                 delattr(owner, attribute)
 
+    def healthy_code(self) -> CodeType | None:
+        """The code of the function that it breaks; None for what is no function, such as a limit."""
+        original = self._find()[2]
+        inner = getattr(original, "fget", None) or getattr(original, "func", None) or original
+        code = getattr(inspect.unwrap(inner), "__code__", None) if callable(inner) or self.cut else None
+        return code or getattr(getattr(original, "__func__", None), "__code__", None)
+
     def _find(self) -> tuple[type | ModuleType, str, Any]:
         module, _, path = self.target.partition(":")
         *owners, attribute = path.split(".")

@@ -21,6 +21,14 @@ class Results:
         self._released = 0
         self.stalled: set[int] = set()
         self.cut: set[int] = set()
+        # How often something was held and nothing came that would have been kept back.
+        self._in_vain = 0
+        self._has_kept = True
+
+    @property
+    def holds_in_vain(self) -> int:
+        """Holds that kept nothing back."""
+        return self._in_vain + (not self._has_kept)
 
     def launched(self, microbatch_id: int, step: int) -> None:
         self._in_flight.append((microbatch_id, step + self._depth))
@@ -30,7 +38,11 @@ class Results:
         taken: list[int] = []
         while self._in_flight and not self.stalled and not self.cut:
             microbatch_id, due = self._in_flight[0]
-            if due > step or (self._held and not self._released):
+            if due > step:
+                break
+            if self._held:
+                self._has_kept = True
+            if self._held and not self._released:
                 break
             if self._held:
                 self._released -= 1
@@ -48,7 +60,8 @@ class Results:
 
     def hold(self) -> None:
         """Keep back every completion that is not yet taken."""
-        self._held = True
+        self._in_vain += not self._has_kept
+        self._held, self._has_kept = True, False
         self._released = 0
 
     def release(self, count: int | None) -> None:
@@ -73,3 +86,4 @@ class Results:
         self.stalled.clear()
         self.cut.clear()
         self.release(None)
+        self._in_vain, self._has_kept = 0, True

@@ -61,7 +61,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``when`` says what the scheduler did and in which step, and ``inside`` are the lines of it that raised, if any did.
     ``printed`` is what the script printed last, in a process whose output is not shown. ``spent``: the engine is of no
-    further use.
+    further use; not ``begun``: it failed in its reset, before the script.
     """
 
     kind: FailureKind
@@ -82,6 +82,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     stacks: tuple[ProcessStack, ...] = ()
     printed: str = ""
     spent: bool = False
+    begun: bool = True
     replay: str = ""
 
     @property

@@ -10,10 +10,12 @@ from typing import Final
 
 from scripted.core.phrases import plural
 
-__all__ = ["NOT_COMPARED", "SummaryOfScripts"]
+__all__ = ["ASKED", "NOT_COMPARED", "SummaryOfScripts"]
 
 # Begins the name of a count of outputs that were not compared; the reason follows.
 NOT_COMPARED: Final = "not compared: "
+# Begins the name of a count of how often one assertion ran; its place and text follow.
+ASKED: Final = "asked: "
 
 # Tests named for each count; with verbose all are.
 _NAMED: Final = 3
@@ -29,9 +31,10 @@ class SummaryOfScripts:
         self._skipped: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._tests: dict[str, list[str]] = {}
+        self._asked: dict[str, int] = {}
 
     def add(self, test: str, counts: Mapping[str, int]) -> None:
-        """Add what one script reported: its ``steps`` and ``compared``, outputs that were not, and its loose ends."""
+        """Add what one script reported: ``steps``, ``compared``, outputs that were not, assertions, loose ends."""
         self.scripts += 1
         for name, count in counts.items():
             if name == "steps":
@@ -41,6 +44,9 @@ class SummaryOfScripts:
             elif name.startswith(NOT_COMPARED):
                 reason = name.removeprefix(NOT_COMPARED)
                 self._skipped[reason] = self._skipped.get(reason, 0) + count
+            elif name.startswith(ASKED):
+                assertion = name.removeprefix(ASKED)
+                self._asked[assertion] = self._asked.get(assertion, 0) + count
             else:
                 self._counts[name] = self._counts.get(name, 0) + count
                 self._tests.setdefault(name, []).append(test)
@@ -62,3 +68,6 @@ class SummaryOfScripts:
             yield from (f"    {test}" for test in named)
             if more:
                 yield f"    and {more} more (-v names them)"
+        if never := sorted(assertion for assertion, count in self._asked.items() if not count):
+            yield f"assertions that no run of these scripts reached: {len(never)}"
+            yield from (f"    {assertion}" for assertion in never)

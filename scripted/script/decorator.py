@@ -114,6 +114,7 @@ def scripted(
         oracle=oracle,
         must_reach=must_reach if isinstance(must_reach, str) else tuple(must_reach),  # type: ignore[arg-type]
         must_step=True,
+        must_assert=True,
     )
 
     def decorate(given: Callable[..., Any]) -> Callable[..., None]:

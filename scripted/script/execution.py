@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
 from scripted.report.step_log import Note, StepLog
+from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
+from scripted.script.deadline import Deadline
 from scripted.script.decorator import ScriptFunction
 from scripted.script.interruptions import no_departure, without_debugger
+from scripted.script.measure import Asked
 from scripted.script.options import ScriptOptions
 
 __all__ = ["OneScript", "ScriptExecution", "ScriptOutcome", "ScriptSource"]
+
+# A ``finally`` that yields needs another one.
+_MOST_CLOSES: Final = 100
+# Scripts that yield whenever they are closed. They are kept, so that nobody collects them.
+_never_ending: Final[list[Generator[Any, None, Any]]] = []
 
 
 class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The script passed. ``steps`` are its own; ``reached`` counts its windows by name.
 
     ``compared`` outputs were equal to those of the same requests run alone. ``loose_ends`` counts, by name, what a
-    script that tests something seldom leaves. ``log`` has every step and ``notes`` each window at its first one,
-    where the options asked for a record.
+    script that tests something seldom leaves; ``asked``, by line and text, how often each of its assertions ran.
+    ``log`` has every step and ``notes`` each window at its first one, where the options asked for a record.
     """
 
     steps: int
@@ -34,10 +43,12 @@ class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
     loose_ends: dict[str, int] = {}
     log: StepLog | None = None
     notes: tuple[Note, ...] = ()
+    asked: dict[str, int] = {}
 
     def counts(self) -> dict[str, int]:
         """What the summary of many scripts adds up, by name."""
-        return {"steps": self.steps, "compared": self.compared} | self.loose_ends
+        asked = {f"{ASKED}{assertion}": count for assertion, count in self.asked.items()}
+        return {"steps": self.steps, "compared": self.compared} | self.loose_ends | asked
 
 
 class ScriptExecution:
@@ -62,6 +73,9 @@ class ScriptExecution:
         self.started = time.perf_counter()
         self.steps = 0
         self.loose_ends: dict[str, int] = {}
+        # Where the script runs in the process of its test; a process of its own can be ended.
+        self.deadline: Deadline | None = None
+        self._asked = Asked(function) if options.must_assert else None
         self._args = args
         self._kwargs = kwargs
         self._printed = io.StringIO() if keeps_output else None
@@ -76,6 +90,20 @@ class ScriptExecution:
         self.steps = steps
         if self.context is not None:
             self.loose_ends = self.context.loose_ends()
+            self._check_asked(self.context)
+
+    def _check_asked(self, context: BaseContext) -> None:
+        """Raise BadCall for a script that asked nothing; note what an honest one seldom leaves."""
+        if self._asked is not None:
+            self._asked.check_made()
+            if not (self.options.must_reach or context.is_smoke):
+                self._asked.check_asked()
+            self.loose_ends |= self._asked.loose_ends()
+
+    @property
+    def asked(self) -> dict[str, int]:
+        """How often each assertion of the script ran."""
+        return {} if self._asked is None else self._asked.own_sites()
 
     def resume(self) -> Any:
         """Let the script run to its next yield and return what it yields. Raises StopIteration at its end."""
@@ -88,20 +116,30 @@ class ScriptExecution:
         raise why
 
     def close(self) -> None:
-        """The script is not resumed again: what it has still to do at its end, it does now, or not at all."""
-        script, self.script = self.script, None
-        if script is not None:
-            with contextlib.suppress(Exception):
-                script.close()
+        """The script is not resumed again: what it has still to do at its end, it does now, and in no other script."""
+        for _ in range(_MOST_CLOSES):
+            if self.script is None or inspect.getgeneratorstate(self.script) == inspect.GEN_CLOSED:
+                return
+            with contextlib.suppress(Exception):  # what it raises now has no report; another one yields in a finally
+                self._go_on(lambda script: script.close())
+        _never_ending.append(self.script)
 
     def _go_on(self, on: Callable[[Generator[Any, None, Any]], Any]) -> Any:
-        assert self.script is not None
+        script = self.script
+        assert script is not None
+        if self.deadline is None:
+            return self._run_code(on, script)
+        return self.deadline.run(lambda: self._run_code(on, script))
+
+    def _run_code(self, on: Callable[[Generator[Any, None, Any]], Any], script: Generator[Any, None, Any]) -> Any:
         with ExitStack() as stack:
             if self._printed is not None:
                 stack.enter_context(contextlib.redirect_stdout(self._printed))
                 stack.enter_context(without_debugger())
+            if self._asked is not None:
+                stack.enter_context(self._asked)
             with no_departure():
-                return on(self.script)
+                return on(script)
 
     def take_printed(self) -> str:
         """What the script has printed since the last call."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from scripted.core.phrases import nearest, text_of
 from scripted.errors import BadCall
+from scripted.script.deadline import Overrun
 
 __all__ = ["Departure", "error_text", "no_departure", "without_debugger"]
 
@@ -47,15 +48,15 @@ def error_text(exc: BaseException, context: type[object], script: object = None)
     return "\n".join([text, *_grouped(exc), *_before(exc)])
 
 
-@contextlib.contextmanager
-def no_departure() -> Iterator[None]:
+class no_departure:  # noqa: N801 - a context manager that is read as a phrase
     """A script that is left by no Exception has failed; only an interrupt of the user's ends the run itself."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt):
-        raise
-    except BaseException as exc:
-        raise Departure(exc).with_traceback(exc.__traceback__) from exc
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
+        if exc is not None and not isinstance(exc, (Exception, KeyboardInterrupt, Overrun)):
+            raise Departure(exc).with_traceback(exc.__traceback__) from exc
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, spec_of
 
-__all__ = ["find_test", "load_script", "load_test"]
+__all__ = ["find_test", "find_tests", "load_script", "load_test"]
 
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _modules: dict[tuple[str, str], types.ModuleType] = {}
@@ -74,10 +74,7 @@ def find_test(spec: str, *, of_any_adapter: bool = False) -> ScriptedTest:
     path = next((path for path in (Path(file), _PACKAGE_ROOT / file) if path.is_file()), None)
     if path is None:
         raise ScriptDefinitionError(f"there is no file {file!r} in {Path.cwd()}; give the path of a Python file")
-    # The console command's import path starts at its own folder; a script imports what its tests import.
-    for folder in (str(path.parent.resolve()), str(Path.cwd())):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    _import_like(path)
     try:
         test = load_test(str(path.resolve()), name)
     except ScriptDefinitionError:
@@ -87,6 +84,42 @@ def find_test(spec: str, *, of_any_adapter: bool = False) -> ScriptedTest:
     if test.adapter != OWN and not of_any_adapter:
         raise ScriptDefinitionError(f"{spec} is a script of the adapter {test.adapter}; run it with pytest {spec}")
     return test
+
+
+def find_tests(spec: str) -> list[ScriptedTest]:
+    """The engine's scripts of ``FILE``, those of its classes included, or the one of ``FILE::NAME``."""
+    if "::" in spec:
+        return [find_test(spec)]
+    path = Path(spec)
+    if not path.is_file():
+        raise ScriptDefinitionError(f"there is no file {spec!r} in {Path.cwd()}; give the path of a Python file")
+    _import_like(path)
+    try:
+        names = list(_names_in(_module(path.resolve())))
+    except ScriptDefinitionError:
+        raise
+    except Exception as exc:
+        raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
+    tests = [load_test(str(path.resolve()), name) for name in names]
+    if not any(test.adapter == OWN for test in tests):
+        raise ScriptDefinitionError(f"{spec} has no script of the engine; decorate one with @scripted(config)")
+    return [test for test in tests if test.adapter == OWN]
+
+
+def _import_like(path: Path) -> None:
+    """A script imports what its tests import; the console command's import path starts at its own folder."""
+    for folder in (str(path.parent.resolve()), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def _names_in(owner: types.ModuleType | type, prefix: str = "") -> Iterator[str]:
+    for name, value in vars(owner).items():
+        function = getattr(value, "__func__", value)
+        if isinstance(getattr(function, "scripted", None), ScriptedTest):
+            yield f"{prefix}{name}"
+        elif isinstance(value, type) and value.__module__ == getattr(owner, "__module__", owner.__name__):
+            yield from _names_in(value, f"{prefix}{name}.")
 
 
 def _found(module: types.ModuleType, name: str) -> tuple[Any, Any]:

@@ -21,7 +21,8 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     ``max_steps`` bounds its steps, ``timeout_s`` its seconds; ``oracle`` compares the output of finished greedy
     requests with the same request run alone; ``check_every_step`` audits the engine's books after each step; each of
-    ``must_reach`` has to be seen by ``t.sometimes``. ``must_step`` refuses a script that ends without a step.
+    ``must_reach`` has to be seen by ``t.sometimes``. ``must_step`` refuses a script that ends without a step,
+    ``must_assert`` one without an assertion that ran.
     ``record`` brings every step back with the result, for a trace. A
     process that has to answer at once and says nothing for ``result_timeout_s`` hangs.
     """
@@ -32,6 +33,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     check_every_step: bool = True
     must_reach: tuple[str, ...] = ()
     must_step: bool = False
+    must_assert: bool = False
     record: bool = False
     replay: str = ""
     result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S

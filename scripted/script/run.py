@@ -129,6 +129,9 @@ class ScriptedRun(Run):
         if exc is not None:
             self.note_death(exc)
             self._source.crashed(self, self.script, exc)
+            if self.script is not None and not isinstance(exc, KeyboardInterrupt):
+                self._end_context()
+                self.script.close()
         self._source.close()
         self._end_context()
 
@@ -161,6 +164,9 @@ class ScriptedRun(Run):
                 self._source.failed(self, self.script, self.as_found(exc))
                 self._driver.close()
                 self._driver = None
+                if self.script is not None:
+                    self._end_context()
+                    self.script.close()
             else:
                 if step is not None:
                     self._source.progress(self, self.script)

@@ -6,11 +6,14 @@ Reads a function's source; never runs it. A function whose source cannot be foun
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
-import textwrap
+import linecache
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+
+import msgspec
 
 __all__ = ["code_of", "file_of", "idle_statements"]
 
@@ -18,6 +21,7 @@ _DROPPED: Final = (ast.Compare, ast.Attribute, ast.Name, ast.Lambda, ast.Generat
 _DROPPED_WITHOUT_CALLS: Final = (ast.BoolOp, ast.BinOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript)
 # Attributes whose values are words.
 _WORDS: Final = frozenset({"finish_reason", "mode", "paused", "status"})
+_MIRRORED: Final = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE, ast.NotEq: ast.NotEq}
 _ACTS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 
 
@@ -33,16 +37,145 @@ def code_of(function: Callable[..., Any]) -> types.CodeType:
 
 
 def idle_statements(function: Callable[..., Any]) -> Iterator[str]:
-    """``line N: what it is, and what to write``, for each statement of a script that tests and does nothing."""
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
+    """``line N: what it is, and what to write``, for each statement of a script that tests and does nothing.
+
+    Those of the helpers that it calls by name in its own file, or as methods of its class, come after its own.
+    """
+    file, code = file_of(function), code_of(function)
+    definitions = _definitions_in(file)
+    own = definitions.get((code.co_qualname, code.co_firstlineno))
+    if own is None:
         return
-    for statement in _statements(tree.body):
-        why = _why_idle(statement, function)
-        if why is not None:
-            yield f"line {first + statement.lineno - 1}: {why}"
+    for definition in _with_helpers(own, definitions):
+        for statement in _statements(definition.node.body):
+            why = _why_idle(statement, function) or (definition is own and _why_returned(own, statement)) or None
+            why = why or _why_not_asked(statement, definition, definitions)
+            if why is not None:
+                where = "" if definition is own else f" of {definition.name}(...)"
+                yield f"line {statement.lineno}{where}: {why}"
+
+
+class _Definition(msgspec.Struct, frozen=True, eq=False):
+    """A function of a file: its qualified name, and the name of the class around it."""
+
+    name: str
+    node: ast.FunctionDef
+
+    @property
+    def owner(self) -> str:
+        return self.name.rpartition(".")[0]
+
+
+def _definitions_in(file: str) -> dict[tuple[str, int], _Definition]:
+    """The functions at the top of a file and in its classes, by qualified name and first line, decorators included."""
+    linecache.checkcache(file)
+    return _definitions_of("".join(linecache.getlines(file)))
+
+
+@functools.lru_cache(maxsize=64)
+def _definitions_of(source: str) -> dict[tuple[str, int], _Definition]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    return {
+        (one.name, min([one.node.lineno, *(decorator.lineno for decorator in one.node.decorator_list)])): one
+        for one in _functions_of(tree, "")
+    }
+
+
+def _functions_of(node: ast.Module | ast.ClassDef, owner: str) -> Iterator[_Definition]:
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef):
+            yield _Definition(f"{owner}{child.name}", child)
+        elif isinstance(child, ast.ClassDef):
+            yield from _functions_of(child, f"{owner}{child.name}.")
+
+
+def _with_helpers(own: _Definition, definitions: Mapping[tuple[str, int], _Definition]) -> list[_Definition]:
+    found = [own]
+    for definition in found:
+        for node in ast.walk(definition.node):
+            helper = _called_helper(node, definition, definitions) if isinstance(node, ast.Call) else None
+            if helper is not None and helper not in found:
+                found.append(helper)
+    return found
+
+
+def _called_helper(
+    call: ast.Call, caller: _Definition, definitions: Mapping[tuple[str, int], _Definition]
+) -> _Definition | None:
+    """The function of the same file that this calls, as a name or as a method of the caller's class."""
+    function = call.func
+    name = None
+    if isinstance(function, ast.Name):
+        name = function.id
+    elif caller.owner and isinstance(function, ast.Attribute) and ast.unparse(function.value) in _ownself(caller):
+        name = f"{caller.owner}.{function.attr}"
+    found = [one for one in definitions.values() if one.name == name]
+    return found[0] if len(found) == 1 else None
+
+
+def _ownself(caller: _Definition) -> tuple[str, ...]:
+    return "self", "cls", caller.owner
+
+
+def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
+    """The return statements of a function, without those of functions inside of it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Return):
+            yield child
+        elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _returns_of(child)
+
+
+def _why_returned(own: _Definition, statement: ast.stmt) -> str | None:
+    """A comparison that a script returns to nobody."""
+    if statement not in _returns_of(own.node):
+        return None
+    assert isinstance(statement, ast.Return)
+    if statement.value is not None and _is_condition(statement.value):
+        text = ast.unparse(statement.value)
+        return f"'return {text}' is seen by nobody; write 'assert {text}'"
+    return None
+
+
+def _why_not_asked(
+    statement: ast.stmt, definition: _Definition, definitions: Mapping[tuple[str, int], _Definition]
+) -> str | None:
+    """The answer of a helper that is dropped; a comparison that is stored and never read."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        helper = _called_helper(statement.value, definition, definitions)
+        returned = [] if helper is None else list(_returns_of(helper.node))
+        if returned and all(one.value is not None and _is_condition(one.value) for one in returned):
+            text = ast.unparse(statement.value)
+            return f"'{text}' answers whether it holds, and nobody asks; write 'assert {text}'"
+    if isinstance(statement, ast.Assign) and _is_condition(statement.value):
+        names = {node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+        only_names = all(isinstance(target, ast.Name) for target in statement.targets)
+        outer = {
+            name
+            for node in ast.walk(definition.node)
+            if isinstance(node, (ast.Global, ast.Nonlocal))
+            for name in node.names
+        }
+        if only_names and not names & (outer | _read_in(definition.node)):
+            text = ast.unparse(statement.value)
+            return f"'{text}' is stored and never read; write 'assert {text}'"
+    return None
+
+
+def _read_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+def _is_condition(value: ast.expr) -> bool:
+    """What is only ever true or false."""
+    if isinstance(value, ast.BoolOp):
+        return all(map(_is_condition, value.values))
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        return value.func.id in ("all", "any", "isinstance")
+    return isinstance(value, ast.Compare) or (isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not))
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -89,13 +222,31 @@ def _why_always_true(test: ast.expr) -> str | None:
     text = ast.unparse(test)
     if isinstance(test, ast.Tuple) and test.elts:
         return f"'assert {text}' always holds, because a tuple is true; leave the parentheses out"
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) and any(map(_is_true, test.values)):
+    if isinstance(test, (ast.List, ast.Set, ast.Dict)) and not _is_empty(test):
+        return f"'assert {text}' always holds, because what has elements is true; leave the brackets out"
+    if isinstance(test, (ast.ListComp, ast.SetComp)) and (_is_condition(test.elt) or not test.generators[0].ifs):
+        return f"'assert {text}' asks only whether there is anything in it; write all(...)"
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) and any(map(_always_holds, test.values)):
         return f"'assert {text}' always holds, because a part of it is always true; compare each part"
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return next(filter(None, map(_why_always_true, test.values)), None)
+    if isinstance(test, ast.IfExp) and (_always_holds(test.body) or _always_holds(test.orelse)):
+        return f"'assert {text}' always holds on one side, whatever is there; write an if with an assertion"
+    if isinstance(test, ast.Compare):
         return _why_no_comparison(test, text)
+    return f"'assert {text}' always holds" if _always_holds(test) else None
+
+
+def _always_holds(test: ast.expr) -> bool:
     if isinstance(test, (ast.Lambda, ast.GeneratorExp, ast.JoinedStr)) or _is_true(test):
-        return f"'assert {text}' always holds"
-    return None
+        return True
+    if isinstance(test, ast.Tuple | ast.List | ast.Set | ast.Dict):
+        return not _is_empty(test)
+    return isinstance(test, ast.Compare) and _why_it_holds(test) is not None
+
+
+def _is_empty(test: ast.Tuple | ast.List | ast.Set | ast.Dict) -> bool:
+    return not (test.keys if isinstance(test, ast.Dict) else test.elts)
 
 
 def _is_true(value: ast.expr) -> bool:
@@ -104,14 +255,33 @@ def _is_true(value: ast.expr) -> bool:
 
 def _why_no_comparison(test: ast.Compare, text: str) -> str | None:
     """Identity of what is only equal; a part of a text where one of several words is meant."""
+    if (why := _why_it_holds(test)) is not None:
+        return f"'assert {text}' always holds, because {why}; compare it with what must be there"
     operator, right = test.ops[0], test.comparators[0]
-    if not isinstance(right, ast.Constant) or not isinstance(right.value, (str, int)) or isinstance(right.value, bool):
+    if len(test.ops) > 1 or not isinstance(right, ast.Constant) or type(right.value) not in (str, int):
         return None
     if isinstance(operator, (ast.Is, ast.IsNot)):
         return f"'assert {text}' asks whether it is the very same object; write == or !="
     is_word = isinstance(test.left, ast.Attribute) and test.left.attr in _WORDS
     if is_word and isinstance(operator, (ast.In, ast.NotIn)):
         return f"'assert {text}' looks for a part of a text; write a tuple of words"
+    return None
+
+
+def _why_it_holds(test: ast.Compare) -> str | None:
+    """Why a comparison can only be true."""
+    if len(test.ops) > 1:
+        return None
+    left, operator, right = test.left, test.ops[0], test.comparators[0]
+    reflexive = isinstance(operator, (ast.Eq, ast.Is, ast.LtE, ast.GtE)) and not any(map(_acts, (left, right)))
+    if reflexive and ast.dump(left) == ast.dump(right):
+        return "both sides are the same"
+    if isinstance(left, ast.Constant) and type(operator) in _MIRRORED:
+        left, operator, right = right, _MIRRORED[type(operator)](), left
+    is_count = isinstance(left, ast.Call) and isinstance(left.func, ast.Name) and left.func.id in ("len", "abs")
+    bound = ast.unparse(right)
+    if is_count and (type(operator), bound) in ((ast.GtE, "0"), (ast.Gt, "-1"), (ast.NotEq, "-1")):
+        return "no length is less than 0"
     return None
 
 

@@ -55,6 +55,8 @@ class EngineMachine:
         if not self.scheduler.is_fully_idle:
             busy = self.scheduler.books.what_is_busy()
             raise IntegrityError(f"a scheduler that is busy cannot start over: {busy}")
+        # What a script has put into the object itself, a method for instance, goes as well.
+        vars(self.scheduler).clear()
         Scheduler.__init__(self.scheduler, self.limits)
         self.is_pressed = False
 

@@ -21,6 +21,7 @@ from scripted.errors import Overdue, ScriptError, ScriptFailed, ScriptTimeout
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import Frame, definition_of, frames_of, position_of
 from scripted.script.context import BaseContext
+from scripted.script.deadline import Deadline
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome
 from scripted.script.interruptions import error_text
 from scripted.script.options import ScriptOptions
@@ -69,7 +70,7 @@ def run_script(
     with adapter.switched_on(mutant):
         run = SdkRun(config, adapter.name, source)
         try:
-            with watchdog(options.timeout_s):
+            with watchdog(options.timeout_s), Deadline(options.timeout_s) as execution.deadline:
                 adapter.drive(run)
         except Exception as exc:
             if source.report is None:
@@ -84,6 +85,7 @@ def run_script(
         loose_ends=execution.loose_ends,
         log=adapter.as_log(run.records, config) if options.record else None,
         notes=execution.notes,
+        asked=execution.asked,
     )
 
 

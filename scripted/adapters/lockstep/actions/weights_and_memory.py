@@ -288,6 +288,8 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
             raise BadCall(f"evict() takes 0 to {before} pages, which is all the unlocked cache there is, got {pages!r}")
         t.run.act(Evict(pages=pages))
         after: int = tree.evictable_pages
+        if after == before and pages != 0:
+            t.count_in_vain("evictions that evicted nothing")
         return before - after
 
     @classmethod

@@ -14,6 +14,7 @@ from engine.messages import EngineStats
 from engine.pipeline.wire import StageView
 from engine.scheduler import Request
 from scripted.adapters.lockstep.actions import all_actions
+from scripted.adapters.lockstep.script.in_vain import met_nothing
 from scripted.errors import BadCall
 from scripted.script.context import BaseContext, with_verbs
 from scripted.script.values import ListedList
@@ -167,7 +168,7 @@ class ScriptContext(BaseContext):
         left = self._in_vain.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
         if left > 0:
             self._in_vain["failures of a grammar that none met"] = left
-        return super().loose_ends()
+        return super().loose_ends() | {name: count for name, count in met_nothing(self._run).items() if count}
 
     def _warmup_radix(self, prompt_ids: Sequence[int]) -> Steps:
         r = self.start_req(prompt_ids=prompt_ids, max_new_tokens=1)

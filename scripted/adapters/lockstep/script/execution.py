@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from typing import Any
 
@@ -20,6 +21,7 @@ from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.tally import NOT_COMPARED
 from scripted.script.execution import ScriptExecution, ScriptOutcome
 from scripted.script.interruptions import error_text
+from scripted.script.process_state import LeftChanged
 from scripted.script.source import code_of
 
 __all__ = ["EngineExecution", "ScriptSucceeded", "kind_of"]
@@ -55,13 +57,24 @@ class EngineExecution(ScriptExecution):
     _digest = _plan_digest = ""
     _records: tuple[StepRecord, ...] = ()
     _limits: Limits | None = None
+    _limits_before: Limits | None = None
 
     def note_end(self, run: Any) -> None:
-        """Note how far the engine got, before the harness goes on with its own work."""
+        """Note how far the engine got, before the harness goes on with its own work. Raises LeftChanged."""
+        if self._changed_limits(run):
+            raise LeftChanged(["the engine's limits (t.scheduler.limits)"])
         self._spent = run.failure is not None or run.is_dead
         self._digest, self._plan_digest = run.scheduler.digests.digest, run.scheduler.digests.plan_digest
         if self.options.record:
             self._records, self._limits = tuple(run.records), run.scheduler.limits
+
+    def begin(self, context: Any) -> None:
+        self._limits_before = copy.deepcopy(context.scheduler.limits)
+        super().begin(context)
+
+    def _changed_limits(self, run: Any) -> bool:
+        """Whether the script has changed what the engine was started with; nothing takes that back."""
+        return self._limits_before is not None and run.scheduler.limits != self._limits_before
 
     def succeeded(self) -> ScriptSucceeded:
         """The reply of a script that passed."""
@@ -73,6 +86,7 @@ class EngineExecution(ScriptExecution):
             compared=self.comparison.outputs,
             skipped=self.comparison.skipped,
             loose_ends=self.loose_ends,
+            asked=self.asked,
             printed=self.take_printed(),
             spent=self._spent,
             records=self._records,
@@ -99,7 +113,8 @@ class EngineExecution(ScriptExecution):
             notes=self.notes,
             replay=self.options.replay,
             # A server that has lost a stage ends in a moment: the next script must not meet it.
-            spent=run.is_dead or run.failure is not None or isinstance(exc, Grown),
+            spent=bool(run.is_dead or run.failure or isinstance(exc, Grown) or self._changed_limits(run)),
+            begun=self.context is not None,
             dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
             cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
         )

@@ -37,6 +37,8 @@ class ScriptRunner(ABC):
     def __init__(self, config: EngineConfig, *, mutant: str | None) -> None:
         self.config = config
         self.mutant = mutant
+        # The test that ran on it last.
+        self.used_by = ""
 
     def run(
         self,

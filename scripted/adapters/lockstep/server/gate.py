@@ -38,6 +38,7 @@ from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import frames_of, position_of
 from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
+from scripted.script.process_state import LeftChanged, ProcessState
 
 __all__ = ["GateOptions", "script_address", "scripted_gate"]
 
@@ -86,6 +87,8 @@ class WireSource:
         self._told = 0
         self._supervisor = os.getppid()
         self._pid = os.getpid()
+        # What the running script may not change for those after it.
+        self._state: ProcessState | None = None
 
     def open(self) -> None:
         """Wait for the server to be open, switch the mutant on, and listen."""
@@ -116,6 +119,7 @@ class WireSource:
             script = self._load(command)
             if script is not None:
                 self._told = 0
+                self._state = ProcessState(descriptors=False) if script.options.must_assert else None
                 return script
 
     def progress(self, run: EngineRun, script: EngineExecution | None) -> None:
@@ -129,16 +133,28 @@ class WireSource:
 
     def ended(self, run: EngineRun, script: EngineExecution | None) -> None:
         """Say that a run passed, or that the server is warm. A script that killed the supervisor has not passed."""
-        del run
+        changes = self._changes()
         if os.getppid() != self._supervisor and os.getpid() == self._pid:
             return  # No message: the test process sees the end of the server and asks why.
-        self._send(HookReady() if script is None else script.succeeded())
+        if script is not None and changes:
+            self._fail(run, script, LeftChanged(changes), spent=True)
+        else:
+            self._send(HookReady() if script is None else script.succeeded())
 
     def failed(self, run: EngineRun, script: EngineExecution | None, exc: Exception) -> None:
         """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
         if script is None or isinstance(exc, ShutdownAsked):
             raise exc
-        self._send(ScriptFailedReply(report=script.report(run, exc, kind=kind_of(exc), mutant=self._mutant)))
+        self._fail(run, script, exc, spent=bool(self._changes()))
+
+    def _fail(self, run: EngineRun, script: EngineExecution, exc: Exception, *, spent: bool) -> None:
+        report = script.report(run, exc, kind=kind_of(exc), mutant=self._mutant)
+        self._send(ScriptFailedReply(report=msgspec.structs.replace(report, spent=report.spent or spent)))
+
+    def _changes(self) -> list[str]:
+        """What the script has changed in this process. It is put back, but the process is of no further use."""
+        state, self._state = self._state, None
+        return [] if state is None else state.put_back()
 
     def crashed(self, run: EngineRun, script: EngineExecution | None, exc: BaseException) -> None:
         """Send the scheduler's final message."""

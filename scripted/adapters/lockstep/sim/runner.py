@@ -6,6 +6,7 @@ bodies, text and stop strings.
 
 from __future__ import annotations
 
+import copy
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -21,9 +22,11 @@ from scripted.adapters.lockstep.sim.watchdog import watchdog
 from scripted.adapters.lockstep.sim.world import SimWorld
 from scripted.errors import Overdue
 from scripted.report.failure import FailureKind, FailureReport
+from scripted.script.deadline import Deadline
 from scripted.script.decorator import ScriptFunction
 from scripted.script.execution import OneScript
 from scripted.script.options import ScriptOptions
+from scripted.script.process_state import LeftChanged, ProcessState
 
 __all__ = ["ScriptedSim"]
 
@@ -35,6 +38,19 @@ class _EngineScript(OneScript):
         super().__init__(script)
         self.report: FailureReport | None = None
         self._mutant = mutant
+        # What a test may not change for those after it.
+        self._state = ProcessState(descriptors=True) if script.options.must_assert else None
+
+    def close(self) -> None:
+        self._put_back()
+
+    def _put_back(self) -> list[str]:
+        state, self._state = self._state, None
+        return [] if state is None else state.put_back()
+
+    def ended(self, run: EngineRun, script: EngineExecution) -> None:
+        if changes := self._put_back():
+            self.failed(run, script, LeftChanged(changes))
 
     def failed(self, run: EngineRun, script: EngineExecution, exc: Exception) -> None:
         super().failed(run, script, exc)
@@ -65,18 +81,19 @@ class ScriptedSim(ScriptRunner):
         if not self._open:
             raise EngineError("this sim was shut down; start another one")
         execution = EngineExecution(script, args, kwargs, options)
-        source = _EngineScript(execution, self.mutant)
         with ExitStack() as stack:
             if self.mutant is not None:
                 stack.enter_context(mutant_named(self.mutant).switched_on())
             stack.enter_context(watchdog(options.timeout_s))
+            execution.deadline = stack.enter_context(Deadline(options.timeout_s))
+            source = _EngineScript(execution, self.mutant)
             self._run_loop(source)
         if source.report is not None:
             raise error_of(source.report, self.config, self.mutant) from source.error
         return execution.succeeded()
 
     def _run_loop(self, source: _EngineScript) -> None:
-        scheduler, world = Scheduler(self._limits), SimWorld(self._limits, self.config.model)
+        scheduler, world = Scheduler(copy.deepcopy(self._limits)), SimWorld(self._limits, self.config.model)
         try:
             run_loop(EngineRun(scheduler, world, source), scheduler, world.pipeline, world.clients)
         except Exception:

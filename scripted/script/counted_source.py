@@ -1,0 +1,222 @@
+"""The source of a file with counters beside its assertions; pytest's rewriting of them is kept.
+
+Changes an AST and compiles it. It imports nothing of the file and runs nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import copy
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["HOOKS", "Site", "counted", "fails_always", "turned"]
+
+# Its name in a counted module; no source can spell it.
+HOOKS: Final = "@scripted"
+_BUILTINS: Final = frozenset(name for name in dir(builtins) if name.islower()) - {"list", "tuple", "next"}
+# Context managers and functions by which libraries for tests assert.
+_EXPECTS: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "subtests"})
+_OTHER_WAY: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+
+
+class Site(msgspec.Struct, frozen=True):
+    """An assertion of a source: ``owner_line`` is where its outermost function begins, decorators included.
+
+    What is none and yet asks, such as ``pytest.raises``, has ``is_assertion`` false.
+    """
+
+    file: str
+    line: int
+    text: str
+    owner_line: int
+    is_assertion: bool = True
+    always_fails: bool = False
+
+
+def counted(
+    source: bytes, file: str, number_of: Callable[[Site], int], *, turnable: bool
+) -> tuple[types.CodeType, set[str]]:
+    """The code of a file whose assertions are counted by these numbers, and the modules that it imports anywhere.
+
+    With ``turnable`` each of them can be asked the other way round.
+    """
+    tree = ast.parse(source, filename=file)
+    imported = {name for node in ast.walk(tree) for name in _imports(node)}
+    tree = ast.fix_missing_locations(_Marker(file, number_of, turnable=turnable).visit(tree))
+    with contextlib.suppress(ImportError):
+        from _pytest.assertion.rewrite import rewrite_asserts
+
+        rewrite_asserts(tree, source, file)
+    tree = _Calls().visit(tree)
+    for node in ast.walk(tree):  # what was rewritten ends where it begins, and not where the node around it ends
+        if hasattr(node, "lineno") and getattr(node, "end_lineno", None) is None:
+            node.end_lineno, node.end_col_offset = node.lineno, node.col_offset  # type: ignore[attr-defined]
+    ast.fix_missing_locations(tree)
+    return compile(tree, file, "exec", dont_inherit=True), imported
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield "." * node.level + (node.module or "")
+
+
+def fails_always(statement: ast.stmt) -> bool:
+    """``raise``, ``pytest.fail()``, ``assert False``."""
+    if isinstance(statement, ast.Assert):
+        return isinstance(statement.test, ast.Constant) and not statement.test.value
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return _called(statement.value) == "fail"
+    return isinstance(statement, ast.Raise)
+
+
+class _Marker(ast.NodeTransformer):
+    """Puts a counter before and behind each assertion, and before what raises where something does not hold."""
+
+    def __init__(self, file: str, number_of: Callable[[Site], int], *, turnable: bool) -> None:
+        self._file = file
+        self._number_of = number_of
+        self._turnable = turnable
+        self._owner_line = 0
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        return self._function(node)
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        number = self._add(node, ast.unparse(node.test), always_fails=fails_always(node))
+        asked: ast.stmt = node
+        if self._turnable:
+            other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
+            asked = ast.copy_location(ast.If(_hook("is_turned", number), [other], [node]), node)
+        return [_statement("reached", number, node), asked, _statement("held", number, node)]
+
+    def visit_With(self, node: ast.With) -> Any:
+        expects = any(isinstance(item.context_expr, ast.Call) and _asserts(item.context_expr) for item in node.items)
+        return self._visited(node, expects)
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        return self._visited(node, isinstance(node.value, ast.Call) and _asserts(node.value))
+
+    def visit_If(self, node: ast.If) -> Any:
+        return self._visited(node, any(map(fails_always, [*node.body, *node.orelse])))
+
+    def visit_Try(self, node: ast.Try) -> Any:
+        return self._visited(node, any(map(fails_always, [*node.body, *node.orelse])))
+
+    def visit_For(self, node: ast.For) -> Any:
+        return self._visited(node, any(map(fails_always, node.orelse)))
+
+    def visit_While(self, node: ast.While) -> Any:
+        return self._visited(node, any(map(fails_always, node.orelse)))
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        before = self._owner_line
+        if not before:
+            self._owner_line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        self.generic_visit(node)
+        self._owner_line = before
+        return node
+
+    def _visited(self, node: ast.stmt, asks: bool) -> Any:
+        if not asks:
+            return self.generic_visit(node)
+        number = self._add(node, ast.unparse(node).partition("\n")[0], is_assertion=False)
+        return [_statement("reached", number, node), self.generic_visit(node)]
+
+    def _add(self, node: ast.stmt, text: str, **what: bool) -> int:
+        return self._number_of(Site(self._file, node.lineno, text, self._owner_line, **what))
+
+
+class _Calls(ast.NodeTransformer):
+    """Hands what a call returns to the hooks, which look for generators."""
+
+    def visit_YieldFrom(self, node: ast.YieldFrom) -> Any:
+        """What is delegated to runs."""
+        if isinstance(node.value, ast.Call):
+            self.generic_visit(node.value)
+            return node
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        function = node.func
+        named = function.value if isinstance(function, ast.Attribute) else function
+        if isinstance(named, ast.Name) and (named.id.startswith("@") or (named is function and named.id in _BUILTINS)):
+            return node
+        return ast.copy_location(_hook("made", node), node)
+
+
+def turned(test: ast.expr) -> ast.expr:
+    """The condition the other way round, in each part that decides; what holds both ways was never a condition."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return ast.copy_location(ast.Compare(test.left, [_OTHER_WAY[type(test.ops[0])]()], test.comparators), test)
+    if isinstance(test, ast.BoolOp):
+        other = ast.Or() if isinstance(test.op, ast.And) else ast.And()
+        return ast.copy_location(ast.BoolOp(other, [turned(value) for value in test.values]), test)
+    if isinstance(test, (ast.Tuple, ast.List, ast.Set)):
+        test.elts = [turned(one) for one in test.elts]
+        return test
+    if isinstance(test, (ast.GeneratorExp, ast.ListComp, ast.SetComp)):
+        test.elt = turned(test.elt)
+        return test
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = test.operand
+        if _is_over_all(inner, "any"):
+            test.operand = _over_all(inner)
+            return test
+        return inner
+    if _is_over_all(test, "all"):
+        return _over_all(test)
+    return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
+
+
+def _is_over_all(test: ast.expr, name: str) -> bool:
+    is_call = isinstance(test, ast.Call) and _called(test) == name and len(test.args) == 1
+    return is_call and isinstance(test.args[0], (ast.GeneratorExp, ast.ListComp))  # type: ignore[attr-defined]
+
+
+def _over_all(test: ast.expr) -> ast.expr:
+    assert isinstance(test, ast.Call)
+    test.args = [turned(test.args[0])]
+    return test
+
+
+def _asserts(call: ast.Call) -> bool:
+    name = _called(call)
+    return name in _EXPECTS or name.startswith("assert")
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _hook(name: str, argument: int | ast.expr) -> ast.Call:
+    value = ast.Constant(argument) if isinstance(argument, int) else argument
+    return ast.Call(ast.Attribute(ast.Name(HOOKS, ast.Load()), name, ast.Load()), [value], [])
+
+
+def _statement(name: str, number: int, node: ast.stmt) -> ast.stmt:
+    statement = ast.copy_location(ast.Expr(_hook(name, number)), node)
+    statement.end_lineno, statement.end_col_offset = node.lineno, node.col_offset
+    return statement

@@ -1,0 +1,331 @@
+"""What a script really asked: the assertions that ran, in it and in its helpers, and the generators that never did.
+
+The functions of a script's file, and of those that it imports its helpers from, get the code of the same source with
+counters beside each assertion. Lines, names and messages stay as they are. The engine and libraries are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from scripted.errors import BadCall
+from scripted.script.counted_source import HOOKS, Site, counted
+from scripted.script.decorator import ScriptedTest
+
+__all__ = ["Asked", "asserting_nothing", "count_assertions", "turn_round"]
+
+_HARNESS: Final = Path(__file__).parents[1]
+_ENGINE: Final = _HARNESS.parent / "engine"
+_LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+# Where a counted module keeps whether its assertions can be turned round, and what its functions import.
+_TURNABLE: Final = "@scripted_turnable"
+_IMPORTED: Final = "@scripted_imports"
+_Made = types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType
+_STATES: Final[dict[type, tuple[Callable[[Any], str], str]]] = {
+    types.GeneratorType: (inspect.getgeneratorstate, inspect.GEN_CREATED),
+    types.CoroutineType: (inspect.getcoroutinestate, inspect.CORO_CREATED),
+}
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    """A helper's generator, and the line that made it."""
+
+    generator: Any
+    where: str
+
+    @property
+    def has_begun(self) -> bool:
+        if isinstance(self.generator, types.AsyncGeneratorType):
+            return bool(self.generator.ag_running or self.generator.ag_frame is None or self.generator.ag_await)
+        state, created = _STATES[type(self.generator)]
+        return state(self.generator) != created
+
+
+class Asked:
+    """What one run of a script asked. ``executed`` counts by site; ``failing`` are those that failed the last time."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = inspect.unwrap(function)
+        self.is_counted = count_assertions(function)
+        self.executed: dict[Site, int] = {}
+        self.failing: set[Site] = set()
+        self._made: list[_Origin] = []
+        self._modules = len(sys.modules)
+
+    def __enter__(self) -> None:
+        self._outer, _hooks.asked = _hooks.asked, self
+
+    def __exit__(self, *_exc: object) -> None:
+        _hooks.asked = self._outer
+
+    def made(self, value: Any) -> None:
+        """Keep a helper's generator until it has begun to run."""
+        code = value.gi_code if isinstance(value, types.GeneratorType) else getattr(value, "cr_code", None)
+        code = code or value.ag_code
+        if code.co_name.startswith("<") or not _is_of_the_project(code.co_filename):
+            return
+        caller = sys._getframe(2)  # noqa: SLF001 - the only name of the frame that called
+        self._made = [one for one in self._made if not one.has_begun]
+        self._made.append(_Origin(value, f"{_shown(caller.f_code.co_filename)}:{caller.f_lineno}"))
+
+    @property
+    def assertions(self) -> int:
+        """How many assertions have run, each as often as it did."""
+        return sum(self.executed.values())
+
+    def check_made(self) -> None:
+        """Raise BadCall for a generator or coroutine of a helper that never ran."""
+        for one in self._made:
+            if not one.has_begun:
+                name = one.generator.__name__
+                remedy = f"write 'yield from {name}(...)'"
+                if not isinstance(one.generator, types.GeneratorType):
+                    remedy = "write it without async, as a generator, and 'yield from' it"
+                raise BadCall(f"{one.where}: {name}(...) was made there and never ran, so it tested nothing; {remedy}")
+
+    def check_asked(self) -> None:
+        """Raise BadCall for a script that came to its end without an assertion."""
+        if self.is_counted and not self.executed and not self._has_imported():
+            raise BadCall(asserting_nothing(self._function.__name__))
+
+    def loose_ends(self) -> dict[str, int]:
+        """Counts by name, without the zeros, of what an honest script seldom leaves."""
+        return {"assertions that failed and were caught": len(self.failing)} if self.failing else {}
+
+    def own_sites(self) -> dict[str, int]:
+        """How often each assertion of the script itself ran, by ``file:line: text``, without ``assert False``."""
+        code = self._function.__code__
+        sites = _hooks.sites_of(code.co_filename)
+        return {
+            f"{_shown(site.file)}:{site.line}: assert {site.text}": self.executed.get(site, 0)
+            for site in sites
+            if site.is_assertion and not site.always_fails and site.owner_line == code.co_firstlineno
+        }
+
+    def _has_imported(self) -> bool:
+        """Whether a helper's module came during the run, whose assertions nobody has counted."""
+        new = list(sys.modules.values())[self._modules :]
+        return any(_is_of_the_project(getattr(module, "__file__", None) or "") for module in new)
+
+
+def asserting_nothing(name: str) -> str:
+    """The refusal of a script without an assertion."""
+    return (
+        f"{name} came to its end without one assertion, so it tested nothing; assert what clients or the engine must "
+        "show, or say what it is for: must_reach=[...] with t.sometimes, or t.smoke() where it is enough that it ends"
+    )
+
+
+class _Hooks:
+    """What counted code calls. ``turned`` is the site whose assertion is asked the other way round."""
+
+    def __init__(self) -> None:
+        self.asked: Asked | None = None
+        self.turned: Site | None = None
+        self._sites: list[Site] = []
+        self._numbers: dict[Site, int] = {}
+
+    def number_of(self, site: Site) -> int:
+        """The number by which counted code names a site."""
+        if site not in self._numbers:
+            self._numbers[site] = len(self._sites)
+            self._sites.append(site)
+        return self._numbers[site]
+
+    def sites_of(self, file: str) -> list[Site]:
+        return [site for site in self._sites if site.file == file]
+
+    def reached(self, number: int) -> None:
+        """An assertion is about to be asked."""
+        if self.asked is not None:
+            site = self._sites[number]
+            self.asked.executed[site] = self.asked.executed.get(site, 0) + 1
+            if site.is_assertion:
+                self.asked.failing.add(site)
+
+    def held(self, number: int) -> None:
+        """It held."""
+        if self.asked is not None:
+            self.asked.failing.discard(self._sites[number])
+
+    def is_turned(self, number: int) -> bool:
+        """Whether this assertion is the one to ask the other way round."""
+        return self.turned is not None and self._sites[number] == self.turned
+
+    def made(self, value: Any) -> Any:
+        """A call has returned this."""
+        if self.asked is not None:
+            if isinstance(value, _Made):
+                self.asked.made(value)
+            elif type(value) in (list, tuple):
+                for one in value:
+                    if isinstance(one, _Made):
+                        self.asked.made(one)
+        return value
+
+
+_hooks: Final = _Hooks()
+
+
+class turn_round:  # noqa: N801 - a context manager that is read as a verb
+    """Ask this assertion the other way round for as long as this is open."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def __enter__(self) -> None:
+        _hooks.turned = self._site
+
+    def __exit__(self, *_exc: object) -> None:
+        _hooks.turned = None
+
+
+def count_assertions(function: Callable[..., Any], *, turnable: bool = False) -> bool:
+    """Count in a script's file and in those of its helpers; False where its source cannot be found."""
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    seen: set[int] = set()
+    left = [function.__globals__]
+    while left:
+        names = left.pop()
+        if id(names) in seen:
+            continue
+        seen.add(id(names))
+        file = names.get("__file__")
+        if not isinstance(file, str) or not _is_of_the_project(file):
+            continue
+        if HOOKS not in names or (turnable and not names[_TURNABLE]):
+            _count_in(names, file, turnable=turnable)
+        left += _imported(names)
+    return HOOKS in function.__globals__
+
+
+def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
+    """Give every function of a module the code of its source with counters."""
+    try:
+        code, imported = counted(Path(file).read_bytes(), file, _hooks.number_of, turnable=turnable)
+    except (OSError, SyntaxError):
+        return
+    made = _functions_in(code)
+    names[HOOKS], names[_TURNABLE] = _hooks, turnable
+    package = names.get("__package__") or ""
+    names[_IMPORTED] = [resolve_name(name, package) for name in imported if package or not name.startswith(".")]
+    _add_rewriting(names)
+    for function in _functions_of(names):
+        new = made.get(_key(function.__code__))
+        if new is not None and _is_same_shape(function.__code__, new):
+            function.__code__ = new
+
+
+def _functions_of(names: dict[str, Any]) -> Iterator[types.FunctionType]:
+    """The functions of a module that are alive: those that its names lead to, and those that the collector knows.
+
+    It does not know what was frozen.
+    """
+    seen: set[int] = set()
+    left: list[Any] = [*names.values(), *gc.get_referrers(names)]
+    while left:
+        value = left.pop()
+        if id(value) in seen or value is names:
+            continue
+        seen.add(id(value))
+        if isinstance(value, types.FunctionType):
+            if value.__globals__ is names:
+                yield value
+            left += [*vars(value).values(), *_contents(value)]
+        elif isinstance(value, type):
+            left += vars(value).values() if value.__module__ == names.get("__name__") else ()
+        elif isinstance(value, property):
+            left += [value.fget, value.fset, value.fdel]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+        else:
+            kinds = (staticmethod, classmethod, types.MethodType)
+            left += [value.__func__] if isinstance(value, kinds) else []
+            left += [value.script] if isinstance(value, ScriptedTest) else []
+            left += [value.func] if isinstance(value, functools.partial) else []
+
+
+def _contents(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+
+
+def _functions_in(code: types.CodeType) -> dict[tuple[str, int], types.CodeType | None]:
+    """The code of each function of a file, by name and line; None for two lambdas in one line."""
+    found: dict[tuple[str, int], types.CodeType | None] = {}
+    left = [code]
+    while left:
+        for constant in left.pop().co_consts:
+            if isinstance(constant, types.CodeType):
+                key = _key(constant)
+                found[key] = None if key in found else constant
+                left.append(constant)
+    return found
+
+
+def _key(code: types.CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
+
+
+def _is_same_shape(old: types.CodeType, new: types.CodeType) -> bool:
+    """The file may have been edited since it was imported."""
+    names = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_freevars", "co_flags")
+    return all(getattr(old, name) == getattr(new, name) for name in names)
+
+
+def _add_rewriting(names: dict[str, Any]) -> None:
+    """What rewritten assertions call, in modules that pytest has not rewritten itself."""
+    try:
+        import _pytest.assertion.rewrite as rewrite
+    except ImportError:
+        return
+    import builtins
+
+    names.setdefault("@py_builtins", builtins)
+    names.setdefault("@pytest_ar", rewrite)
+
+
+def _imported(names: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The modules that a module's names come from, and those that its functions import when they run."""
+    for value in list(names.values()):
+        if isinstance(value, types.ModuleType):
+            yield vars(value)
+        elif isinstance(value, (types.FunctionType, type)):
+            module = sys.modules.get(getattr(value, "__module__", None) or "")
+            if module is not None:
+                yield vars(module)
+    for name in names.get(_IMPORTED, ()):
+        if name in sys.modules:
+            yield vars(sys.modules[name])
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_the_project(file: str) -> bool:
+    """Whether a file is of those who write scripts, and no library, no part of the engine or of the harness."""
+    path = Path(file).resolve()
+    if path.suffix != ".py" or _INSTALLED & set(path.parts):
+        return False
+    return not any(path.is_relative_to(folder) for folder in (_HARNESS, _ENGINE, *_LIBRARIES))
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

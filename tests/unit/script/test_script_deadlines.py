@@ -1,0 +1,189 @@
+"""A script in sim is bounded by its ``timeout_s``, whatever it catches and whatever timers and handlers it sets."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from engine import EngineConfig
+from scripted import ScriptedSim, ScriptFailed, ScriptTimeout
+
+TIMEOUT_S = 0.3
+
+
+def _catches_exceptions(t):
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:  # noqa: BLE001
+            pass
+    yield
+
+
+def _catches_everything(t):
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:  # noqa: BLE001
+            pass
+    yield
+
+
+def _catches_everything_in_three_loops(t):
+    number = 0
+    while True:
+        try:
+            while True:
+                try:
+                    while True:
+                        try:
+                            while True:
+                                number += 1
+                        except BaseException:  # noqa: BLE001
+                            continue
+                except BaseException:  # noqa: BLE001
+                    number = 1
+        except BaseException:  # noqa: BLE001
+            pass
+    yield
+
+
+def _calls_itself_from_a_handler(t):
+    def again():
+        try:
+            time.sleep(60)
+        except BaseException:  # noqa: BLE001
+            again()
+
+    again()
+    yield
+
+
+def _has_an_alarm_of_its_own(t):
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    time.sleep(60)
+    yield
+
+
+def _handles_every_signal(t):
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in (signal.SIGALRM, signal.SIGVTALRM):
+        signal.signal(number, lambda *_: None)
+    while True:
+        try:  # noqa: SIM105
+            time.sleep(0.01)
+        except BaseException:  # noqa: BLE001
+            pass
+    yield
+
+
+def _catches_it_at_each_yield(t):
+    while True:
+        try:
+            yield
+            time.sleep(0.1)
+        except BaseException:  # noqa: BLE001
+            pass
+
+
+def _catches_it_once_and_ends(t):
+    try:
+        time.sleep(60)
+    except Exception:  # noqa: BLE001
+        yield
+
+
+def _never_leaves_a_finally(t):
+    try:
+        time.sleep(60)
+    finally:
+        while True:
+            try:  # noqa: SIM105
+                time.sleep(0.01)
+            except BaseException:  # noqa: BLE001
+                pass
+    yield
+
+
+SCRIPTS = [
+    function for name, function in list(globals().items()) if name.startswith("_") and hasattr(function, "__code__")
+]
+
+
+def _ends(t):
+    r = t.start_req(prompt_len=4, max_new_tokens=2)
+    yield from t.run_until_finished(r)
+
+
+@pytest.fixture
+def sim():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGVTALRM)}
+    with ScriptedSim.start(EngineConfig()) as sim:
+        sim.run(_ends)
+        yield sim
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__.strip("_"))
+def test_a_script_ends_in_its_time(sim: ScriptedSim, script: Any) -> None:
+    started = time.monotonic()
+    with pytest.raises(ScriptTimeout, match=f"timeout_s={TIMEOUT_S}"):
+        sim.run(script, timeout_s=TIMEOUT_S)
+    assert time.monotonic() - started < 20
+    assert sys.gettrace() is None or "coverage" in repr(sys.gettrace())
+    assert not [thread for thread in threading.enumerate() if thread.name == "scripted-deadline"]
+    assert sim.run(_ends).compared == 1
+
+
+def test_a_script_of_another_thread_ends_in_its_time(sim: ScriptedSim) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            sim.run(_catches_everything, timeout_s=TIMEOUT_S)
+        except ScriptTimeout as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert len(errors) == 1
+
+
+def test_a_finally_that_yields_is_run_at_once_and_in_no_other_script(sim: ScriptedSim) -> None:
+    steps: list[str] = []
+
+    def refused(t):
+        try:
+            yield 5
+        finally:
+            steps.append("cleans up")
+            try:
+                yield from t.run_until_idle()
+            finally:
+                yield
+                steps.append("ends")
+
+    with pytest.raises(ScriptFailed, match="a script yields nothing, got 5"):
+        sim.run(refused)
+    assert steps == ["cleans up", "ends"] or steps == ["cleans up"]
+    assert sim.run(_ends).compared == 1
+
+
+def test_a_tracer_of_the_tests_goes_on(sim: ScriptedSim) -> None:
+    """A debugger or a coverage tool, which once made the interpreter look for strikes for ever."""
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    try:
+        sim.run(_ends)
+    finally:
+        sys.setprofile(None)
+    assert calls
