@@ -150,6 +150,7 @@ def new(
 
     path = new_test(name, folder=folder, pp_size=pp_size)
     typer.echo(f"{path} is written; run it:\n{command_of(path)}")
+    typer.echo(f"and see what it would notice:\nscripted vet {path}")
 
 
 @app.command()

@@ -29,7 +29,7 @@ _INTERVAL_S: Final = 0.02
 # Iterations within which a strike that is on its way arrives.
 _SOON: Final = 1000
 # Nothing else here uses it, and it ends a call that blocks.
-_SIGNAL: Final = getattr(signal, "SIGVTALRM", None)
+_SIGNAL: Final = signal.SIGVTALRM
 # What ends a script, and the harness, must not be struck itself.
 _SPARED: Final = (str(Path(__file__).parents[1]), contextlib.__file__, threading.__file__)
 
@@ -55,7 +55,7 @@ class Deadline:
         self._timeout_s = timeout_s
         self._ends_at = time.monotonic() + timeout_s
         self._script_thread = threading.get_ident()
-        self._is_main = threading.current_thread() is threading.main_thread() and _SIGNAL is not None
+        self._is_main = threading.current_thread() is threading.main_thread()
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._is_inside = False

@@ -122,7 +122,8 @@ class ScriptExecution:
                 return
             with contextlib.suppress(Exception):  # what it raises now has no report; another one yields in a finally
                 self._go_on(lambda script: script.close())
-        _never_ending.append(self.script)
+        if self.script is not None:
+            _never_ending.append(self.script)
 
     def _go_on(self, on: Callable[[Generator[Any, None, Any]], Any]) -> Any:
         script = self.script

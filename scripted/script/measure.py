@@ -32,7 +32,7 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 # Where a counted module keeps whether its assertions can be turned round, and what its functions import.
 _TURNABLE: Final = "@scripted_turnable"
 _IMPORTED: Final = "@scripted_imports"
-_Made = types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType
+_Made: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _STATES: Final[dict[type, tuple[Callable[[Any], str], str]]] = {
     types.GeneratorType: (inspect.getgeneratorstate, inspect.GEN_CREATED),
     types.CoroutineType: (inspect.getcoroutinestate, inspect.CORO_CREATED),

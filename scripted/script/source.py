@@ -131,7 +131,7 @@ def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
 
 def _why_returned(own: _Definition, statement: ast.stmt) -> str | None:
     """A comparison that a script returns to nobody."""
-    if statement not in _returns_of(own.node):
+    if statement not in list[ast.stmt](_returns_of(own.node)):
         return None
     assert isinstance(statement, ast.Return)
     if statement.value is not None and _is_condition(statement.value):

@@ -25,6 +25,7 @@ ONE_ROW = EngineConfig(chunked_prefill_size=64, max_total_tokens=1024, max_runni
 @scripted(PLAIN)
 def test_an_idle_engine_is_as_small_as_a_new_one(t):
     """What is compared is all that can be reached from the scheduler, at the end of every script."""
+    t.smoke()
     rs = [t.start_req(prompt_len=20, prompt_seed=seed, max_new_tokens=3) for seed in range(3)]
     yield from t.run_until_all_finished(rs)
 
@@ -123,6 +124,7 @@ def test_a_retraction_counts_no_prompt(t):
 
 @scripted(SMALL_PAGES)
 def test_digests_stand_for_every_field(t):
+    t.smoke()
     rs = [t.start_req(prompt_len=13, prompt_seed=seed, max_new_tokens=16, ignore_eos=True) for seed in range(3)]
     yield from t.run_until_all_finished(rs)
     check_digests(t.history)

@@ -52,6 +52,7 @@ class TestOfAClass:
     @staticmethod
     @scripted(ONE)
     def test_static(t):
+        t.smoke()
         yield
 
     @pytest.mark.parametrize("number", [1])
