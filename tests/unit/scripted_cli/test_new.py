@@ -94,4 +94,5 @@ def test_the_command_prints_how_to_run_it(tmp_path):
     done = CliRunner().invoke(app, ["new", "race", "--dir", str(tmp_path), "--pp-size", "2"])
     assert done.exit_code == 0
     path = tmp_path / "test_race.py"
-    assert done.output.splitlines() == [f"{path} is written; run it:", command_of(path)]
+    hint = ["and see what it would notice:", f"scripted vet {path}"]
+    assert done.output.splitlines() == [f"{path} is written; run it:", command_of(path), *hint]
