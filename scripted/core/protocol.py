@@ -24,7 +24,7 @@ __all__ = [
     "Freezer",
     "Machine",
     "Microbatch",
-    "Oracle",
+    "OracleProtocol",
     "ScriptEnded",
     "StepOutput",
 ]
@@ -97,7 +97,7 @@ class Device(Protocol):
         ...
 
 
-class Oracle(Protocol):
+class OracleProtocol(Protocol):
     """What the adapter promises. Its violations are findings; it changes nothing."""
 
     @property

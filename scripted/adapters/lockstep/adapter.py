@@ -12,7 +12,7 @@ from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
-from scripted.adapters.lockstep.actions import Flush, ReleaseGrammars, Relieve, Resume, ResumeStage, all_actions
+from scripted.adapters.lockstep.actions import Flush, ReleaseGrammars, Relieve, ResumeServing, ResumeStage, all_actions
 from scripted.adapters.lockstep.bugs import MUTANTS
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import config_values, limits_of, smaller_configs
@@ -48,7 +48,13 @@ class LockstepAdapter:
 
     name: str = OWN
     actions: tuple[type[Action], ...] = all_actions()
-    undoing: tuple[Action, ...] = (Resume(), ReleaseResults(count=1), ReleaseResults(), Relieve(), ReleaseGrammars())
+    undoing: tuple[Action, ...] = (
+        ResumeServing(),
+        ReleaseResults(count=1),
+        ReleaseResults(),
+        Relieve(),
+        ReleaseGrammars(),
+    )
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
     workloads: Mapping[str, str] = TEXTS
 
@@ -103,7 +109,7 @@ class LockstepAdapter:
             return ReleaseGrammars()
         if run.machine.is_pressed:
             return Relieve()
-        return Resume() if run.oracle.is_paused and not run.is_settled else None
+        return ResumeServing() if run.oracle.is_paused and not run.is_settled else None
 
     def also_due(self, run: Run) -> Sequence[Event]:
         """Grammars that are compiled."""

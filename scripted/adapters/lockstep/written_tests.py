@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.config import EngineConfig
-from scripted.adapters.lockstep.actions import Flush, Pause, Press, Relieve, Resume, ResumeStage, StallStage
+from scripted.adapters.lockstep.actions import (
+    Flush,
+    PauseServing,
+    Press,
+    Relieve,
+    ResumeServing,
+    ResumeStage,
+    StallStage,
+)
 from scripted.adapters.lockstep.configs import config_values
 from scripted.core.action import Action
 from scripted.core.common_actions import HoldResults, ReleaseResults
@@ -32,8 +40,8 @@ def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
             open_ends[ReleaseResults] = ReleaseResults()
         elif isinstance(action, Press):
             open_ends[Relieve] = Relieve()
-        elif isinstance(action, Pause):
-            open_ends[Resume] = Resume()
+        elif isinstance(action, PauseServing):
+            open_ends[ResumeServing] = ResumeServing()
         elif not (isinstance(action, ReleaseResults) and action.count is not None):
             open_ends.pop(type(action), None)
     return implied + [Placed(outcome.steps + 1, action) for action in open_ends.values()]

@@ -40,7 +40,7 @@ from scripted.adapters.lockstep.actions import (
     ReleaseGrammars,
     ReleaseResults,
     Relieve,
-    Resume,
+    ResumeServing,
     ResumeStage,
     StallStage,
     StartRequest,
@@ -312,13 +312,13 @@ def test_every_event_from_outside_is_an_actions(event: type) -> None:
 
 
 def test_a_result_is_no_action_unless_it_failed() -> None:
-    assert action_of(Completion(microbatch_id=0, token_ids=(1,)), Verbatim(Resume())) is None
+    assert action_of(Completion(microbatch_id=0, token_ids=(1,)), Verbatim(ResumeServing())) is None
 
 
 def test_an_update_to_a_folder_is_read_back_as_one_to_embedded_weights() -> None:
     """A schedule runs without files."""
     event = Update(path_of_weights="/there/model", timeout_s=2).message("call-1")
-    assert action_of(event, Verbatim(Resume())) == Update(timeout_s=2.0)
+    assert action_of(event, Verbatim(ResumeServing())) == Update(timeout_s=2.0)
 
 
 def test_a_call_knows_its_own_message_from_another_ones() -> None:

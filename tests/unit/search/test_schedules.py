@@ -11,7 +11,7 @@ from engine.messages import PauseMode
 from scripted.adapters.lockstep.actions import (
     Evict,
     Flush,
-    Pause,
+    PauseServing,
     Placed,
     Press,
     ReleaseResults,
@@ -43,7 +43,7 @@ def test_every_kind_of_event_survives_its_own_text() -> None:
 def test_actions_are_written_as_a_person_would() -> None:
     assert str(Placed(4, Flush())) == "4 flush"
     assert str(Placed(1, StartRequest(rid="a", prompt=125, new=3))) == "1 start a prompt=125 new=3"
-    assert str(Placed(2, Pause(mode=PauseMode.ABORT))) == "2 pause mode=abort"
+    assert str(Placed(2, PauseServing(mode=PauseMode.ABORT))) == "2 pause mode=abort"
     assert Flush(timeout_s=1.0).kind == "flush-later"
     assert (str(Placed(5, Press(pages=1))), Press(pages=1).kind) == ("5 pressure pages=1", "pressure-pages")
     assert (str(Placed(5, Update(seed=3))), Update(timeout_s=1.0).kind) == ("5 update seed=3", "update-later")

@@ -33,8 +33,8 @@ __all__ = [
     "BeginProfile",
     "EndProfile",
     "Flush",
-    "Pause",
-    "Resume",
+    "PauseServing",
+    "ResumeServing",
     "as_seconds",
     "check_timeout",
 ]
@@ -155,7 +155,7 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
         return (Verb("abort_all"),)
 
 
-class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
+class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
     """Generation is paused."""
 
     mode: PauseMode = PauseMode.RETRACT
@@ -171,7 +171,7 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
         if mode not in PAUSE_MODES:
             raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
-        call: Call = t.run.call(Pause(mode=PauseMode(mode)))
+        call: Call = t.run.call(PauseServing(mode=PauseMode(mode)))
         return call
 
     @property
@@ -197,7 +197,7 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
         return [cls(mode=mode) for mode in PauseMode]
 
     @classmethod
-    def read_back(cls, event: PauseGeneration, reader: EventReader) -> Pause:
+    def read_back(cls, event: PauseGeneration, reader: EventReader) -> PauseServing:
         return cls(mode=event.mode)
 
     @classmethod
@@ -205,7 +205,7 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
         return f"pause ({event.mode})"
 
 
-class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
+class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
     """Generation goes on."""
 
     examples: ClassVar = ("continue",)
@@ -220,7 +220,7 @@ class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     @verb
     def continue_generation(t: Any) -> Call:
         """POST ``/continue_generation``."""
-        call: Call = t.run.call(Resume())
+        call: Call = t.run.call(ResumeServing())
         return call
 
     def message(self, call_id: str) -> ContinueGeneration:
@@ -236,7 +236,7 @@ class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """One, where something pauses."""
-        return (cls(),) if Pause in base.kinds else ()
+        return (cls(),) if PauseServing in base.kinds else ()
 
 
 class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):

@@ -38,7 +38,7 @@ from scripted.adapters.lockstep.actions import (
     AdministrativeCall,
     LoraLoad,
     LoraUnload,
-    Pause,
+    PauseServing,
     Update,
 )
 from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
@@ -53,7 +53,7 @@ __all__ = ["SimClients"]
 _BODIES: Final[Mapping[str, type[StrictBody]]] = {
     AbortRequest.route: AbortBody,
     AbortEverything.route: AbortBody,
-    Pause.route: PauseBody,
+    PauseServing.route: PauseBody,
     Update.route: UpdateWeightsBody,
     LoraLoad.route: LoadLoraBody,
     LoraUnload.route: UnloadLoraBody,
