@@ -134,6 +134,11 @@ class ServerSettings(EngineConfig):
         LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
     )
     gate_options: str = Field("", description="text that is handed to the gate as it is")
+    stage_probe: str = Field(
+        "",
+        pattern=r"^([\w.]+:\w+)?$",
+        description="what measures the objects of a stage, as 'package.module:function'; for harnesses",
+    )
     placement_options: str = Field(
         "", description="ways of the stages that Ray places, as a JSON list; for harnesses with a relay"
     )

@@ -27,10 +27,11 @@ __all__ = ["LocalPipeline"]
 class LocalPipeline:
     """Runs ``runner``, which must be first and last stage in one."""
 
-    def __init__(self, runner: StageRunner) -> None:
+    def __init__(self, runner: StageRunner, *, probe: str = "") -> None:
         if not (runner.is_first and runner.is_last):
             raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
         self._runner = runner
+        self._probe = probe
         # What the runner has launched, then what it has not: the latter is computed, or launched, after all before it.
         self._launched: deque[LaunchedStep] = deque()
         self._queued: deque[Microbatch] = deque()
@@ -140,7 +141,7 @@ class LocalPipeline:
     def describe(self) -> tuple[StageView, ...]:
         """The one stage's view of what it has computed so far."""
         self._describes += 1
-        return (view_of(self._runner, self._describes, holder=self),)
+        return (view_of(self._runner, self._describes, holder=self, probe=self._probe),)
 
     def close(self) -> None:
         """Drop what was launched and not completed; idempotent."""

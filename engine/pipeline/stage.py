@@ -7,6 +7,7 @@ to the scheduler.
 from __future__ import annotations
 
 import logging
+import pkgutil
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -42,7 +43,6 @@ from engine.pipeline.wire import (
 from engine.pipeline.wires import StageWires
 from engine.plan import Forward, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 from engine.process.control import Loading
-from engine.sizes import sizes_of
 
 __all__ = ["StageLoop", "run_stage", "view_of"]
 
@@ -77,15 +77,22 @@ def run_stage(
         neighbours = owner.enter_context(closing(_open_transport(transport, wires, runner, limits, scheduler)))
         progress = owner.enter_context(closing(StageProgress(private_dir, limits.pp_size)))
         ready()
-        StageLoop(runner, neighbours, scheduler, progress).run()
+        StageLoop(runner, neighbours, scheduler, progress, probe=getattr(config, "stage_probe", "")).run()
 
 
 class StageLoop:
     """The loop over one stage's messages. A frame that is none is logged and dropped."""
 
     def __init__(
-        self, runner: StageRunner, neighbours: HiddenTransport, scheduler: StageChannel, progress: StageProgress
+        self,
+        runner: StageRunner,
+        neighbours: HiddenTransport,
+        scheduler: StageChannel,
+        progress: StageProgress,
+        *,
+        probe: str = "",
     ) -> None:
+        self._probe = probe
         self._runner = runner
         self._neighbours = neighbours
         self._scheduler = scheduler
@@ -115,7 +122,7 @@ class StageLoop:
             case FinishLora():
                 self._runner.finish_lora(commit=message.commit)
             case Describe():
-                self._report(view_of(self._runner, message.seq, holder=self))
+                self._report(view_of(self._runner, message.seq, holder=self, probe=self._probe))
             case FailNextStep():
                 self._runner.fail_next(on=message.on)
             case OrderGrammar():
@@ -180,8 +187,8 @@ class StageLoop:
         self._scheduler.send(encode(report))
 
 
-def view_of(runner: StageRunner, seq: int, *, holder: object) -> StageView:
-    """A runner's view of what it has done so far; its sizes are those of all that its holder holds."""
+def view_of(runner: StageRunner, seq: int, *, holder: object, probe: str) -> StageView:
+    """A runner's view of what it has done so far. A harness's ``probe`` measures what its holder holds."""
     return StageView(
         seq=seq,
         stage=runner.stage,
@@ -191,7 +198,7 @@ def view_of(runner: StageRunner, seq: int, *, holder: object) -> StageView:
         tokens=runner.counters.tokens,
         slots_written=runner.slots_written,
         slots_digest=runner.slots_digest(),
-        sizes=sizes_of(stage=holder),
+        sizes=pkgutil.resolve_name(probe)(stage=holder) if probe else {},
     )
 
 

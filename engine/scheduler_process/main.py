@@ -96,4 +96,5 @@ def _build_pipeline(
     from engine.model.runner import StageRunner
     from engine.pipeline.local import LocalPipeline
 
-    return LocalPipeline(StageRunner(place.settings, place.limits, 0, on_load=control.send)), None
+    runner = StageRunner(place.settings, place.limits, 0, on_load=control.send)
+    return LocalPipeline(runner, probe=place.settings.stage_probe), None

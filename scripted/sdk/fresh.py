@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from engine.sizes import sizes_of
+from scripted.core.sizes import sizes_of
 
 __all__ = ["Fresh"]
 

@@ -20,7 +20,6 @@ ROOMS = (
     "engine.frames",
     "engine.clock",
     "engine.broken_rules",
-    "engine.sizes",
     "engine.extras",
     "engine.output_files",
     "engine.config",

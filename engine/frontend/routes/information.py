@@ -42,7 +42,7 @@ STATS_TIMEOUT_S = 1.0
 MAX_STATS_TIMEOUT_S = 60.0
 INFO_QUERY = (("timeout", MAX_STATS_TIMEOUT_S, "seconds to wait for the scheduler's counters; 0: do not ask for them"),)
 # What /server_info does not show: keys, and the free text of a harness.
-HIDDEN_SETTINGS = frozenset({"api_key", "admin_key", "gate_options"})
+HIDDEN_SETTINGS = frozenset({"api_key", "admin_key", "gate_options", "stage_probe"})
 
 
 @dataclass

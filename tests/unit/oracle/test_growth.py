@@ -9,8 +9,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.scheduler import Scheduler
-from engine.sizes import sizes_of
 from scripted.adapters.lockstep.oracle.growth import check_growth, check_stages
+from scripted.core.sizes import sizes_of
 from scripted.core.violation import Violation
 
 LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)

@@ -133,7 +133,7 @@ def played(
     runner, neighbours, channel = Runner(stage, stages, output), Neighbours(hidden), Channel(list(messages))
     runner.progress = progress = StageProgress(folder, stages)
     loop: Any = StageLoop
-    loop(runner, neighbours, channel, progress).run()
+    loop(runner, neighbours, channel, progress, probe="scripted.core.sizes:sizes_of").run()
     return runner, neighbours, channel, progress
 
 

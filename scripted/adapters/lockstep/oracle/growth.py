@@ -10,7 +10,7 @@ import msgspec
 
 from engine.limits import Limits
 from engine.scheduler import Scheduler
-from engine.sizes import sizes_of
+from scripted.core.sizes import sizes_of
 from scripted.core.violation import Violation
 
 __all__ = ["Grown", "check_growth", "check_stages"]

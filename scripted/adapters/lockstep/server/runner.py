@@ -61,6 +61,8 @@ from scripted.script.source import file_of
 __all__ = ["ScriptedServer"]
 
 SCRIPTED_GATE: Final = "scripted.adapters.lockstep.server.gate:scripted_gate"
+# How much a stage holds, before the first script and after each.
+STAGE_PROBE: Final = "scripted.core.sizes:sizes_of"
 BOOT_TIMEOUT_S: Final = 120.0
 # Each agent of a node imports what one preloaded parent has imported for all others.
 RAY_BOOT_TIMEOUT_S: Final = 400.0
@@ -207,6 +209,7 @@ class ScriptedServer(ScriptRunner):
             port=0,
             gate=SCRIPTED_GATE,
             gate_options=options,
+            stage_probe=STAGE_PROBE,
             profile_dir=str(self._folder),
         )
 

@@ -25,12 +25,12 @@ from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Pipeline
 from engine.pipeline.wire import StageView
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
-from engine.sizes import sizes_of
 from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
 from scripted.adapters.lockstep.server.clients import HttpClients
 from scripted.adapters.lockstep.server.links import CutLink, DropLink, HealLink, LinkOrder, SlowLink
 from scripted.adapters.lockstep.server.relay import order_link
 from scripted.adapters.lockstep.server.survivor import survive
+from scripted.core.sizes import sizes_of
 from scripted.errors import BadCall, NoAnswer
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 
