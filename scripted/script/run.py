@@ -192,7 +192,10 @@ class ScriptedRun(Run):
         context.check_waits()
         if script.options.must_step and not self.step:
             self._refuse(BadCall("the script ended without a step, so nothing was tested; a yield lets one step run"))
-        script.end(self.step)
+        try:
+            script.end(self.step)
+        except BadCall as exc:
+            self._refuse(exc)
         yield from self.after_script(script)
 
     def _end_context(self) -> None:
