@@ -191,6 +191,7 @@ def _docstring(draft: Draft) -> str:
 
 def _body(draft: Draft) -> Iterator[str]:
     """One line a verb, and the steps between them."""
+    yield f"{_INDENT}t.smoke()  # every promise is judged in each step; nothing else is asserted here"
     at = 1
     for line in draft.lines:
         if line.impossible is None:

@@ -38,6 +38,7 @@ def test_tokens(t, tokens):
 
 @scripted(EngineConfig(), tiers=("sim",))
 def test_only_sim(t):
+    t.smoke()
     yield
 
 @scripted(EngineConfig(), tiers=("sim",))
@@ -53,10 +54,12 @@ class TestOfAClass:
     def test_method(self, t):
         r = t.start_req(prompt_len=5)
         yield from t.run_until_finished(r)
+        assert r.finished
 
     @staticmethod
     @scripted(EngineConfig(), tiers=("sim",))
     def test_static(t):
+        t.smoke()
         yield
 """
 
