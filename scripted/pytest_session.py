@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.extras import INSTALL_SERVE, serve_is_installed
 from scripted.core.named import OWN, adapter_named
 from scripted.core.protocol import ScriptEnded
 from scripted.core.refusals import ScriptDefinitionError
@@ -116,6 +115,8 @@ class ScriptedSession:
             from scripted.adapters.lockstep.sim.runner import ScriptedSim
 
             return ScriptedSim.start(config, mutant=mutant)
+        from engine.extras import INSTALL_SERVE, serve_is_installed
+
         if not serve_is_installed():
             raise ScriptDefinitionError(f"the server tier needs more than is installed; {INSTALL_SERVE}")
         if self.device is not None:

@@ -78,6 +78,10 @@ class SwappingScheduler(MendedScheduler):
         """Not what is swapped out: it goes on where it was, or waits."""
         return request.id not in self.swapped and super()._grow(request, tokens)
 
+    def reset_cache(self):
+        """Nothing that was computed before a flush is read after it: not what was swapped out either."""
+        return not self.swapped and super().reset_cache()
+
     def _leave_host(self, request):
         host, _ = self.swapped.pop(request.id, ((), 0))
         self.host_free.extend(host)

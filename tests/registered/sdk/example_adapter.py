@@ -64,7 +64,7 @@ MUTANTS = (
     _of(
         name="half-of-the-budget",
         bug="a batch is half as large as it may be",
-        signature="== ('prefill', 16)",
+        signature="== ('running', True, 16)",
         target="scheduler:Scheduler.schedule",
         cut="budget = self.batch_tokens",
         becomes="budget = self.batch_tokens // 2",

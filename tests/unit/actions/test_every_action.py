@@ -322,7 +322,7 @@ def test_an_update_to_a_folder_is_read_back_as_one_to_embedded_weights() -> None
 
 
 def test_a_call_knows_its_own_message_from_another_ones() -> None:
-    first, second = (kind for kind in ALL if kind.__name__ in ("Flush", "Resume"))
+    first, second = (kind for kind in ALL if kind.__name__ in ("Flush", "ResumeServing"))
     assert isinstance(call := first(), AdministrativeCall)
     assert isinstance(other := second(), AdministrativeCall)
     assert call.is_sent_as(call.message("any id"))

@@ -26,7 +26,8 @@ def scripted(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n")[0])
 def test_its_code_is_that_of_the_example(block: str) -> None:
-    assert block in ADAPTER or block in RACES
+    # An old bug that is put back is a form to fill in.
+    assert block in ADAPTER or block in RACES or block.startswith("Mutant(")
 
 
 def test_it_has_code_and_commands() -> None:
