@@ -297,7 +297,7 @@ def _limit_worker() -> None:
     gc.disable()
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit(resource.RLIMIT_CPU, int(WORK_LIMIT_S))
+    _limit(resource.RLIMIT_CPU, int(WORK_LIMIT_S) + 1)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(MOST_EXPENDABLE)
 

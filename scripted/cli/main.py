@@ -93,9 +93,10 @@ def vet(
     spec: Annotated[str, typer.Argument(metavar="FILE[::NAME]", help="scripts decorated with @scripted(config)")],
     arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a parameter of the script")] = None,
 ) -> None:
-    """Say what scripts would notice: the gallery's bugs that they can meet, and each assertion turned round, in sim.
+    """Say which bugs of the gallery a script notices.
 
-    Fails for a script that notices only what an empty one notices, and for an assertion that can never fail.
+    Each assertion is also turned round. Fails for a script that notices only what an empty one notices, and for an
+    assertion that can never fail.
     """
     from scripted.cli.vet import vet as vet_scripts
 

@@ -197,9 +197,9 @@ class Account:
         life = self.live.get(rid)
         if life is None:
             what = "has ended" if any(one.message.rid == rid for one in self.lives) else "never arrived"
-            raise Violation(f"{rid} is in a batch, but {what}")
+            raise Violation(f"{rid} is launched, but {what}")
         if life.aborted:
-            raise Violation(f"{rid} is in a batch, but it was aborted")
+            raise Violation(f"{rid} is launched, but it was aborted")
         if count < 1 or start < 0:
             raise Violation(f"{rid} computes {count} positions from {start} on")
         if life.computed is not None and start != life.computed:

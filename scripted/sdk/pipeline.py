@@ -215,7 +215,7 @@ class SimulatedRunner:
     def _tokens_of(self, share: Share) -> _Tokens:
         tokens = self._requests.get(share.rid)
         if tokens is None:
-            raise Violation(f"{share.rid} is in a batch, but no request of this name ever arrived")
+            raise Violation(f"{share.rid} is launched, but no request of this name ever arrived")
         if share.known_tokens is not None and share.known_tokens < len(tokens.ids):
             tokens.cut(share.known_tokens)
         return tokens

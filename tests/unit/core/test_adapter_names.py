@@ -65,7 +65,7 @@ def test_a_schedule_has_the_actions_of_its_adapter_alone() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("bloks=9", "has no setting 'bloks', did you mean 'blocks'?"),
+        ("bloks=9", "has no setting 'bloks' (did you mean 'blocks'?)"),
         ("blocks=many", "a setting of examples/your_scheduler/adapter.py cannot be read"),
     ],
 )

@@ -106,7 +106,7 @@ def more_cached(output: TokenOutput) -> TokenOutput:
 FAULTS: dict[str, tuple[Tamper, str]] = {
     "a token is told to no client": (outputs(lambda _: None), "rule Result"),
     "another token is told": (outputs(other_token), "rule Result"),
-    "a request is told to end too early": (outputs(stopped), "is in a batch, but has ended"),
+    "a request is told to end too early": (outputs(stopped), "is launched, but has ended"),
     "the answer is counted wrong": (outputs(miscounted), "rule Result"),
     "the prompt is counted wrong": (outputs(another_prompt), "rule Result"),
     "the cache is credited": (outputs(more_cached), "rule Cached tokens"),
@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[Tamper, str]] = {
     "another request's row is used": (segments(lambda s: with_(row=s.row + 3)(s)), "row"),
     "a token comes of nothing": (segments(lambda s: with_(emits=not s.emits)(s)), "rule Chunks"),
     "a tenant moves in twice": (segments(lambda s: with_(sampling=None)(s)), "rule Sampling"),
-    "a stranger is computed": (segments(with_(rid="stranger")), "stranger is in a batch, but never arrived"),
+    "a stranger is computed": (segments(with_(rid="stranger")), "stranger is launched, but never arrived"),
 }
 
 

@@ -123,7 +123,7 @@ def prompts_twice(t):
         (forgets, "write 'yield from t.run_until_finished(scripted-1)'"),
         (yields_a_wait, "write 'yield from t.run_until_idle()'"),
         (yields_a_number, "a script yields nothing, got 3"),
-        (asks_in_vain, "'State' object has no attribute 'nonsense'"),
+        (asks_in_vain, "t.state has no 'nonsense'; it has step"),
         (waits_for_a_value, "write a lambda"),
         (is_refused, "refused with 400: the prompt has 9000 tokens"),
         (prompts_twice, "exactly one of prompt_len, prompt_ids and text"),

@@ -61,8 +61,8 @@ def test_refusals_that_are_due_are_no_violations() -> None:
             "a is refused as busy, but due is None",
         ),
         (starts_four, {"kind": RefusalKind.INVALID}, "d is refused as invalid, but due is busy"),
-        (starts_four, {"message": "come back later"}, "d is refused as busy without the rule or its rid"),
-        (starts_four, {"rid": "a"}, "refused as busy without the rule or its rid"),
+        (starts_four, {"message": "come back later"}, "the refusal of d must say"),
+        (starts_four, {"rid": "a"}, "the refusal of d must say"),
     ],
 )
 def test_a_wrong_refusal_is_a_violation(

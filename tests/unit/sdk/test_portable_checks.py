@@ -116,7 +116,7 @@ def test_a_batch_with_the_id_of_another_in_flight(run: PlannedRun) -> None:
 
 
 def test_a_request_that_never_arrived(run: PlannedRun) -> None:
-    with refused("ghost is in a batch, but never arrived"):
+    with refused("ghost is launched, but never arrived"):
         run.step(share("ghost", 0, 4, 0))
 
 
@@ -124,7 +124,7 @@ def test_a_request_that_has_ended(run: PlannedRun) -> None:
     a = run.add("a", 4, new=1)
     run.launch("a", 0, 4, 0)
     run.step(replies=(told("a", *alone(a), end="length"),))
-    with refused("a is in a batch, but has ended"):
+    with refused("a is launched, but has ended"):
         run.step(share("a", 4, 1, 0, 1))
 
 
@@ -132,7 +132,7 @@ def test_a_request_that_was_aborted(run: PlannedRun) -> None:
     run.add("a")
     run.launch("a", 0, 4, 0)
     run.abort("a")
-    with refused("a is in a batch, but it was aborted"):
+    with refused("a is launched, but it was aborted"):
         run.step(share("a", 4, 2, 0, 1))
 
 

@@ -9,12 +9,12 @@ from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
 
 LINES = [
-    ("the-first-token-never-stops", "default; 1 start a prompt=1 new=4 stop=118", "goes on after its stop token"),
+    ("the-first-token-never-stops", "default; 1 start a prompt=1 new=4 stop=118", "rule End: finish_reason"),
     ("an-exact-fit-is-no-fit", "page_size=4 max_total_tokens=16; 1 start a prompt=16 new=1", "rule Launch"),
     (
         "a-deadline-met-exactly-is-missed",
         "default; 1 start a prompt=9 new=3; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds=1.0",
-        "waits beyond its deadline",
+        "rule Calls: CallAnswer",
     ),
 ]
 

@@ -81,7 +81,7 @@ def starts_over(t):
 
 def pids_of(t) -> dict[str, int]:
     me = psutil.Process()
-    stages = t._rig.world._context.stage_pids
+    stages = t.run.world._context.stage_pids
     others = [child.pid for child in me.parent().children() if child.pid not in (me.pid, *stages)]
     return {"scheduler": me.pid, "stage-1": stages[1], "frontend": others[-1], "supervisor": me.ppid()}
 
