@@ -2,6 +2,7 @@
 
 Window: a prompt in parts is in flight when a flush, an abort and held results come.
 Covers: D04 one t, whatever the adapter.
+Mutants: flush-answers-but-does-nothing, lock-refs-are-not-released.
 """
 
 import pytest

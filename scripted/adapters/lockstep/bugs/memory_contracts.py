@@ -37,7 +37,7 @@ MEMORY_CONTRACTS: Final = (
     _of(
         name="rows-are-not-kept-back",
         bug="pressure on rows keeps none",
-        signature="t.state.rows.free == 1",
+        signature="were to be left by SetPressure",
         test=f"{_CORE}/test_pressure_verbs.py::test_rows_are_exhausted_and_released",
         target="engine.memory.rows:RowPool.reserve",
         cut="if count > self.free:",
