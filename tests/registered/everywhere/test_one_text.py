@@ -10,12 +10,15 @@ import pytest
 from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
+from scripted.core.named import adapter_named
+from scripted.script.options import ScriptOptions
 
 register_cpu_ci(est_time=8, suite="base-cpu")
 
 EXAMPLE = "examples/your_scheduler/mended.py"
 OUTSIDE = "scripted.adapters.outside:ADAPTER"
 HELD = "results are held"
+OPTIONS = ScriptOptions(must_reach=(HELD,))
 
 
 def one_text(t):
@@ -59,20 +62,10 @@ def test_on_two_stages(t):
     yield from one_text(t)
 
 
-@scripted(adapter=EXAMPLE, must_reach=[HELD])
-def test_on_the_example(t):
-    yield from one_text(t)
-
-
-@scripted(adapter=OUTSIDE, must_reach=[HELD])
-def test_on_the_engine_as_a_stranger_sees_it(t):
-    yield from one_text(t)
-
-
-def test_on_vllm() -> None:
-    pytest.importorskip("vllm", reason="no vLLM is installed; `make vllm` makes an environment with one")
-    from scripted.core.named import adapter_named
-    from scripted.script.options import ScriptOptions
-
-    vllm = adapter_named("vllm")
-    vllm.run_script(one_text, {}, config=vllm.read_config({}), options=ScriptOptions(), mutant=None)
+@pytest.mark.parametrize("adapter", [EXAMPLE, OUTSIDE, "vllm"])
+def test_on_another_scheduler(adapter: str) -> None:
+    if adapter == "vllm":
+        pytest.importorskip("vllm", reason="no vLLM is installed; `make vllm` makes an environment with one")
+    other = adapter_named(adapter)
+    passed = other.run_script(one_text, {}, config=other.read_config({}), options=OPTIONS, mutant=None)
+    assert passed.reached[HELD]

@@ -88,6 +88,10 @@ class Pages:
     def _launch(self, microbatch: Microbatch, specification: Specification) -> None:
         """First its copies, then every page table, then what it writes and reads."""
         loaded = {} if microbatch.copies is None else self._carry_out(microbatch.copies)
+        # Those that begin again in this step leave first: two may take each other's rows.
+        begun = [specification.live[one.rid] for one in microbatch.segments if one.sampling is not None]
+        for tenancy in [one for one in self.rows.values() if one.request in begun]:
+            self._close(tenancy)
         tenancies = [self._tenancy_of(segment, specification) for segment in microbatch.segments]
         self._flights.append((microbatch, tenancies))
         fresh: list[tuple[int, Tenancy]] = []
@@ -115,8 +119,6 @@ class Pages:
             if tenancy is None or tenancy.request is not request:
                 raise Violation(f"{segment.rid} goes on in row {segment.row}, in which is {tenancy}")
             return tenancy
-        for old in [one for one in self.rows.values() if one.request is request]:
-            self._close(old)
         if self.rows.get(segment.row) is not None:
             raise Violation(f"row {segment.row} is given to {segment.rid} while {tenancy} is in it")
         self.rows[segment.row] = tenancy = Tenancy(request, segment.row, segment.lora)
