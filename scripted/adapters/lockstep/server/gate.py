@@ -152,9 +152,12 @@ class WireSource:
         self._send(ScriptFailedReply(report=msgspec.structs.replace(report, spent=report.spent or spent)))
 
     def _changes(self) -> list[str]:
-        """What the script has changed in this process. It is put back, but the process is of no further use."""
+        """What the script has changed in this process. It is put back, but the process is of no further use.
+
+        The copy of a process that a script has killed ends with this script.
+        """
         state, self._state = self._state, None
-        return [] if state is None else state.put_back()
+        return [] if state is None or os.getpid() != self._pid else state.put_back()
 
     def crashed(self, run: EngineRun, script: EngineExecution | None, exc: BaseException) -> None:
         """Send the scheduler's final message."""
