@@ -50,6 +50,10 @@ def _adapter_in_file(name: str) -> Adapter:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    # Another adapter may have imported it already: there is one module of a file, and its mutants are of that one.
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path.resolve()) and hasattr(known, _ATTRIBUTE):
+        return _checked(getattr(known, _ATTRIBUTE), name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, f"{name} ends in .py"
     assert spec.loader is not None, f"{name} ends in .py"
