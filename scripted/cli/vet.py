@@ -24,7 +24,7 @@ from scripted.errors import ScriptError
 from scripted.script.counted_source import Site
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_tests
-from scripted.script.measure import Asked, count_assertions, turn_round
+from scripted.script.measure import Measured, count_assertions, turn_round
 
 __all__ = ["Findings", "vet", "vetted"]
 
@@ -111,7 +111,7 @@ def vetted(test: ScriptedTest, **arguments: Any) -> Findings:
 def _vetted(test: ScriptedTest, name: str, arguments: dict[str, Any], baseline: _Baseline) -> Findings:
     started = time.perf_counter()
     count_assertions(test.script, turnable=True)
-    asked, codes = Asked(test.script), set[int]()
+    asked, codes = Measured(test.script), set[int]()
     try:
         with asked:
             steps = _run(test, arguments, None, test.options.max_steps, codes)

@@ -18,7 +18,7 @@ from scripted.script.context import BaseContext
 from scripted.script.deadline import Deadline
 from scripted.script.decorator import ScriptFunction
 from scripted.script.interruptions import no_departure, without_debugger
-from scripted.script.measure import Asked
+from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
 
 __all__ = ["OneScript", "ScriptExecution", "ScriptOutcome", "ScriptSource"]
@@ -75,7 +75,7 @@ class ScriptExecution:
         self.loose_ends: dict[str, int] = {}
         # Where the script runs in the process of its test; a process of its own can be ended.
         self.deadline: Deadline | None = None
-        self._asked = Asked(function) if options.must_assert else None
+        self._asked = Measured(function) if options.must_assert else None
         self._args = args
         self._kwargs = kwargs
         self._printed = io.StringIO() if keeps_output else None

@@ -23,7 +23,7 @@ from scripted.errors import BadCall
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.decorator import ScriptedTest
 
-__all__ = ["Asked", "asserting_nothing", "count_assertions", "turn_round"]
+__all__ = ["Measured", "asserting_nothing", "count_assertions", "turn_round"]
 
 _HARNESS: Final = Path(__file__).parents[1]
 _ENGINE: Final = _HARNESS.parent / "engine"
@@ -53,7 +53,7 @@ class _Origin(msgspec.Struct, frozen=True):
         return state(self.generator) != created
 
 
-class Asked:
+class Measured:
     """What one run of a script asked. ``executed`` counts by site; ``failing`` are those that failed the last time."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -132,7 +132,7 @@ class _Hooks:
     """What counted code calls. ``turned`` is the site whose assertion is asked the other way round."""
 
     def __init__(self) -> None:
-        self.asked: Asked | None = None
+        self.asked: Measured | None = None
         self.turned: Site | None = None
         self._sites: list[Site] = []
         self._numbers: dict[Site, int] = {}
