@@ -263,8 +263,8 @@ def test_one_connection_too_many_is_told_and_the_log_says_it_once(caplog: pytest
         for _, writer in held:
             writer.close()
 
-    caplog.handler.addFilter(OncePerMinute())
-    serve(scene, max_connections=3)
+    with caplog.filtering(OncePerMinute()):
+        serve(scene, max_connections=3)
     assert len([record for record in caplog.records if "max_connections=3" in record.getMessage()]) == 1
 
 
