@@ -13,6 +13,7 @@ from scripted.sdk import (
     Batch,
     BatchResult,
     Capabilities,
+    Copier,
     FlushCache,
     Limits,
     Refused,
@@ -21,7 +22,6 @@ from scripted.sdk import (
     Stepped,
     Tokens,
 )
-from scripted.search.forks import Copier
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -8,8 +8,7 @@ from collections import deque
 from adapter import Config, Machine
 from mended import MendedScheduler
 
-from scripted.sdk import Add, Batch, Capabilities, Limits, SchedulerAdapter
-from scripted.search.forks import Copier
+from scripted.sdk import Add, Batch, Capabilities, Copier, Limits, SchedulerAdapter
 
 
 class SwapConfig(Config, frozen=True):

@@ -4,6 +4,7 @@ Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``Scheduler
 leads through it.
 """
 
+from scripted.core.forks import Copier
 from scripted.core.mutant import Mutant
 from scripted.core.protocol import ADAPTER_API
 from scripted.core.violation import Violation
@@ -34,6 +35,7 @@ __all__ = [
     "BatchFailed",
     "BatchResult",
     "Capabilities",
+    "Copier",
     "FlushCache",
     "Limits",
     "Mutant",

@@ -11,6 +11,7 @@ import msgspec
 
 from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
+from scripted.core.forks import Copier, Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
 from scripted.core.placed import Placed
@@ -29,7 +30,6 @@ from scripted.sdk.records import Record, Step
 from scripted.sdk.shape import wrong_in_machine, wrong_in_step
 from scripted.sdk.step_words import log_of
 from scripted.sdk.workloads import workloads_of
-from scripted.search.forks import Copier, Frozen
 
 __all__ = ["UNKNOWN_RID", "SchedulerAdapter"]
 

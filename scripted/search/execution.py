@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from scripted.adapters.lockstep.sim.watchdog import watchdog
 from scripted.core.phrases import text_of
 from scripted.core.placed import Placed
 from scripted.core.protocol import Freezer
@@ -21,6 +20,7 @@ from scripted.core.run import Cell, Phase, Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 from scripted.errors import Overdue
+from scripted.script.watchdog import watchdog
 
 __all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from engine.scheduler import Launched
 from scripted.adapters.lockstep.specification.conformance import Conformance
+from scripted.core.forks import Copier, Frozen
 from scripted.core.placed import Placed
 from scripted.core.run import Run
-from scripted.search.forks import Copier, Frozen
 
 __all__ = ["COPIER", "UNSPECIFIED_EVERY_RUNS", "FrozenRun", "is_specified"]
 

@@ -16,9 +16,8 @@ from scripted.adapters.vllm.config import Settings
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
 from scripted.adapters.vllm.mutants import MUTANTS
 from scripted.adapters.vllm.workloads import WORKLOADS
-from scripted.sdk import Capabilities, Limits, SchedulerAdapter
+from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.fresh import Fresh
-from scripted.search.forks import Copier
 
 __all__ = ["ADAPTER", "TRIED_VERSIONS", "VllmAdapter", "installed_version"]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
 
-from scripted.adapters.lockstep.sim.watchdog import watchdog
 from scripted.core.phrases import text_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
@@ -26,6 +25,7 @@ from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome
 from scripted.script.interruptions import error_text
 from scripted.script.options import ScriptOptions
 from scripted.script.source import code_of
+from scripted.script.watchdog import watchdog
 from scripted.sdk.script.run import SdkRun
 
 __all__ = ["run_script"]

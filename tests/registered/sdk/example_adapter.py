@@ -12,8 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "examples/your_scheduler"))
 from adapter import Config
 from mended import MendedMachine
 
-from scripted.sdk import Capabilities, Limits, Mutant, SchedulerAdapter
-from scripted.search.forks import Copier
+from scripted.sdk import Capabilities, Copier, Limits, Mutant, SchedulerAdapter
 
 TEST = "tests/registered/sdk/test_example_scripts.py"
 

@@ -17,7 +17,7 @@ from scripted.search.units import SearchPlan
 BASE = """
 import itertools
 import msgspec
-from scripted.sdk import Add, Batch, Capabilities, Limits, SchedulerAdapter, Refused, Share, Stepped
+from scripted.sdk import Add, Batch, Capabilities, Copier, Limits, SchedulerAdapter, Refused, Share, Stepped
 
 class Config(msgspec.Struct, frozen=True):
     blocks: int = 8
@@ -108,7 +108,7 @@ WRONG = {
     ),
     "a machine that cannot be copied": (
         (
-            "import threading\nfrom scripted.search.forks import Copier\n"
+            "import threading\nfrom scripted.sdk import Copier\n"
             "class Wrong(Machine):\n    def __init__(self, config): self.lock = threading.Lock()\n"
             "ADAPTER = adapter(Wrong, copier=Copier())"
         ),

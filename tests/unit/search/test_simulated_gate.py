@@ -25,11 +25,11 @@ from scripted.adapters.lockstep.copies import COPIER
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.workloads import FLAGSHIP
+from scripted.core.forks import Frozen
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.script.options import ScriptOptions
 from scripted.search.execution import Prefixes, execute, record
-from scripted.search.forks import Frozen
 from scripted.search.strategies import Exhaustive
 from scripted.search.targets import target_named, workload_named
 from scripted.search.written_test import write_test

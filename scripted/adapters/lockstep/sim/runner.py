@@ -18,7 +18,6 @@ from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptS
 from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
 from scripted.adapters.lockstep.sim.limits import simulated_limits
-from scripted.adapters.lockstep.sim.watchdog import watchdog
 from scripted.adapters.lockstep.sim.world import SimWorld
 from scripted.errors import Overdue
 from scripted.report.failure import FailureKind, FailureReport
@@ -27,6 +26,7 @@ from scripted.script.decorator import ScriptFunction
 from scripted.script.execution import OneScript
 from scripted.script.options import ScriptOptions
 from scripted.script.process_state import LeftChanged, ProcessState
+from scripted.script.watchdog import watchdog
 
 __all__ = ["ScriptedSim"]
 

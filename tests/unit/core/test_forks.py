@@ -13,8 +13,8 @@ from enum import Enum
 
 import pytest
 
+from scripted.core.forks import Copier, Frozen
 from scripted.core.refusals import HarnessError
-from scripted.search.forks import Copier, Frozen
 
 Pair = collections.namedtuple("Pair", "left right")
 
