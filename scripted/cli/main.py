@@ -146,11 +146,13 @@ def new(
     pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
 ) -> None:
     """Write a race test that passes. Prints the command that runs it; change it into your own."""
-    from scripted.cli.new import new_test
+    from scripted.cli.new import new_test, write_lint_rules
     from scripted.new_files import command_of
 
     path = new_test(name, folder=folder, pp_size=pp_size)
     typer.echo(f"{path} is written; run it:\n{command_of(path)}")
+    if (rules := write_lint_rules(folder)) is not None:
+        typer.echo(f"{rules} is written: ruff's rules that find tests of nothing")
     typer.echo(f"and see what it would notice:\nscripted vet {path}")
 
 

@@ -6,6 +6,7 @@ Owns the rules for its name and place; never overwrites a file. The text itself 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +14,16 @@ from engine.config import EngineConfig
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.new_files import command_of, render_source, write_new
 
-__all__ = ["DEFAULT_FOLDER", "command_of", "new_test", "render_source", "write_new"]
+__all__ = ["DEFAULT_FOLDER", "command_of", "new_test", "render_source", "write_lint_rules", "write_new"]
 
 DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATE: Final = Path(__file__).with_name("new_test.py.jinja")
+_RUFF_FILES: Final = ("ruff.toml", ".ruff.toml")
+# Ruff's rules that find a comparison or a value that is dropped, a tuple that is asserted, a name compared with itself.
+_LINT_RULES: Final = """# Rules that find tests of nothing.
+lint.extend-select = ["B015", "B018", "F631", "PLR0124"]
+"""
 
 
 def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4) -> Path:
@@ -34,6 +40,18 @@ def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4) -> P
         raise ScriptDefinitionError(f"{taken} is there already; choose another name than {name!r}")
     write_new(path, render_source(_TEMPLATE, name=name, pp_size=pp_size))
     return path
+
+
+def write_lint_rules(folder: Path) -> Path | None:
+    """Write ruff's rules for tests into a folder of a project that has no settings of ruff; returns the file."""
+    for parent in (folder.resolve(), *folder.resolve().parents):
+        project = parent / "pyproject.toml"
+        is_set = project.is_file() and "ruff" in tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {})
+        if is_set or any((parent / name).is_file() for name in _RUFF_FILES):
+            return None
+    rules = folder / _RUFF_FILES[0]
+    write_new(rules, _LINT_RULES)
+    return rules
 
 
 def _check_name(name: str) -> None:

@@ -24,6 +24,8 @@ class Results:
         # How often something was held and nothing came that would have been kept back.
         self._in_vain = 0
         self._has_kept = True
+        # Releases while nothing was held.
+        self.releases_in_vain = 0
 
     @property
     def holds_in_vain(self) -> int:
@@ -66,6 +68,7 @@ class Results:
 
     def release(self, count: int | None) -> None:
         """Let ``count`` more through, or stop holding."""
+        self.releases_in_vain += not self._held
         if count is None:
             self._held = False
             self._released = 0
@@ -86,4 +89,4 @@ class Results:
         self.stalled.clear()
         self.cut.clear()
         self.release(None)
-        self._in_vain, self._has_kept = 0, True
+        self._in_vain, self._has_kept, self.releases_in_vain = 0, True, 0

@@ -62,6 +62,8 @@ class BaseContext(Asked):
         self._rid_prefix = rid_prefix
         self._rids = 0
         self._made: list[Wait] = []
+        # Whether a predicate of ``run_until`` was ever false, by its code.
+        self._waited: dict[Any, bool] = {}
         self._must_reach = must_reach
         self.reached: dict[str, int] = {}
         self.notes: list[Note] = []
@@ -202,10 +204,20 @@ class BaseContext(Asked):
         """Run steps until ``predicate()`` is true; none at all if it is true already."""
         check_predicate(predicate)
         check_count("run_until()", "max_steps", max_steps)
+        code = getattr(predicate, "__code__", None)
+        self._waited.setdefault(code, False)
         return self.wait_for(
             "run_until(...)",
-            self._until(lambda: truth_of(predicate(), "the predicate's answer"), max_steps, "the predicate never held"),
+            self._until(
+                lambda: self._noted(code, truth_of(predicate(), "the predicate's answer")),
+                max_steps,
+                "the predicate never held",
+            ),
         )
+
+    def _noted(self, code: Any, holds: bool) -> bool:
+        self._waited[code] = self._waited[code] or not holds
+        return holds
 
     def run_until_finished(self, r: BaseRequest, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the request has ended, for whatever reason."""
@@ -311,6 +323,7 @@ class BaseContext(Asked):
             "answers never looked at": sum(call.done and call.must_be_read and not call.was_read for call in calls),
             "windows not in must_reach": 0 if self._must_reach else len(self.reached),
             "failures of a stage that no step met": self._failures_not_met(),
+            "waits that were over at once": sum(not waited for waited in self._waited.values()),
             "bad calls that the script caught": BadCall.made - self._bad_calls_before,
             "spent budgets that the script caught": BudgetSpent.made - self._budgets_before,
             "scripts without a step": not run.records,

@@ -105,9 +105,10 @@ class _Marker(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         number = self._add(node, ast.unparse(node.test), always_fails=fails_always(node))
+        other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
+        node.test = _Elements(number).visit(node.test)
         asked: ast.stmt = node
         if self._turnable:
-            other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
             asked = ast.copy_location(ast.If(_hook("is_turned", number), [other], [node]), node)
         return [_statement("reached", number, node), asked, _statement("held", number, node)]
 
@@ -146,6 +147,19 @@ class _Marker(ast.NodeTransformer):
 
     def _add(self, node: ast.stmt, text: str, **what: bool) -> int:
         return self._number_of(Site(self._file, node.lineno, text, self._owner_line, **what))
+
+
+class _Elements(ast.NodeTransformer):
+    """Tells whether what an assertion asks of all was asked of any."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "all" and len(node.args) == 1:
+            node.args = [ast.copy_location(_hook("elements", self._number, node.args[0]), node)]
+        return node
 
 
 class _Calls(ast.NodeTransformer):
@@ -211,9 +225,9 @@ def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def _hook(name: str, argument: int | ast.expr) -> ast.Call:
-    value = ast.Constant(argument) if isinstance(argument, int) else argument
-    return ast.Call(ast.Attribute(ast.Name(HOOKS, ast.Load()), name, ast.Load()), [value], [])
+def _hook(name: str, *arguments: int | ast.expr) -> ast.Call:
+    values = [ast.Constant(argument) if isinstance(argument, int) else argument for argument in arguments]
+    return ast.Call(ast.Attribute(ast.Name(HOOKS, ast.Load()), name, ast.Load()), values, [])
 
 
 def _statement(name: str, number: int, node: ast.stmt) -> ast.stmt:

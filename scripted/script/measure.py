@@ -6,16 +6,17 @@ counters beside each assertion. Lines, names and messages stay as they are. The 
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import inspect
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import resolve_name
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
@@ -61,6 +62,8 @@ class Measured:
         self.is_counted = count_assertions(function)
         self.executed: dict[Site, int] = {}
         self.failing: set[Site] = set()
+        # Assertions on all elements, and whether there was any.
+        self._had_elements: dict[Site, bool] = {}
         self._made: list[_Origin] = []
         self._modules = len(sys.modules)
 
@@ -102,17 +105,35 @@ class Measured:
 
     def loose_ends(self) -> dict[str, int]:
         """Counts by name, without the zeros, of what an honest script seldom leaves."""
-        return {"assertions that failed and were caught": len(self.failing)} if self.failing else {}
+        counts = {
+            "assertions that failed and were caught": len(self.failing),
+            "assertions on all elements of nothing": sum(not had for had in self._had_elements.values()),
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    def asked_of_all(self, site: Site, elements: Iterable[Any]) -> Iterator[Any]:
+        """Pass on the elements of which an assertion asks something, and note whether there are any."""
+        self._had_elements.setdefault(site, False)
+        for element in elements:
+            self._had_elements[site] = True
+            yield element
 
     def own_sites(self) -> dict[str, int]:
-        """How often each assertion of the script itself ran, by ``file:line: text``, without ``assert False``."""
-        code = self._function.__code__
-        sites = _hooks.sites_of(code.co_filename)
-        return {
-            f"{_shown(site.file)}:{site.line}: assert {site.text}": self.executed.get(site, 0)
-            for site in sites
-            if site.is_assertion and not site.always_fails and site.owner_line == code.co_firstlineno
-        }
+        """How often each assertion of the script itself ran, by ``file:line: text``, without ``assert False``.
+
+        With those of the helpers that it names and that asked nothing.
+        """
+        found = list(self._sites_of(self._function.__code__))
+        for helper in _helpers_named_by(self._function):
+            asked = [site for code in helper for site in self._sites_of(code)]
+            if not any(site in self.executed for site in asked):
+                found += asked
+        return {f"{_shown(one.file)}:{one.line}: assert {one.text}": self.executed.get(one, 0) for one in found}
+
+    def _sites_of(self, code: types.CodeType) -> Iterator[Site]:
+        for site in _hooks.sites_of(code.co_filename):
+            if site.is_assertion and not site.always_fails and site.owner_line == code.co_firstlineno:
+                yield site
 
     def _has_imported(self) -> bool:
         """Whether a helper's module came during the run, whose assertions nobody has counted."""
@@ -159,6 +180,10 @@ class _Hooks:
         """It held."""
         if self.asked is not None:
             self.asked.failing.discard(self._sites[number])
+
+    def elements(self, number: int, elements: Iterable[Any]) -> Iterable[Any]:
+        """It is asked of all of these."""
+        return elements if self.asked is None else self.asked.asked_of_all(self._sites[number], elements)
 
     def is_turned(self, number: int) -> bool:
         """Whether this assertion is the one to ask the other way round."""
@@ -210,6 +235,37 @@ def count_assertions(function: Callable[..., Any], *, turnable: bool = False) ->
             _count_in(names, file, turnable=turnable)
         left += _imported(names)
     return HOOKS in function.__globals__
+
+
+def _helpers_named_by(function: Callable[..., Any]) -> Iterator[list[types.CodeType]]:
+    """The code of each function, and of the methods of each class, that a script names and that it was not handed."""
+    code, names = function.__code__, function.__globals__
+    owner = type(function.__self__) if isinstance(function, types.MethodType) else None
+    attributes = set(_names_in(code, "ATTR", "METHOD"))
+    for name in sorted(set(_names_in(code, "GLOBAL", "NAME"))):
+        value = names.get(name)
+        if isinstance(value, types.ModuleType):
+            yield from ([one.__code__] for name in attributes if _is_helper(one := vars(value).get(name), code))
+        elif isinstance(value, type):
+            yield [one.__code__ for one in vars(value).values() if _is_helper(one, code)]
+        elif _is_helper(value, code):
+            yield [value.__code__]
+    yield from ([one.__code__] for name in attributes if _is_helper(one := getattr(owner, name, None), code))
+
+
+def _is_helper(value: object, caller: types.CodeType) -> TypeGuard[types.FunctionType]:
+    is_function = (
+        isinstance(value, types.FunctionType) and value.__code__ is not caller and not hasattr(value, "scripted")
+    )
+    return is_function and _is_of_the_project(value.__code__.co_filename)  # type: ignore[attr-defined]
+
+
+def _names_in(code: types.CodeType, *loaded: str) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith("LOAD_") and instruction.opname.endswith(loaded):
+            yield str(instruction.argval)
+        elif isinstance(instruction.argval, types.CodeType):
+            yield from _names_in(instruction.argval, *loaded)
 
 
 def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:

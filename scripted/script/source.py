@@ -9,19 +9,42 @@ import ast
 import functools
 import inspect
 import linecache
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
-__all__ = ["code_of", "file_of", "idle_statements"]
+__all__ = ["WAITS", "code_of", "file_of", "idle_statements"]
 
 _DROPPED: Final = (ast.Compare, ast.Attribute, ast.Name, ast.Lambda, ast.GeneratorExp, ast.UnaryOp)
 _DROPPED_WITHOUT_CALLS: Final = (ast.BoolOp, ast.BinOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript)
 # Attributes whose values are words.
 _WORDS: Final = frozenset({"finish_reason", "mode", "paused", "status"})
 _MIRRORED: Final = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE, ast.NotEq: ast.NotEq}
+# Waits of ``t``, which are there to run steps and bring nothing.
+WAITS: Final = frozenset(
+    {
+        "advance_to_decode_step",
+        "advance_to_nth_chunk",
+        "advance_to_stage",
+        "run_until",
+        "run_until_all_finished",
+        "run_until_finished",
+        "run_until_idle",
+        "warmup_radix",
+    }
+)
+# Attributes of a handle that are always there, whatever became of its request.
+_ALWAYS_THERE: Final = frozenset({"client", "output_ids", "prompt_ids", "rid", "sampling", "status"})
+# Functions that answer and change nothing.
+_ANSWERS: Final = frozenset(
+    {"abs", "all", "any", "bool", "callable", "enumerate", "filter", "float", "hasattr", "int", "isinstance", "len"}
+) | {"map", "max", "min", "range", "repr", "reversed", "round", "sorted", "str", "sum", "zip"}
+# What expects an error of the block below it, or of a function that it is given.
+_EXPECTS_BELOW: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex"})
+_FIXED: Final = (str, int, float, bool, type(None), tuple, frozenset)
 _ACTS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 
 
@@ -146,10 +169,14 @@ def _why_not_asked(
     """The answer of a helper that is dropped; a comparison that is stored and never read."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         helper = _called_helper(statement.value, definition, definitions)
-        returned = [] if helper is None else list(_returns_of(helper.node))
-        if returned and all(one.value is not None and _is_condition(one.value) for one in returned):
+        returned = [] if helper is None else [one.value for one in _returns_of(helper.node) if one.value is not None]
+        if returned and (all(map(_is_condition, returned)) or (helper is not None and _only_answers(helper.node))):
             text = ast.unparse(statement.value)
             return f"'{text}' answers whether it holds, and nobody asks; write 'assert {text}'"
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.YieldFrom):
+        waited = statement.value.value
+        if isinstance(waited, ast.Call) and isinstance(waited.func, ast.Attribute) and waited.func.attr in WAITS:
+            return f"'{ast.unparse(statement.value)}' brings None; ask the engine instead of {ast.unparse(statement)}"
     if isinstance(statement, ast.Assign) and _is_condition(statement.value):
         names = {node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
         only_names = all(isinstance(target, ast.Name) for target in statement.targets)
@@ -163,6 +190,16 @@ def _why_not_asked(
             text = ast.unparse(statement.value)
             return f"'{text}' is stored and never read; write 'assert {text}'"
     return None
+
+
+def _only_answers(node: ast.FunctionDef) -> bool:
+    """Whether a function can do nothing but return a value."""
+    acts = (ast.Assert, ast.Raise, ast.Global, ast.Nonlocal, ast.With, ast.Delete, *_ACTS)
+    inside = [inner for statement in node.body for inner in ast.walk(statement)]
+    stores = (
+        isinstance(inner, (ast.Attribute, ast.Subscript)) and isinstance(inner.ctx, ast.Store) for inner in inside
+    )
+    return not any(isinstance(inner, acts) for inner in inside) and not any(stores)
 
 
 def _read_in(node: ast.AST) -> set[str]:
@@ -196,7 +233,7 @@ def _expects_errors(statement: ast.With) -> bool:
 
 def _why_idle(statement: ast.stmt, function: Callable[..., Any]) -> str | None:
     if isinstance(statement, ast.Assert):
-        return _why_always_true(statement.test)
+        return _why_always_true(statement.test) or _why_fixed(statement.test, function)
     if not isinstance(statement, ast.Expr):
         return None
     value, text = statement.value, ast.unparse(statement.value)
@@ -205,7 +242,40 @@ def _why_idle(statement: ast.stmt, function: Callable[..., Any]) -> str | None:
     idle = isinstance(value, _DROPPED) or (isinstance(value, _DROPPED_WITHOUT_CALLS) and not _acts(value))
     if idle or (isinstance(value, ast.Constant) and not isinstance(value.value, (str, type(...)))):
         return f"'{text}' does nothing; call it, or assert something of it"
-    return _why_no_predicate(value) or _why_never_run(value, function)
+    return _why_no_predicate(value) or _why_never_run(value, function) or _why_no_answer(value, function)
+
+
+def _why_no_answer(value: ast.expr, function: Callable[..., Any]) -> str | None:
+    """The answer of a builtin that is dropped; an error that is expected of nothing."""
+    if not isinstance(value, ast.Call):
+        return None
+    text, called = ast.unparse(value), value.func
+    is_builtin = isinstance(called, ast.Name) and called.id not in getattr(function, "__globals__", {})
+    if is_builtin and called.id in _ANSWERS:  # type: ignore[attr-defined]
+        return f"'{text}' is worked out and dropped; assert something of it, or write a loop for what it calls"
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    if name in _EXPECTS_BELOW and len(value.args) < 2:
+        return f"'{text}' expects an error of nothing; write 'with {text}:' around what must raise it"
+    return None
+
+
+def _why_fixed(test: ast.expr, function: Callable[..., Any]) -> str | None:
+    """An assertion on constants, of its file too: the run cannot change it."""
+    inside = list(ast.walk(test))
+    names = {node.id for node in inside if isinstance(node, ast.Name)}
+    code, values = code_of(function), getattr(function, "__globals__", {})
+    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    if not names or names & local or any(isinstance(node, _ACTS) for node in inside):
+        return None
+    is_fixed = all(
+        type(values.get(name, function)) in _FIXED and not _is_set_by_functions(name, function) for name in names
+    )
+    return f"'assert {ast.unparse(test)}' compares constants, which no run changes" if is_fixed else None
+
+
+def _is_set_by_functions(name: str, function: Callable[..., Any]) -> bool:
+    source = "".join(linecache.getlines(file_of(function)))
+    return re.search(rf"^\s+global\b.*\b{re.escape(name)}\b", source, re.MULTILINE) is not None
 
 
 def _why_no_predicate(value: ast.expr) -> str | None:
@@ -234,7 +304,14 @@ def _why_always_true(test: ast.expr) -> str | None:
         return f"'assert {text}' always holds on one side, whatever is there; write an if with an assertion"
     if isinstance(test, ast.Compare):
         return _why_no_comparison(test, text)
+    is_type = isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance" and bool(test.args)
+    if is_type and _is_always_there(test.args[0]):  # type: ignore[attr-defined]
+        return f"'assert {text}' asks for a type that it always has; compare it with what must be there"
     return f"'assert {text}' always holds" if _always_holds(test) else None
+
+
+def _is_always_there(value: ast.expr) -> bool:
+    return isinstance(value, ast.Attribute) and value.attr in _ALWAYS_THERE
 
 
 def _always_holds(test: ast.expr) -> bool:
@@ -273,6 +350,10 @@ def _why_it_holds(test: ast.Compare) -> str | None:
     if len(test.ops) > 1:
         return None
     left, operator, right = test.left, test.ops[0], test.comparators[0]
+    if isinstance(left, ast.Yield) and isinstance(operator, (ast.Is, ast.Eq)) and ast.unparse(right) == "None":
+        return "a yield brings None"
+    if isinstance(operator, ast.IsNot) and _is_always_there(left) and ast.unparse(right) == "None":
+        return f"{ast.unparse(left)} is never None"
     reflexive = isinstance(operator, (ast.Eq, ast.Is, ast.LtE, ast.GtE)) and not any(map(_acts, (left, right)))
     if reflexive and ast.dump(left) == ast.dump(right):
         return "both sides are the same"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +13,7 @@ from engine import EngineConfig
 from engine.errors import ConfigError
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli import app
-from scripted.cli.new import new_test
+from scripted.cli.new import new_test, write_lint_rules
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.errors import ServerDied
@@ -95,4 +97,26 @@ def test_the_command_prints_how_to_run_it(tmp_path):
     assert done.exit_code == 0
     path = tmp_path / "test_race.py"
     hint = ["and see what it would notice:", f"scripted vet {path}"]
-    assert done.output.splitlines() == [f"{path} is written; run it:", command_of(path), *hint]
+    rules = f"{tmp_path / 'ruff.toml'} is written: ruff's rules that find tests of nothing"
+    assert done.output.splitlines() == [f"{path} is written; run it:", command_of(path), rules, *hint]
+
+
+def test_the_rules_find_tests_of_nothing(tmp_path):
+    path = new_test("race", folder=tmp_path)
+    assert write_lint_rules(tmp_path) == tmp_path / "ruff.toml"
+    ruff = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", tmp_path]
+    assert subprocess.run(ruff, check=False).returncode == 0
+    path.write_text(
+        "def test_race(t):\n    yield\n    t.state == 3\n    t.state\n    assert (t, 1)\n    assert t == t\n"
+    )
+    found = subprocess.run(ruff, check=False, capture_output=True, text=True).stdout
+    assert all(rule in found for rule in ("B015", "B018", "F631", "PLR0124")), found
+
+
+@pytest.mark.parametrize("settings", [{"ruff.toml": ""}, {"pyproject.toml": "[tool.ruff.lint]\n"}])
+def test_settings_of_a_project_are_left_alone(tmp_path, settings):
+    for name, text in settings.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "tests").mkdir()
+    assert write_lint_rules(tmp_path / "tests") is None
+    assert list((tmp_path / "tests").iterdir()) == []

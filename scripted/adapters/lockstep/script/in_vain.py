@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.messages import Abort, AbortAll, FinishReason, Generate, LoadLora, PauseGeneration, TokenOutput
+from engine.messages import (
+    Abort,
+    AbortAll,
+    ContinueGeneration,
+    FinishReason,
+    Generate,
+    LoadLora,
+    PauseGeneration,
+    ReleasePressure,
+    SetPressure,
+    TokenOutput,
+)
 from engine.scheduler import StepRecord
 
 __all__ = ["met_nothing"]
@@ -26,7 +37,11 @@ def met_nothing(run: Any) -> dict[str, int]:
     return {
         "aborts that ended no request": sum(_aborts_in_vain(record, run.handles.known_rids()) for record in records),
         "pauses that stopped nobody": sum(_pauses_in_vain(records)),
+        "continuations of what was not paused": _continued_in_vain(records),
         "holds of results that held nothing": run.results.holds_in_vain,
+        "releases of results that nothing held": run.results.releases_in_vain,
+        "pressure that no request met": sum(_pressure_in_vain(records)),
+        "time that passed for nobody": _time_in_vain(records, run.clock.now()),
         "time limits that never came": 0 if ended_by_limit else len(bounded),
         "LoRAs that no request used": len(loaded - {message.lora for message in messages}),
         "scripts with speculation and without a guess": speculates
@@ -56,6 +71,46 @@ def _pauses_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
             lasting = later[: next((n for n, one in enumerate(later) if n and one.microbatch is not None), len(later))]
             yield not before and not any(_is_busy(one) for one in lasting)
         before = record.waiting + record.running + len(record.in_flight) + (record.chunked is not None)
+
+
+def _continued_in_vain(records: Sequence[StepRecord]) -> int:
+    paused, in_vain = False, 0
+    for event in (event for record in records for event in record.events):
+        if isinstance(event, ContinueGeneration):
+            in_vain += not paused
+        if isinstance(event, (PauseGeneration, ContinueGeneration)):
+            paused = isinstance(event, PauseGeneration)
+    return in_vain
+
+
+def _pressure_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
+    """For each time of pressure whether nothing was there that could want memory as long as it lasted."""
+    met: bool | None = None
+    for record in records:
+        for event in record.events:
+            if isinstance(event, SetPressure):
+                met = bool(met)
+            elif isinstance(event, ReleasePressure) and met is not None:
+                yield not met
+                met = None
+        if met is not None:
+            met = met or _is_alive(record)
+    if met is not None:
+        yield not met
+
+
+def _time_in_vain(records: Sequence[StepRecord], now: float) -> bool:
+    """Whether time moved, and there was nothing at all from its last move on."""
+    last = records[-1].now if records else 0.0
+    after = [record for record in records if record.now == last] if last == now else []
+    return now > 0 and not any(map(_is_alive, after))
+
+
+def _is_alive(record: StepRecord) -> bool:
+    """Whether anything was there, or came: a request, or a client's or an operator's call."""
+    sizes = record.waiting + record.running + len(record.in_flight) + (record.chunked is not None)
+    acts = (event for event in record.events if not isinstance(event, (SetPressure, ReleasePressure)))
+    return bool(sizes or record.replies or any(True for _ in acts))
 
 
 def _is_busy(record: StepRecord) -> bool:

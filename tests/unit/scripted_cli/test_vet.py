@@ -1,0 +1,146 @@
+"""``scripted vet``: what it says of a script, and what its exit status is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from engine import EngineConfig
+from scripted import scripted
+from scripted.cli import app
+from scripted.cli.new import new_test
+from scripted.cli.vet import vetted
+
+CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64)
+SOURCE = """
+import pytest
+from engine import EngineConfig
+from scripted import scripted
+
+
+@scripted(EngineConfig())
+def test_weak(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert r.finished
+
+
+@pytest.mark.parametrize("tokens", [3, 9])
+@scripted(EngineConfig())
+def test_of_a_parameter(t, tokens):
+    r = t.start_req(prompt_len=5, max_new_tokens=tokens)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 3
+
+
+@scripted(EngineConfig(), tiers=("server",))
+def test_elsewhere(t):
+    yield
+    assert t.state.step == 1
+"""
+
+
+@scripted(CONFIG, must_reach=["in flight"])
+def a_race(t):
+    r = t.start_req(prompt_len=125, max_new_tokens=2)
+    yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)
+    t.sometimes("in flight", not r.output_ids)
+    flush = t.flush_cache()
+    yield from t.run_until_finished(r)
+    assert flush.status == 400
+    assert r.output_ids
+
+
+@scripted(CONFIG)
+def a_check_that_holds_both_ways(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert all(one.rid == "x" for one in t.list_active_reqs() if one.rid != r.rid)
+    assert len(r.output_ids) == 3
+
+
+@scripted(CONFIG)
+def never_gets_there(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 3
+    if r.finish_reason == "abort":
+        assert r.error
+
+
+@scripted(CONFIG)
+def fails_by_itself(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 4
+
+
+def _vetted(test: Any, **arguments: Any) -> Any:
+    return vetted(test.scripted, **arguments)
+
+
+def test_a_race_notices_what_an_empty_script_does_not() -> None:
+    findings = _vetted(a_race)
+    assert findings.is_a_test
+    assert "flush-ignores-in-flight" in findings.own
+    assert len(findings.own) < findings.noticed < findings.met
+    assert (findings.always, findings.never) == ((), ())
+
+
+def test_an_assertion_that_holds_both_ways_is_named() -> None:
+    findings = _vetted(a_check_that_holds_both_ways)
+    assert not findings.is_a_test
+    (always,) = findings.always
+    assert "one.rid == 'x'" in always
+
+
+def test_an_assertion_that_was_never_reached_is_named() -> None:
+    (never,) = _vetted(never_gets_there).never
+    assert never.endswith("assert r.error")
+
+
+def test_a_script_that_fails_by_itself_is_told_so() -> None:
+    findings = _vetted(fails_by_itself)
+    assert "assert" in findings.failure
+    assert not findings.is_a_test
+    assert list(findings.lines())[1].startswith("  fails without any bug: ")
+
+
+def _command(*words: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["vet", *map(str, words)])
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "test_to_vet.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_the_command_fails_for_what_every_script_notices(file: Path) -> None:
+    status, said = _command(f"{file}::test_weak")
+    assert status == 1
+    assert "notices only what every script notices" in said
+
+
+def test_a_parameter_has_its_first_value_or_the_one_given(file: Path) -> None:
+    assert "fails without" not in _command(f"{file}::test_of_a_parameter")[1]
+    status, said = _command(f"{file}::test_of_a_parameter", "--arg", "tokens=9")
+    assert status == 1
+    assert "fails without any bug" in said
+
+
+def test_a_script_of_the_server_alone_is_left_out(file: Path) -> None:
+    status, said = _command(f"{file}::test_elsewhere")
+    assert status == 0
+    assert "runs in the server tier only" in said
+
+
+def test_what_scripted_new_writes_is_a_test(tmp_path: Path) -> None:
+    status, said = _command(new_test("race", folder=tmp_path, pp_size=2))
+    assert status == 0, said
+    assert "flush-ignores-in-flight" in said, said
