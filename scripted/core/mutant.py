@@ -1,4 +1,4 @@
-"""A mutant: a small switch that puts a real engine's bug back, one condition at a time.
+"""A mutant: a small switch that puts a real engine's bug back, one condition at a time, and files of them.
 
 It is applied from the harness, in the process that runs the scheduler, and taken back afterwards; the engine's own code
 holds no switch and no bug.
@@ -15,16 +15,16 @@ import functools
 import importlib
 import inspect
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["GALLERY_TESTS", "Mutant", "MutantDoesNotFit"]
-
-GALLERY_TESTS: Final = "tests/registered/gallery"
+__all__ = ["Mutant", "MutantDoesNotFit", "read_mutants"]
 
 
 class MutantDoesNotFit(ScriptDefinitionError):
@@ -147,6 +147,27 @@ class Mutant:
 
     def _misfit(self, why: str) -> MutantDoesNotFit:
         return MutantDoesNotFit(f"the mutant {self.name} does not fit: {why}")
+
+
+def read_mutants(file: Path) -> tuple[Mutant, ...]:
+    """The mutants of a TOML file: a table ``[[mutant]]`` for each, with the fields of ``Mutant``.
+
+    A table ``[every]`` before them has the fields that all of them share.
+    """
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as exc:
+        raise ScriptDefinitionError(f"{file} is no TOML: {exc}") from exc
+    if unknown := set(tables) - {"every", "mutant"}:
+        raise ScriptDefinitionError(f"{file} has tables [every] and [[mutant]] alone, got {sorted(unknown)}")
+    mutants = []
+    for table in tables["mutant"]:
+        try:
+            mutants.append(Mutant(**tables.get("every", {}) | table))
+        except TypeError as exc:
+            name = table.get("name", "without a name")
+            raise ScriptDefinitionError(f"{file}: the mutant {name} must have the fields of Mutant: {exc}") from exc
+    return tuple(mutants)
 
 
 def _definition_in(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:

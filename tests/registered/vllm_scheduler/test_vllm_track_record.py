@@ -16,8 +16,7 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted.adapters.vllm.adapter import TRIED_VERSIONS, installed_version
-from scripted.adapters.vllm.mutants import MUTANTS
+from scripted.adapters.vllm.adapter import MUTANTS, TRIED_VERSIONS, installed_version
 from scripted.core.mutant import Mutant, MutantDoesNotFit
 from scripted.core.named import adapter_named
 from scripted.search.campaign import Campaign, SearchReport

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, RACES, UnknownMutant, mutant_named
+from scripted.core.mutant import read_mutants
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,6 +51,12 @@ def test_the_races_of_the_gallery_are_there():
     """G07 needs a weight update, which the engine does not offer; G27 lives in the live gate, which no script runs."""
     origins = {mutant.origin.partition(":")[0] for mutant in RACES}
     assert {f"G{number:02}" for number in range(1, 29) if number not in (7, 27)} <= origins
+
+
+def test_every_file_of_mutants_is_in_the_table():
+    files = sorted((ROOT / "scripted/adapters/lockstep/bugs").glob("*.toml"))
+    assert files
+    assert {one.name for file in files for one in read_mutants(file)} == {one.name for one in (*MUTANTS, *CONTRACTS)}
 
 
 def _what_runs(mutant):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripted.core.mutant import Mutant, MutantDoesNotFit
+from scripted.core.mutant import Mutant, MutantDoesNotFit, read_mutants
 from scripted.core.refusals import ScriptDefinitionError
 from tests.unit.bugs import cut_here
 from tests.unit.bugs.cut_here import Kinds, add_two, down
@@ -109,3 +109,30 @@ def test_a_mutant_is_either_a_cut_or_a_replacement() -> None:
         mutant("down")
     with pytest.raises(ScriptDefinitionError, match="must have either a cut or a replacement"):
         mutant("down", "x", "y", replacement=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('[[mutants]]\nname = "cut"\n', r"bugs\.toml has tables \[every\] and \[\[mutant\]\] alone, got \['mutants'\]"),
+        ('[[mutant]]\nname = "cut"\nfile = "engine"\n', r"bugs\.toml: the mutant cut must have the fields.*'file'"),
+        ('[[mutant]]\nname = "cut"\ncut = "a"\n', r"bugs\.toml: the mutant cut must have the fields.*'target'"),
+        ('name = "cut', r"bugs\.toml is no TOML"),
+    ],
+)
+def test_a_file_of_mutants_that_cannot_be_read_says_why(tmp_path, text, what):
+    file = tmp_path / "bugs.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ScriptDefinitionError, match=what):
+        read_mutants(file)
+
+
+def test_what_all_mutants_of_a_file_share_stands_once(tmp_path):
+    file = tmp_path / "bugs.toml"
+    shared = '[every]\norigin = "a test"\nbug = "a bug"\nsignature = ""\ntest = "here"\n'
+    both = f'target = "{HERE}:add_two"\ncut = "number"\n'
+    file.write_text(f'{shared}[[mutant]]\nname = "one"\n{both}[[mutant]]\nname = "two"\ntest = "there"\n{both}')
+    assert [(one.name, one.origin, one.test) for one in read_mutants(file)] == [
+        ("one", "a test", "here"),
+        ("two", "a test", "there"),
+    ]

@@ -1,8 +1,6 @@
 """The gallery: real scheduler races of real serving engines, each with a mutant that puts its bug back."""
 
-from scripted.adapters.lockstep.bugs.contracts import CONTRACTS
-from scripted.adapters.lockstep.bugs.escapes import ESCAPES
-from scripted.adapters.lockstep.bugs.mutants import MUTANTS, RACES, UnknownMutant, mutant_named
+from scripted.adapters.lockstep.bugs.mutants import CONTRACTS, ESCAPES, MUTANTS, RACES, UnknownMutant, mutant_named
 from scripted.core.mutant import Mutant
 
 __all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "RACES", "Mutant", "UnknownMutant", "mutant_named"]

@@ -1,65 +1,55 @@
 """The gallery's table: every mutant that is listed and searched for, and how one is found by name.
 
-``RACES`` are bugs of real engines, in the order of the races that they put back; the escapes follow them.
+Each file of mutants is about one part of the engine. ``RACES`` are bugs of real engines, in the order of the races that
+they put back; the escapes follow them. ``CONTRACTS`` are no races, but what a test of the core suite must notice.
 """
 
 from __future__ import annotations
 
 import difflib
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
-from scripted.adapters.lockstep.bugs.contracts import CONTRACTS
-from scripted.adapters.lockstep.bugs.drafting import DRAFTING
-from scripted.adapters.lockstep.bugs.ending import ENDING
-from scripted.adapters.lockstep.bugs.escapes import ESCAPES
-from scripted.adapters.lockstep.bugs.faults import FAULTS
-from scripted.adapters.lockstep.bugs.flushing import FLUSHING
-from scripted.adapters.lockstep.bugs.grammars import GRAMMARS
-from scripted.adapters.lockstep.bugs.host_tier import HOST_TIER
-from scripted.adapters.lockstep.bugs.limits_and_load import LIMITS_AND_LOAD
-from scripted.adapters.lockstep.bugs.loras import LORAS
-from scripted.adapters.lockstep.bugs.memory import MEMORY
-from scripted.adapters.lockstep.bugs.planned_ahead import PLANNED_AHEAD
-from scripted.adapters.lockstep.bugs.planning import PLANNING
-from scripted.adapters.lockstep.bugs.prompt_logprobs import PROMPT_LOGPROBS
-from scripted.adapters.lockstep.bugs.queue_policies import QUEUE_POLICIES
-from scripted.adapters.lockstep.bugs.retracting import RETRACTING
-from scripted.core.mutant import Mutant
+from scripted.core.mutant import Mutant, read_mutants
 
-__all__ = ["MUTANTS", "RACES", "UnknownMutant", "mutant_named", "switched_on"]
+__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "RACES", "UnknownMutant", "mutant_named", "switched_on"]
 
 
 class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-RACES: tuple[Mutant, ...] = (
-    *FLUSHING,
-    *ENDING,
-    *RETRACTING,
-    *PLANNING,
-    *MEMORY,
-    *FAULTS,
-    *DRAFTING,
-    *PROMPT_LOGPROBS,
-    *LIMITS_AND_LOAD,
-    *QUEUE_POLICIES,
-    *GRAMMARS,
-    *LORAS,
-    *HOST_TIER,
-    *PLANNED_AHEAD,
+def _of(*areas: str) -> tuple[Mutant, ...]:
+    return tuple(mutant for area in areas for mutant in read_mutants(Path(__file__).with_name(f"{area}.toml")))
+
+
+RACES = _of(
+    "flushing",
+    "ending",
+    "retracting",
+    "planning",
+    "memory",
+    "faults",
+    "drafting",
+    "prompt_logprobs",
+    "limits_and_load",
+    "queue_policies",
+    "grammars",
+    "loras",
+    "host_tier",
+    "planned_ahead",
 )
-MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
+ESCAPES = _of("escapes")
+MUTANTS = (*RACES, *ESCAPES)
+CONTRACTS = _of("contracts", "step_contracts", "memory_contracts", "window_layers")
 
 
 def mutant_named(name: str) -> Mutant:
     """The mutant of this name, a contract's included. Raises UnknownMutant with the nearest names."""
-    every = (*MUTANTS, *CONTRACTS)
-    for mutant in every:
-        if mutant.name == name:
-            return mutant
-    known = [mutant.name for mutant in every]
-    near = difflib.get_close_matches(name, known, n=1)
+    every = {mutant.name: mutant for mutant in (*MUTANTS, *CONTRACTS)}
+    if name in every:
+        return every[name]
+    near = difflib.get_close_matches(name, every, n=1)
     raise UnknownMutant(
         f"no mutant is called {name!r}; "
         + (f"did you mean {near[0]!r}?" if near else "`scripted gallery list` shows them")
