@@ -31,7 +31,7 @@ from engine.messages import (
     SamplingParams,
     StatsAnswer,
     TokenOutput,
-    decode_reply,
+    decode_replies,
     encode,
 )
 from engine.pipeline.channel import StageChannel, StageChannels
@@ -217,7 +217,7 @@ class LiveLoopBench:
         self._context.destroy(linger=0)
 
     def _reply(self) -> tuple[Reply, ...]:
-        return decode_reply(_receive(self._replies))
+        return decode_replies(_receive(self._replies))
 
     @staticmethod
     def _ended(replies: Sequence[Reply]) -> bool:

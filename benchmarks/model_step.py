@@ -54,7 +54,7 @@ class ModelStepBench:
             name="bench", vocab_size=VOCABULARY, context_length=8192, num_layers=LAYERS, kv_bytes_per_token=4096
         )
         self._runner = StageRunner(config, Limits.of(config, facts), 0, lean=lean)
-        assert self._runner.is_lean is lean, "the lean forward was not taken"
+        assert self._runner.model.is_lean is lean, "the lean forward was not taken"
         self._launched = 0
 
     def prefill(self, row: int, tokens: int, *, cached: int = 0) -> tuple[int, ...]:

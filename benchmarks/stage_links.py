@@ -31,6 +31,7 @@ from engine.links.proof import Claim, Role
 from engine.links.secret import Secret
 from engine.pipeline.channel import StageChannel, StageChannels, hand_over
 from engine.pipeline.wires import Address
+from engine.placement.stage_order import StageOrder
 from engine.process.control import Serving
 from engine.settings import ServerSettings
 
@@ -151,7 +152,11 @@ def _started(parent: PreloadedParent, placement: str, stack: ExitStack) -> Servi
     agents: list[ServerProcess] = []
     if placement == "join":
         gathering = server.wait_gathering(START_TIMEOUT_S)
-        agents = [stack.enter_context(closing(parent.join(gathering, folder / "log"))) for _ in range(STAGES)]
+        order = StageOrder(join=gathering.join)
+        agents = [
+            stack.enter_context(closing(parent.join(order, gathering.secret_file, folder / "log")))
+            for _ in range(STAGES)
+        ]
     serving = server.wait_ready(START_TIMEOUT_S)
     stack.callback(_end, server, agents)
     return serving

@@ -16,7 +16,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds since this clock's start; never goes back."""
-        ...
 
 
 class MonotonicClock:

@@ -63,7 +63,7 @@ __all__ = [
     "UpdateWeights",
     "decode_client_message",
     "decode_pipeline_event",
-    "decode_reply",
+    "decode_replies",
     "encode",
     "ended_by",
 ]
@@ -505,23 +505,8 @@ class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer
 
-_client_message_of: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
-_pipeline_event_of: Callable[[bytes], PipelineEvent] = decoder_of(PipelineEvent)
-_replies_of: Callable[[bytes], tuple[Reply, ...]] = decoder_of(tuple[Reply, ...])
-
 encode = msgspec.msgpack.Encoder().encode
-
-
-def decode_client_message(data: bytes) -> ClientMessage:
-    """Decode one client message. Raises BadFrameError for anything else."""
-    return _client_message_of(data)
-
-
-def decode_pipeline_event(data: bytes) -> PipelineEvent:
-    """Decode one completion, pipeline failure or word of a grammar. Raises BadFrameError for anything else."""
-    return _pipeline_event_of(data)
-
-
-def decode_reply(data: bytes) -> tuple[Reply, ...]:
-    """Decode the replies of one step. Raises BadFrameError for anything else."""
-    return _replies_of(data)
+# Each raises BadFrameError for anything else. The replies are those of one step.
+decode_client_message: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
+decode_pipeline_event: Callable[[bytes], PipelineEvent] = decoder_of(PipelineEvent)
+decode_replies: Callable[[bytes], tuple[Reply, ...]] = decoder_of(tuple[Reply, ...])

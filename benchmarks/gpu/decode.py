@@ -82,7 +82,7 @@ def measure_graphs(setting: Setting) -> list[Table]:
         "lean, graphs": Engine(setting, **_RECORDED),
     }
     for name, engine in engines.items():
-        if engine.runner.is_lean is name.startswith("transformers"):
+        if engine.runner.model.is_lean is name.startswith("transformers"):
             raise RuntimeError(f"{name} must compute, but the other forward was taken; see the log")
     times = _compared("A decode step, ms", engines, setting, setting.batches, _decode_ms)
     same = Table(title="Tokens that are equal with graphs and without, greedily", columns=("batch", "equal, %"))

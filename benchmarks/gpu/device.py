@@ -18,7 +18,7 @@ import transformers
 from benchmarks.checkpoints import SHAPES
 from benchmarks.gpu.results import Table
 from benchmarks.gpu.setting import Setting
-from engine.model.varlen import why_not_shape
+from engine.model.varlen import AttentionShape, why_not_shape
 
 __all__ = ["machine", "measure_device", "measured_bandwidth", "read_bytes"]
 
@@ -77,15 +77,14 @@ def measure_device(setting: Setting) -> list[Table]:
         if not on_cuda:
             taken.rows.append((page_size, None, None))
             continue
-        reason = why_not_shape(
-            torch.device(setting.device),
+        attention = AttentionShape(
             getattr(torch, setting.dtype),
             heads=shape["num_attention_heads"],
             kv_heads=shape["num_key_value_heads"],
             head_dim=shape["head_dim"],
             page_size=page_size,
-            softcap=None,
         )
+        reason = why_not_shape(torch.device(setting.device), attention)
         taken.rows.append((page_size, "no" if reason else "yes", reason or ""))
     return [copied, taken]
 

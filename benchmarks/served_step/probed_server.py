@@ -62,7 +62,7 @@ PARTS: Final = (
     Part(
         "frontend",
         "replies: decoding, handing out",
-        ("engine.frontend.engine_client:decode_reply", "engine.frontend.engine_client:EngineClient._deliver"),
+        ("engine.frontend.engine_client:decode_replies", "engine.frontend.engine_client:EngineClient._deliver"),
     ),
     Part("frontend", "text of tokens", ("engine.frontend.answer:Answer.piece",)),
     Part("frontend", "metrics", ("engine.frontend.metrics:RequestTimes.note",)),

@@ -11,6 +11,7 @@ from engine.cli.flags import refuse_bad_configuration
 from engine.errors import ConfigError
 from engine.links.endpoint import parse_endpoint
 from engine.links.secret import read_secret
+from engine.placement.stage_order import StageOrder
 
 __all__ = ["stage"]
 
@@ -46,13 +47,13 @@ def stage(
     ] = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Run one stage of a server on this machine. The server was started with `engine serve --placement join`."""
-    from engine.launch.agent import AgentOptions, run_agent  # --help and bad flags need none of it
+    from engine.launch.agent import run_agent  # --help and bad flags need none of it
 
     with refuse_bad_configuration():
         _check_node(node)
-        options = AgentOptions(
+        secret = read_secret(secret_file)
+        order = StageOrder(
             join=parse_endpoint(join, "--join"),
-            secret=read_secret(secret_file),
             stage=number,
             listen=parse_endpoint(listen, "--listen") if listen else None,
             advertise=parse_endpoint(advertise, "--advertise") if advertise else None,
@@ -60,7 +61,7 @@ def stage(
             node=node,
             timeout_s=timeout_s,
         )
-    raise typer.Exit(run_agent(options))
+    raise typer.Exit(run_agent(order, secret))
 
 
 def _check_node(node: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from engine.frontend.incoming_text import partial_length
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.messages import FinishReason, Generate, PromptLogprob, TokenLogprob, TokenOutput
 
@@ -121,7 +122,6 @@ class Decoder(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens."""
-        ...
 
 
 class Detokenizer:
@@ -197,7 +197,6 @@ class StopScanner:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
         self.matched: str | None = None
 
@@ -213,7 +212,7 @@ class StopScanner:
             start, self.matched = found
             self._held = ""
             return seen[:start]
-        safe = len(seen) - self._partial_length(seen)
+        safe = len(seen) - partial_length(seen, self._stops)
         self._held = seen[safe:]
         return seen[:safe]
 
@@ -229,14 +228,6 @@ class StopScanner:
             return None
         _, start, stop = min(matches)
         return start, stop
-
-    def _partial_length(self, seen: str) -> int:
-        """The length of the longest tail of the text that may be the beginning of a stop string."""
-        for length in range(min(len(seen), self._longest - 1), 0, -1):
-            tail = seen[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
 
 
 class InputLogprobs:

@@ -25,7 +25,7 @@ from engine.messages import (
     Reply,
     StatsAnswer,
     TokenOutput,
-    decode_reply,
+    decode_replies,
     encode,
 )
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
@@ -124,7 +124,7 @@ class EngineClient:
 
     def _take_frame(self, frame: bytes) -> None:
         try:
-            replies = decode_reply(frame)
+            replies = decode_replies(frame)
         except BadFrameError as exc:
             logger.warning("dropped a frame of %d bytes that is no tuple of replies: %s", len(frame), exc)
             return

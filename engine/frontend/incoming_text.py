@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-__all__ = ["Emit", "IncomingText", "Reading", "dropped"]
+__all__ = ["Emit", "IncomingText", "Reading", "dropped", "partial_length"]
 
 Result = TypeVar("Result")
 # A part of a reader: it yields until there is enough text, and returns what it found.
@@ -113,7 +113,7 @@ class IncomingText:
         while True:
             found = [(at, marker) for marker in markers if (at := self._text.find(marker, self._at)) >= 0]
             at, marker = min(found, default=(len(self._text), ""))
-            safe = at if found or self._ended else at - self._partial_length(markers)
+            safe = at if found or self._ended else at - partial_length(self._text[self._at :], markers)
             if safe > self._at:
                 emit(self._text[self._at : safe])
                 self._at = safe
@@ -124,12 +124,12 @@ class IncomingText:
                 return None
             yield
 
-    def _partial_length(self, markers: Sequence[str]) -> int:
-        """The length of the longest tail of the unread text that may be the beginning of a marker."""
-        unread = self._text[self._at :]
-        longest = max(map(len, markers), default=0) - 1
-        for length in range(min(longest, len(unread)), 0, -1):
-            tail = unread[-length:]
-            if any(marker.startswith(tail) for marker in markers):
-                return length
-        return 0
+
+def partial_length(text: str, markers: Sequence[str]) -> int:
+    """The length of the longest tail of a text that may be the beginning of a marker."""
+    longest = max(map(len, markers), default=0) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        tail = text[-length:]
+        if any(marker.startswith(tail) for marker in markers):
+            return length
+    return 0

@@ -19,27 +19,7 @@ from engine.messages import FAILURES, EngineStats, FinishReason, TokenOutput
 __all__ = ["Metrics", "RequestTimes"]
 
 PREFIX = "engine_"
-FIRST_TOKEN_BUCKETS_S = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-)
+TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 REQUEST_BUCKETS_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -56,7 +36,7 @@ class Metrics:
         self._registry.register(self._scheduler)
         self._model = model
         self.first_token = self._histogram(
-            "time_to_first_token_seconds", "From the request's arrival to its first token.", FIRST_TOKEN_BUCKETS_S
+            "time_to_first_token_seconds", "From the request's arrival to its first token.", TTFT_BUCKETS_S
         )
         self.inter_token = self._histogram(
             "inter_token_latency_seconds", "Between two outputs of a request, for each token of it.", TOKEN_BUCKETS_S

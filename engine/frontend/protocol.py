@@ -246,16 +246,22 @@ class StructuredOutputs(NullableBody):
         }
 
 
-class SamplingBody(StrictBody):
-    """``sampling_params`` of a request; the defaults are those of ``engine.messages.SamplingParams``."""
+class RequestFields(StrictBody):
+    """What both protocols say of a request beside its prompt and its sampling."""
 
-    max_new_tokens: int = Field(
-        default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only"
-    )
-    min_new_tokens: int = Field(default=_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
+    stream: bool = False
+    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the answer")
+    priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
+
+
+class SamplingFields(StrictBody):
+    """What both protocols say of sampling; the defaults are those of ``engine.messages.SamplingParams``."""
+
     temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
     top_p: float = Field(default=_DEFAULTS.top_p, gt=0, le=1)
-    top_k: int = Field(default=_DEFAULTS.top_k, ge=-1, le=MAX_INT32)
+    top_k: int = Field(default=_DEFAULTS.top_k, ge=-1, le=MAX_INT32, description="-1: no limit")
     min_p: float = Field(default=_DEFAULTS.min_p, ge=0, le=1)
     frequency_penalty: float = Field(default=_DEFAULTS.frequency_penalty, ge=-2, le=2)
     presence_penalty: float = Field(default=_DEFAULTS.presence_penalty, ge=-2, le=2)
@@ -265,25 +271,56 @@ class SamplingBody(StrictBody):
     stop_token_ids: TokenIds = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
     logit_bias: LogitBias = Field(default={})
+
+    @model_validator(mode="after")
+    def _sampling_rules(self) -> Self:
+        if self.top_k == 0:
+            raise FieldError(
+                "top_k", "top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token"
+            )
+        if (count := len(self.stop_strings)) > MAX_STOP_STRINGS:
+            raise FieldError("stop", f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
+        return self
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple, however it was given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling_params(self, most: int, least: int, grammar: tuple[str, Grammar] | None) -> SamplingParams:
+        """The same as the scheduler takes it, for at most and at least so many new tokens."""
+        converted = {"stop", "stop_token_ids", "logit_bias"}
+        values = {name: getattr(self, name) for name in SamplingFields.model_fields.keys() - converted}
+        return SamplingParams(
+            **values,
+            max_new_tokens=most,
+            min_new_tokens=least,
+            stop=self.stop_strings,
+            stop_token_ids=tuple(self.stop_token_ids),
+            logit_bias=tuple(sorted(self.logit_bias.items())),
+            grammar=None if grammar is None else grammar[1],
+        )
+
+
+class SamplingBody(SamplingFields):
+    """``sampling_params`` of a request."""
+
+    max_new_tokens: int = Field(
+        default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only"
+    )
+    min_new_tokens: int = Field(default=_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
     json_schema: Schema | None = Field(default=None, description="the output is JSON of this schema")
     regex: GrammarText | None = Field(default=None, description="the whole output matches this")
     ebnf: GrammarText | None = Field(default=None, description="the output follows this grammar, in GBNF or Lark")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> SamplingBody:
-        if self.top_k == 0:
-            raise FieldError(
-                "top_k", "top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token"
-            )
         if self.min_new_tokens > self.max_new_tokens:
             raise FieldError(
                 "min_new_tokens",
                 f"min_new_tokens must be <= max_new_tokens={self.max_new_tokens}, got {self.min_new_tokens}; "
                 "lower it or raise max_new_tokens",
             )
-        if len(self.stop_strings) > MAX_STOP_STRINGS:
-            count = len(self.stop_strings)
-            raise FieldError("stop", f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
         grammar_among(self._grammars)
         return self
 
@@ -300,40 +337,22 @@ class SamplingBody(StrictBody):
         """What the output must be, and the field that says it."""
         return grammar_among(self._grammars)
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as a tuple, however it was given."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
     def params(self) -> SamplingParams:
         """The same as the scheduler takes it."""
-        values = self.model_dump(exclude={"stop", "stop_token_ids", "logit_bias", "json_schema", "regex", "ebnf"})
-        grammar = self.grammar
-        return SamplingParams(
-            **values,
-            stop=self.stop_strings,
-            stop_token_ids=tuple(self.stop_token_ids),
-            logit_bias=tuple(sorted(self.logit_bias.items())),
-            grammar=None if grammar is None else grammar[1],
-        )
+        return self.sampling_params(self.max_new_tokens, self.min_new_tokens, self.grammar)
 
 
-class GenerateBody(StrictBody):
+class GenerateBody(RequestFields):
     """The body of ``POST /generate``: exactly one of ``text`` and ``input_ids``."""
 
     text: str | None = None
     input_ids: TokenIds | None = None
     sampling_params: SamplingBody = SamplingBody()
-    stream: bool = False
-    rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
-    priority: int = Field(default=0, ge=-MAX_INT32, le=MAX_INT32)
     return_logprob: bool = False
     top_logprobs_num: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     logprob_start_len: int = Field(
         default=-1, ge=-1, le=MAX_INT32, description="the prompt's logprobs too, from this position on; -1: none"
     )
-    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
-    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
     lora_path: LoraName | None = Field(default=None, description="the name of the LoRA to compute with")
 
     @model_validator(mode="after")

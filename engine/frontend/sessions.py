@@ -60,15 +60,12 @@ class Shape(Protocol):
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
         """The body of an answer in one, from the answers of all choices."""
-        ...
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:
         """The events of a stream that show one piece of one choice; there may be none."""
-        ...
 
     def last_events(self) -> Iterable[msgspec.Struct]:
         """The events after the last piece of the last choice."""
-        ...
 
 
 class NativeShape:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from engine.frontend.answer import REPLACEMENT, Decoder
 
-__all__ = ["AddedToken", "AddedTokens", "MarkerDecoders", "TokenTexts", "Vocabulary"]
+__all__ = ["MarkerDecoder", "TokenTexts", "Vocabulary"]
 
 CACHED_TOKENS = 65_536
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -24,7 +24,6 @@ class Vocabulary(Decoder, Protocol):
 
     def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the tokenizer's own name
         """A token's piece as the vocabulary spells it."""
-        ...
 
 
 class TokenTexts:
@@ -56,49 +55,16 @@ class TokenTexts:
         return text.encode()
 
 
-class AddedToken(Protocol):
-    """A token that was added to a vocabulary."""
+class MarkerDecoder:
+    """Shows markers, though they may be special tokens, and leaves the other special tokens out as the library does."""
 
-    content: str
-    special: bool
-
-
-class AddedTokens(Decoder, Protocol):
-    """The part of a tokenizer that is needed here."""
-
-    def get_added_tokens_decoder(self) -> Mapping[int, AddedToken]:
-        """The tokens that were added to the vocabulary, by id."""
-        ...
-
-
-class _MarkerDecoder:
-    """Leaves the other special tokens out before the library decodes the rest as one text."""
-
-    def __init__(self, tokenizer: Decoder, hidden: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Decoder, special_ids: Mapping[str, int], markers: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._hidden = hidden
+        self._hidden = frozenset(token_id for text, token_id in special_ids.items() if text not in markers)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = [token_id for token_id in ids if token_id not in self._hidden] if skip_special_tokens else ids
         return self._tokenizer.decode(shown, skip_special_tokens=False)
-
-
-class MarkerDecoders:
-    """Decoders of one tokenizer, one for each set of markers."""
-
-    def __init__(self, tokenizer: AddedTokens) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
-        self._made: dict[tuple[str, ...], Decoder] = {}
-
-    def showing(self, markers: tuple[str, ...]) -> Decoder:
-        """A decoder that shows these markers; the tokenizer itself when none of them is a special token."""
-        if markers not in self._made:
-            hidden = frozenset(token_id for token_id, text in self._special.items() if text not in markers)
-            shows_all = len(hidden) == len(self._special)
-            self._made[markers] = self._tokenizer if shows_all else _MarkerDecoder(self._tokenizer, hidden)
-        return self._made[markers]
 
 
 @functools.cache

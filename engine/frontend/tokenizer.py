@@ -36,7 +36,6 @@ class TemplateSource(Protocol):
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
         """The prompt of a conversation."""
-        ...
 
 
 class ChatTemplate:

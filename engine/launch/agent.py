@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from engine import __version__
@@ -48,6 +47,7 @@ from engine.placement.messages import (
     ToAgent,
     decode_to_agent,
 )
+from engine.placement.stage_order import StageOrder
 from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
 from engine.process.death import EXIT_FAILED, describe_status
 from engine.process.logs import configure_logging
@@ -55,7 +55,7 @@ from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
 from engine.settings import ServerSettings
 
-__all__ = ["AgentOptions", "run_agent"]
+__all__ = ["run_agent"]
 
 EXIT_OK: Final = 0
 ANY_STAGE: Final = -1
@@ -66,37 +66,16 @@ FIRST_SILENCE_S: Final = 10.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentOptions:
-    """What a stage is started with. ``join`` is where its server listens.
-
-    ``listen`` is where the stage before connects, unless said the interface by which the server was reached;
-    ``advertise`` is what others are told instead. ``model`` is the checkpoint's path here, if it is another one than on
-    the server. ``node`` is the name of this machine in causes, its host name if empty, and ``address`` its address in
-    its cluster. ``timeout_s`` bounds the wait for a server that is not there yet.
-    """
-
-    join: Endpoint
-    secret: Secret
-    stage: int | None = None
-    listen: Endpoint | None = None
-    advertise: Endpoint | None = None
-    model: str = ""
-    node: str = ""
-    address: str = ""
-    timeout_s: float = 600.0
-
-
-def run_agent(options: AgentOptions) -> int:
+def run_agent(order: StageOrder, secret: Secret) -> int:
     """Run one stage until its server ends: the exit status, 0 after an end in order. Reasons are on stderr."""
     keep_private()
     with SignalWatch() as signals:
         try:
             import_stage()
-            connection = _connected(options, signals)
+            connection = _connected(order, secret, signals)
             if connection is None:
                 return EXIT_FAILED
-            agent = _Agent(options, connection, signals)
+            agent = _Agent(order, secret, connection, signals)
         except EngineError as exc:
             return _failed(str(exc))
         try:
@@ -105,11 +84,11 @@ def run_agent(options: AgentOptions) -> int:
             agent.close()
 
 
-def _connected(options: AgentOptions, signals: SignalWatch) -> socket.socket | None:
+def _connected(order: StageOrder, secret: Secret, signals: SignalWatch) -> socket.socket | None:
     """A connection to the server, waited for; None when the user asked for an end meanwhile."""
-    claim = Claim(Role.CONTROL, ANY_STAGE if options.stage is None else options.stage)
-    address = LinkAddress(options.join, options.secret, claim, FIRST_SILENCE_S)
-    deadline = time.monotonic() + options.timeout_s
+    claim = Claim(Role.CONTROL, ANY_STAGE if order.stage is None else order.stage)
+    address = LinkAddress(order.join, secret, claim, FIRST_SILENCE_S)
+    deadline = time.monotonic() + order.timeout_s
     has_said = False
     while True:
         try:
@@ -117,11 +96,11 @@ def _connected(options: AgentOptions, signals: SignalWatch) -> socket.socket | N
         except OSError as exc:
             if time.monotonic() >= deadline:
                 raise StartupError(
-                    f"a server must listen on {options.join}, but: {exc.strerror or exc}; start `engine serve "
+                    f"a server must listen on {order.join}, but: {exc.strerror or exc}; start `engine serve "
                     "--placement join` there, and see that no firewall is between"
                 ) from exc
             if not has_said:
-                _say(f"waiting for a server at {options.join} ({exc.strerror or exc})")
+                _say(f"waiting for a server at {order.join} ({exc.strerror or exc})")
                 has_said = True
         if _is_asked_to_end(signals, RETRY_S):
             return None
@@ -136,12 +115,13 @@ def _is_asked_to_end(signals: SignalWatch, wait_s: float) -> bool:
 class _Agent:
     """The agent of one stage, from its first message to the end of the stage's process."""
 
-    def __init__(self, options: AgentOptions, connection: socket.socket, signals: SignalWatch) -> None:
-        self._options = options
+    def __init__(self, order: StageOrder, secret: Secret, connection: socket.socket, signals: SignalWatch) -> None:
+        self._order = order
+        self._secret = secret
         self._signals = signals
         here = Endpoint(connection.getsockname()[0], 0)
         self._link = ControlLink[ToAgent](connection, decode_to_agent)
-        self._listener = bound_at(options.listen or here, "--listen")
+        self._listener = bound_at(order.listen or here, "--listen")
         self._folder = PrivateDir()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._link, selectors.EVENT_READ, self._on_server)
@@ -158,15 +138,15 @@ class _Agent:
 
     def run(self) -> int:
         """Join, and do what the server says until the end."""
-        listens = self._options.advertise or Endpoint(*self._listener.getsockname()[:2])
+        listens = self._order.advertise or Endpoint(*self._listener.getsockname()[:2])
         self._link.send(
             Join(
                 version=__version__,
-                node=self._options.node or platform.node(),
+                node=self._order.node or platform.node(),
                 pid=os.getpid(),
-                stage=self._options.stage,
+                stage=self._order.stage,
                 listens=listens,
-                address=self._options.address,
+                address=self._order.address,
             )
         )
         try:
@@ -206,7 +186,7 @@ class _Agent:
     def _obey(self, message: ToAgent) -> None:
         match message:
             case Refused():
-                raise StartupError(f"the server at {self._options.join} does not take this stage: {message.why}")
+                raise StartupError(f"the server at {self._order.join} does not take this stage: {message.why}")
             case Assigned():
                 self._prepare(message)
             case Begin():
@@ -233,11 +213,11 @@ class _Agent:
         from engine.model.checkpoint_digest import checkpoint_digest
 
         settings = ServerSettings.model_validate_json(order.settings)
-        if self._options.model:
-            settings = settings.model_copy(update={"model": self._options.model})
+        if self._order.model:
+            settings = settings.model_copy(update={"model": self._order.model})
         self._settings, self._stage, self._stages_here = settings, order.stage, order.stages_here
         configure_logging(settings)
-        _say(f"joined {self._options.join} as {STAGE_PREFIX}{self._stage}")
+        _say(f"joined {self._order.join} as {STAGE_PREFIX}{self._stage}")
         require_files(settings)
         takes_openvino(settings)
         facts = read_facts(settings)
@@ -283,13 +263,13 @@ class _Agent:
     def _run_stage(
         self, settings: ServerSettings, limits: Limits, book: tuple[Endpoint, ...], control: Control
     ) -> None:
-        stage, silence_s, secret = self._stage, settings.heartbeat_timeout_s, self._options.secret
+        stage, silence_s, secret = self._stage, settings.heartbeat_timeout_s, self._secret
 
         def address(endpoint: Endpoint, role: Role) -> LinkAddress:
             return LinkAddress(endpoint, secret, Claim(role, stage), silence_s)
 
         wires = StageWires(
-            scheduler=address(self._options.join, Role.PLANS),
+            scheduler=address(self._order.join, Role.PLANS),
             before=functools.partial(LinkListener, self._listener, secret, silence_s=silence_s) if stage else None,
             after=address(book[stage + 1], Role.HIDDEN) if stage + 1 < limits.pp_size else None,
         )
@@ -318,7 +298,7 @@ class _Agent:
         if self._was_told:
             self._over = EXIT_OK
         else:
-            self._fail(f"the server at {self._options.join} is lost: {why}")
+            self._fail(f"the server at {self._order.join} is lost: {why}")
 
     # ---- the stage ----
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -25,35 +24,30 @@ __all__ = ["Announce", "HarnessView", "OperatorView", "StartView"]
 Announce = Callable[[Serving | Gathering], None]
 
 
-class StartView(Protocol):
-    """Sees a server start."""
+class StartView:
+    """Sees a server start. This one looks away."""
 
     def gathering(self, gathering: Gathering) -> None:
         """Learn where stages are waited for."""
-        ...
 
     def resolved(self, limits: Limits) -> None:
         """Learn the numbers that are served with, once the machines of all stages have said what they have."""
-        ...
 
     def loading(self) -> AbstractContextManager[None]:
         """Watch while the processes load."""
-        ...
+        return nullcontext()
 
     def loaded(self, name: str, progress: Loading) -> None:
         """Learn how far a process is."""
-        ...
 
     def learned(self, about: Mapping[str, str]) -> None:
         """Learn what a process found out about what it serves."""
-        ...
 
     def serving(self, serving: Serving) -> None:
         """Learn that every process is ready."""
-        ...
 
 
-class HarnessView:
+class HarnessView(StartView):
     """A harness, which waits for a call."""
 
     def __init__(self, announce: Announce) -> None:
@@ -62,23 +56,11 @@ class HarnessView:
     def gathering(self, gathering: Gathering) -> None:
         self._announce(gathering)
 
-    def resolved(self, limits: Limits) -> None:
-        pass
-
-    def loading(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def loaded(self, name: str, progress: Loading) -> None:
-        pass
-
-    def learned(self, about: Mapping[str, str]) -> None:
-        pass
-
     def serving(self, serving: Serving) -> None:
         self._announce(serving)
 
 
-class OperatorView:
+class OperatorView(StartView):
     """A person or a log: bars on stderr if that is a terminal, then on stdout some lines of text, or one of JSON.
 
     ``started_s`` is the start on the monotonic clock. Starts no thread: the bars are drawn when they move.
@@ -101,7 +83,7 @@ class OperatorView:
         command = f"engine stage --join {gathering.join} --secret-file {gathering.secret_file}"
         line = f"Waiting for {gathering.stages} stages; start each on its machine, with a copy of the secret file"
         if self._settings.log_format == "json":
-            self._write_json(line, join=gathering.join, secret_file=gathering.secret_file, command=command)
+            self._write_json(line, join=str(gathering.join), secret_file=gathering.secret_file, command=command)
         else:
             sys.stdout.write(f"{line}:\n  {command}\n")
         sys.stdout.flush()

@@ -19,8 +19,9 @@ from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.links.listener import LinkListener, bound_at
 from engine.links.secret import Secret, read_secret
 from engine.pipeline.progress import Phase, StageProgress
-from engine.placement.ray_order import RAY, RayOrder, StageWay, become_driver, require_ray
+from engine.placement.ray_order import RAY, RayOrder, become_driver, require_ray
 from engine.placement.rendezvous import Rendezvous
+from engine.placement.stage_order import StageOrder
 from engine.process.control import Gathering
 from engine.process.private_dir import SECRET_FILE, PrivateDir
 from engine.settings import ServerSettings
@@ -39,7 +40,7 @@ class RayStages:
         """Start the driver, which has the stages join there. It cleans up after the end of the supervisor too."""
         order = RayOrder(
             settings=self._settings.model_dump_json(),
-            ways=self._ways(gathering),
+            stages=self._stages(gathering),
             secret_file=gathering.secret_file,
             deadline=time.monotonic() + self._settings.start_timeout_s,
             temp_dir=self._folder,
@@ -50,10 +51,10 @@ class RayStages:
         """Remove the folder; idempotent."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _ways(self, gathering: Gathering) -> tuple[StageWay, ...]:
+    def _stages(self, gathering: Gathering) -> tuple[StageOrder, ...]:
         if self._settings.placement_options:
-            return msgspec.json.decode(self._settings.placement_options, type=tuple[StageWay, ...])
-        return (StageWay(join=gathering.join),) * gathering.stages
+            return msgspec.json.decode(self._settings.placement_options, type=tuple[StageOrder, ...])
+        return (StageOrder(join=gathering.join),) * gathering.stages
 
 
 class Meeting(msgspec.Struct):
@@ -104,9 +105,7 @@ class MeetingPlace:
 
         return Meeting(
             rendezvous=Rendezvous(settings, listener, digests, ours, tell_phase),
-            gathering=Gathering(
-                join=str(_reachable(listener.endpoint)), secret_file=str(path), stages=settings.pp_size
-            ),
+            gathering=Gathering(join=_reachable(listener.endpoint), secret_file=str(path), stages=settings.pp_size),
             plans=theirs,
             progress=progress,
             ray=RayStages(settings) if settings.placement == "ray" else None,

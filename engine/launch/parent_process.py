@@ -24,14 +24,13 @@ import msgspec
 
 from engine.frames import BadFrameError
 from engine.interruption import EXIT_INTERRUPTED
-from engine.launch.agent import AgentOptions, run_agent
+from engine.launch.agent import run_agent
 from engine.launch.imports import import_engine
 from engine.launch.preload import (
     FRAME_BYTES,
     Exited,
     Forked,
     News,
-    Open,
     Order,
     ServeRequest,
     StageRequest,
@@ -39,7 +38,6 @@ from engine.launch.preload import (
 )
 from engine.launch.supervisor import supervise
 from engine.links.secret import read_secret
-from engine.process.control import Gathering, Serving
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import close_inherited_files, die_with_parent
 from engine.settings import ServerSettings
@@ -194,20 +192,12 @@ def _serve(request: ServeRequest, news: socket.socket) -> int:
     os.chdir(request.working_dir)
     sys.path[:] = request.import_path
     settings = ServerSettings.model_validate_json(request.settings)
-    return supervise(settings, Path(request.private_dir), announce=functools.partial(_announce, news))
+    return supervise(settings, Path(request.private_dir), announce=functools.partial(_tell, news))
 
 
 def _join(request: StageRequest) -> int:
     tempfile.tempdir = request.temp_dir or None
-    options = AgentOptions(
-        join=request.join,
-        secret=read_secret(Path(request.secret_file)),
-        stage=request.stage,
-        listen=request.listen,
-        advertise=request.advertise,
-        node=request.node,
-    )
-    return run_agent(options)
+    return run_agent(request.order, read_secret(Path(request.secret_file)))
 
 
 def _redirect_output(log_path: Path) -> None:
@@ -215,10 +205,6 @@ def _redirect_output(log_path: Path) -> None:
     for standard in (1, 2):
         os.dup2(log, standard)
     os.close(log)
-
-
-def _announce(news: socket.socket, what: Serving | Gathering) -> None:
-    _tell(news, what if isinstance(what, Gathering) else Open(base_url=what.base_url, pids=what.pids))
 
 
 def _tell(news: socket.socket, message: News) -> None:

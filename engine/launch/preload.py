@@ -14,14 +14,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
 from engine.errors import StartupError
 from engine.frames import decoder_of
-from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.placement.stage_order import StageOrder
 from engine.process.control import Gathering, Serving
 from engine.process.death import read_death_report
 from engine.settings import REVEAL_KEYS, ServerSettings
@@ -48,15 +47,11 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StageRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask for a stage that joins a server at ``join``. The secret is in a file. The same two sockets come with it."""
+    """Ask for a stage that joins a server. The secret is in a file. The same two sockets come with it."""
 
-    join: Endpoint
+    order: StageOrder
     secret_file: str
     log_path: str
-    stage: int | None = None
-    listen: Endpoint | None = None
-    advertise: Endpoint | None = None
-    node: str = ""
     temp_dir: str = ""
 
 
@@ -69,21 +64,17 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
 
 
-class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    base_url: str
-    pids: dict[str, int]
-
-
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The supervisor ended; negative is a signal, as subprocess counts it. The last thing on the news socket."""
 
     status: int
 
 
-News = Forked | Gathering | Open | Exited
+News = Forked | Gathering | Serving | Exited
 
 decode_order: Callable[[bytes], Order] = decoder_of(Order)
 _news_of: Callable[[bytes], News] = decoder_of(News)
+_Early = TypeVar("_Early", Gathering, Serving)
 
 
 class ServerProcess:
@@ -93,8 +84,7 @@ class ServerProcess:
         self._lifeline = lifeline
         self._news = news
         self._private_dir = private_dir
-        self._open: Open | None = None
-        self._gathering: Gathering | None = None
+        self._told: dict[type[msgspec.Struct], News] = {}
         self._status: int | None = None
         forked = self._next_news(None)
         if not isinstance(forked, Forked):
@@ -110,22 +100,14 @@ class ServerProcess:
 
         Raises StartupError, which carries the cause, when it ended first, TimeoutError when the time is up.
         """
-        while self._open is None and self._status is None:
-            self._take(self._next_news(timeout_s))
-        if self._open is None:
-            raise self._ended_early()
-        return Serving(base_url=self._open.base_url, pids=self._open.pids)
+        return self._first(Serving, timeout_s)
 
     def wait_gathering(self, timeout_s: float) -> Gathering:
         """Wait until the server waits for stages to join: where, and the file with the secret.
 
         Raises StartupError when it ended first, TimeoutError when the time is up.
         """
-        while self._gathering is None and self._status is None:
-            self._take(self._next_news(timeout_s))
-        if self._gathering is None:
-            raise self._ended_early()
-        return self._gathering
+        return self._first(Gathering, timeout_s)
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the end: the exit status. Raises TimeoutError when it lives on for ``timeout_s`` seconds."""
@@ -151,11 +133,15 @@ class ServerProcess:
         self._lifeline.close()
         self._news.close()
 
-    def _ended_early(self) -> StartupError:
+    def _first(self, kind: type[_Early], timeout_s: float) -> _Early:
+        while (news := self._told.get(kind)) is None and self._status is None:
+            self._take(self._next_news(timeout_s))
+        if isinstance(news, kind):
+            return news
         report = read_death_report(self._private_dir)
         cause = report.cause if report is not None else "it left no report; see its log"
         who = report.process if report is not None else "server"
-        return StartupError(f"the server ended with status {self._status} before it was ready; {who}: {cause}")
+        raise StartupError(f"the server ended with status {self._status} before it was ready; {who}: {cause}")
 
     def _signal(self, number: signal.Signals) -> None:
         # A pid may belong to another process once its own is gone.
@@ -173,11 +159,8 @@ class ServerProcess:
             return False
 
     def _take(self, news: News) -> None:
-        if isinstance(news, Open):
-            self._open = news
-        elif isinstance(news, Gathering):
-            self._gathering = news
-        elif isinstance(news, Exited):
+        self._told[type(news)] = news
+        if isinstance(news, Exited):
             self._status = news.status
 
     def _next_news(self, timeout_s: float | None) -> News:
@@ -234,32 +217,13 @@ class PreloadedParent:
         )
         return self._fork(request, private_dir)
 
-    def join(
-        self,
-        gathering: Gathering,
-        log_path: Path,
-        *,
-        stage: int | None = None,
-        listen: Endpoint | None = None,
-        advertise: Endpoint | None = None,
-        node: str = "",
-        temp_dir: str = "",
-    ) -> ServerProcess:
+    def join(self, order: StageOrder, secret_file: str, log_path: Path, *, temp_dir: str = "") -> ServerProcess:
         """Fork the agent of a stage that joins a server, as `engine stage --join` does. Otherwise as ``serve``.
 
-        ``gathering.join`` may be changed to the address of a relay before the server. The agent's files are in
-        ``temp_dir``, so that one that is killed leaves none elsewhere.
+        The agent's files are in ``temp_dir``, so that one that is killed leaves none elsewhere.
         """
-        request = StageRequest(
-            join=parse_endpoint(gathering.join, "join"),
-            secret_file=gathering.secret_file,
-            log_path=str(log_path.absolute()),
-            stage=stage,
-            listen=listen,
-            advertise=advertise,
-            node=node,
-            temp_dir=temp_dir,
-        )
+        log = str(log_path.absolute())
+        request = StageRequest(order=order, secret_file=secret_file, log_path=log, temp_dir=temp_dir)
         return self._fork(request, log_path.parent)
 
     def _fork(self, request: Order, private_dir: Path) -> ServerProcess:
@@ -298,7 +262,5 @@ class PreloadedParent:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()

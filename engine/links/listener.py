@@ -41,8 +41,8 @@ class Link:
     peer: str
 
 
-def bound_at(endpoint: Endpoint, name: str) -> socket.socket:
-    """A TCP socket that has its port and does not listen yet: a peer that connects is refused, and may try again.
+def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> socket.socket:
+    """A TCP socket that has its port. Without ``backlog`` it does not listen yet: a peer is refused, and may try again.
 
     Port 0 takes any free one. Raises StartupError, which mentions ``name``, when the socket cannot be bound.
     """
@@ -58,11 +58,13 @@ def bound_at(endpoint: Endpoint, name: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        if backlog is not None:
+            listener.listen(backlog)
     except OSError as exc:
         listener.close()
         raise StartupError(
             f"{name} must be an address of this machine with a free port, got {endpoint}: {exc.strerror or exc}; "
-            "choose another one, or port 0 for any free one"
+            "end what uses it, choose another one, or port 0 for any free one"
         ) from exc
     return listener
 

@@ -7,7 +7,7 @@ several stages can live in one process. Called once a layer and forward.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from engine.errors import StepFailedError
 from engine.model.batch import AttentionGroup, LayersBatch, LayersView
 from engine.model.kv_pool import KVPool
 
-__all__ = ["IMPLEMENTATION", "LayerAttention", "PagedAttention", "StageAttention", "register"]
+__all__ = ["IMPLEMENTATION", "LayerAttention", "PagedAttention", "Scoring", "StageAttention", "register"]
 
 IMPLEMENTATION = "lockstep_paged"
 
@@ -54,6 +54,14 @@ class StageAttention:
         return self.batch.window
 
 
+class Scoring(NamedTuple):
+    """How scores are made of a product: scaled, within a window if there is one, capped if the model does that."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
 class PagedAttention(ABC):
     """The attention of one layer over its part of the pool; ``layer`` is the layer's place within its pool."""
 
@@ -69,16 +77,7 @@ class PagedAttention(ABC):
         self._keys, self._values = pool.keys[self._layer], pool.values[self._layer]
 
     @abstractmethod
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """Store key and value, then attend: query [tokens, heads, size], key and value [tokens, kv heads, size].
 
         Returns [tokens, heads, size].
@@ -88,53 +87,39 @@ class PagedAttention(ABC):
 class LayerAttention(PagedAttention):
     """Gathers keys and values, then attends. Runs on any device."""
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """The pool may be of another type than the query: keys and values are rounded to it, then computed with."""
-        batch = self._stage.enter(windowed=self._windowed, window=window)
+        batch = self._stage.enter(windowed=self._windowed, window=scoring.window)
         self._keys.index_copy_(1, batch.new_slots, key.transpose(0, 1).to(self._keys.dtype))
         self._values.index_copy_(1, batch.new_slots, value.transpose(0, 1).to(self._values.dtype))
-        outputs = [
-            self._attend(query[group.tokens], group, scale=scale, window=window, softcap=softcap)
-            for group in batch.groups
-        ]
+        outputs = [self._attend(query[group.tokens], group, scoring) for group in batch.groups]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _attend(
-        self, query: torch.Tensor, group: AttentionGroup, *, scale: float, window: int | None, softcap: float | None
-    ) -> torch.Tensor:
+    def _attend(self, query: torch.Tensor, group: AttentionGroup, scoring: Scoring) -> torch.Tensor:
         """One group: query [rows * queries, heads, size] to the same shape."""
         tokens, heads, size = query.shape
         keys = _gather(self._keys, group).to(query.dtype)  # [kv heads, rows, keys, size]
         values = _gather(self._values, group).to(query.dtype)
         kv_heads = keys.shape[0]
         shared = heads // kv_heads
-        causal = softcap is None and group.causal(window)
-        mask = None if causal else group.mask(window, query.dtype)
+        causal = scoring.softcap is None and group.causal(scoring.window)
+        mask = None if causal else group.mask(scoring.window, query.dtype)
         if group.queries == 1:
             # The heads that share a KV head stand where queries usually do, so that K and V need no repeating.
             query = query.reshape(tokens, kv_heads, shared, size).transpose(0, 1)
-            attended = _attention(query, keys, values, mask, scale, softcap)
+            attended = _attention(query, keys, values, mask, scoring)
             return attended.transpose(0, 1).reshape(tokens, heads, size)
         if group.rows > 1:
             assert mask is not None, "rows with several queries each see other keys"
             # The same, with a row's queries one after the other for each of these heads.
             together = (group.rows, group.queries, kv_heads, shared, size)
             query = query.reshape(together).permute(2, 0, 3, 1, 4).flatten(2, 3)
-            attended = _attention(query, keys, values, mask.repeat(1, 1, shared, 1), scale, softcap)
+            attended = _attention(query, keys, values, mask.repeat(1, 1, shared, 1), scoring)
             attended = attended.reshape(kv_heads, group.rows, shared, group.queries, size)
             return attended.permute(1, 3, 0, 2, 4).reshape(tokens, heads, size)
         query = query.transpose(0, 1).reshape(kv_heads, shared, tokens, size)
         keys, values = keys.expand(-1, shared, -1, -1), values.expand(-1, shared, -1, -1)
-        attended = _attention(query, keys, values, mask, scale, softcap, causal=causal)
+        attended = _attention(query, keys, values, mask, scoring, causal=causal)
         return attended.reshape(heads, tokens, size).transpose(0, 1)
 
 
@@ -161,9 +146,9 @@ def _paged_attention(
     if s_aux is not None:
         raise StepFailedError("attention sinks are not supported by paged attention; serve a model without them")
     layer: PagedAttention = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set at load
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    tokens_first = [states[0].transpose(0, 1) for states in (query, key, value)]
-    return layer.attend(*tokens_first, scale=scale, window=sliding_window, softcap=softcap)[None], None
+    scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    return layer.attend(query, key, value, scoring)[None], None
 
 
 def _gather(slots: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
@@ -181,11 +166,11 @@ def _attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,
-    scale: float,
-    softcap: float | None,
+    scoring: Scoring,
     *,
     causal: bool = False,
 ) -> torch.Tensor:
+    scale, _, softcap = scoring
     if softcap is None:
         return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, is_causal=causal)
     scores = torch.tanh(query @ keys.transpose(-1, -2) * (scale / softcap)) * softcap

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
+from engine.errors import StepFailedError
 from engine.model.kv_pool import KVPool, Slots
 from engine.model.newest_tokens import AheadIds
 from engine.model.transfer import sent
@@ -29,6 +30,7 @@ __all__ = [
     "PageTable",
     "PoolView",
     "emitters_of",
+    "require_hidden",
 ]
 
 
@@ -296,6 +298,14 @@ class DecodeBatch:
     def emitters(self) -> list[Segment]:
         """The segments that choose a token, in order."""
         return emitters_of(self.segments)
+
+
+def require_hidden(hidden: torch.Tensor | None, tokens: int, hidden_size: int) -> torch.Tensor:
+    """What the stage before has sent. Raises StepFailedError for another shape than a batch's, or for nothing."""
+    shape, found = (tokens, hidden_size), None if hidden is None else tuple(hidden.shape)
+    if hidden is None or found != shape:
+        raise StepFailedError(f"hidden states from the stage before must have shape {shape}, got {found}")
+    return hidden
 
 
 def emitters_of(segments: Sequence[Segment]) -> list[Segment]:

@@ -13,8 +13,7 @@ from typing import Final
 
 import torch
 
-from engine.errors import StepFailedError
-from engine.model.batch import DecodeBatch, LayersBatch, PageTable
+from engine.model.batch import DecodeBatch, LayersBatch, PageTable, require_hidden
 from engine.model.kv_pool import KVPool
 from engine.model.transfer import sent
 from engine.plan import Segment
@@ -144,11 +143,7 @@ class _Buffers:
         self._pages[: batch.size, : pages.shape[1]].copy_(pages)
         if self._hidden is None:
             return
-        shape = (batch.tokens, self._hidden.shape[1])
-        if hidden is None or tuple(hidden.shape) != shape:
-            found = None if hidden is None else tuple(hidden.shape)
-            raise StepFailedError(f"hidden states from the stage before must have shape {shape}, got {found}")
-        self._hidden[: batch.tokens].copy_(hidden)
+        self._hidden[: batch.tokens].copy_(require_hidden(hidden, batch.tokens, self._hidden.shape[1]))
 
 
 class _StaticBatch:

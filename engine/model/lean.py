@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, rms_norm
 
-from engine.model.attention import PagedAttention
+from engine.model.attention import PagedAttention, Scoring
 from engine.model.batch import LayersBatch
 from engine.model.lora import BatchLoras
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
@@ -171,8 +171,7 @@ class _LeanLayer:
     down: torch.Tensor
     heads: int
     kv_heads: int
-    scale: float
-    window: int | None
+    scoring: Scoring
 
     def __call__(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """States [tokens, hidden size] to the same shape; ``cos`` and ``sin`` [tokens, 1, head size]."""
@@ -210,9 +209,7 @@ class _LeanLayer:
         if self.query_key_norm is not None:
             rotated = self.query_key_norm(rotated)
         rotated = torch.addcmul(rotated * cos, torch.roll(rotated, size // 2, -1), sin)
-        attended = self.attention.attend(
-            rotated[:, : self.heads], rotated[:, self.heads :], value, scale=self.scale, window=self.window
-        )
+        attended = self.attention.attend(rotated[:, : self.heads], rotated[:, self.heads :], value, self.scoring)
         return attended.reshape(tokens, -1)
 
 
@@ -234,8 +231,7 @@ def _lean_layer(layer: _Transformer, paged: PagedAttention, dtype: torch.dtype) 
         down=_fused([mlp.down_proj], dtype),
         heads=heads,
         kv_heads=kv_heads,
-        scale=attention.scaling,
-        window=getattr(attention, "sliding_window", None) or _window_of(attention),
+        scoring=Scoring(attention.scaling, getattr(attention, "sliding_window", None) or _window_of(attention)),
     )
 
 

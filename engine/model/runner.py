@@ -98,64 +98,33 @@ class StageRunner:
         self._config = config
         self._limits = limits
         self._lean = lean
-        self._model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
+        self.model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
         self._prepared: ComputingStage | None = None
         # The change of LoRAs that was prepared, and what it loads.
         self._prepared_change: tuple[LoraChange, LoadedLora | None] | None = None
         self._profile: StageProfile | None = None
-        self._host = HostPool(self._model.pool, limits) if limits.host_pages else None
-        self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
-        never = read_never_sampled_ids(self._model.folder)
+        self._host = HostPool(self.model.pool, limits) if limits.host_pages else None
+        self._record = SlotRecord(self.model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
+        never = read_never_sampled_ids(self.model.folder)
         self.grammars = CompiledGrammars(
-            tokenizer_reader(self._model.folder, trust_remote_code=config.trust_remote_code, now=self.is_last),
+            tokenizer_reader(self.model.folder, trust_remote_code=config.trust_remote_code, now=self.model.is_last),
             vocab_size=limits.vocab_size,
             eos_token_ids=limits.eos_token_ids,
         )
         self._sampler = Sampler(
-            never=never, vocab_size=limits.vocab_size, device=self._model.device, grammars=self.grammars
+            never=never, vocab_size=limits.vocab_size, device=self.model.device, grammars=self.grammars
         )
-        has_draft_model = limits.has_draft_model and self.is_last
+        has_draft_model = limits.has_draft_model and self.model.is_last
         self._draft_model = None
         if has_draft_model:
-            self._draft_model = DraftModel(config, limits, never=never, device=self._model.device)
+            self._draft_model = DraftModel(config, limits, never=never, device=self.model.device)
         self._fail_next = False
         self._newest: NewestTokens | None = None
         self._on_device: DeviceTokens | None = None
         if limits.async_scheduling:
-            if self.backend == "torch" and (self.device.type == "cuda" if early is None else early):
-                self._on_device = DeviceTokens(limits.rows, self.device)
+            if self.model.backend == "torch" and (self.model.device.type == "cuda" if early is None else early):
+                self._on_device = DeviceTokens(limits.rows, self.model.device)
             self._newest = NewestTokens(self._on_device)
-
-    @property
-    def is_first(self) -> bool:
-        """True if this stage embeds tokens."""
-        return self._model.is_first
-
-    @property
-    def backend(self) -> str:
-        return self._model.backend
-
-    @property
-    def is_lean(self) -> bool:
-        """True if the lean forward computes, False if transformers' does."""
-        return self._model.is_lean
-
-    @property
-    def is_last(self) -> bool:
-        return self._model.is_last
-
-    @property
-    def hidden_size(self) -> int:
-        """The last dimension of hidden states."""
-        return self._model.hidden_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
 
     @property
     def slots_written(self) -> int:
@@ -279,15 +248,15 @@ class StageRunner:
         self._adopt(microbatch)
         self._fail_if_told()
         if microbatch.copies is not None and self._host is not None:
-            self._host.carry_out(microbatch.copies, self._model.pool)
-        batch = self._model.batch(segments)
+            self._host.carry_out(microbatch.copies, self.model.pool)
+        batch = self.model.batch(segments)
         assert isinstance(batch, ForwardBatch | DecodeBatch), "only torch launches"
         if ahead is not None:
             batch.take_ahead(ahead)
         emitters = batch.emitters
         choice = self._sampler.choose(self._forward(batch, None), emitters, self._record.history)
         on_device.keep(emitters, choice.ids)
-        launched.note(batch, choice, self.device)
+        launched.note(batch, choice, self.model.device)
 
     @torch.inference_mode()
     def _result_of(self, launched: LaunchedStep) -> Completion:
@@ -328,10 +297,10 @@ class StageRunner:
         prepared, self._prepared = self._prepared, None
         if commit:
             assert prepared is not None, f"stage {self.stage} has no weights to take"
-            prepared.take_pool(self._model.pool)
-            if prepared.lora is not None and self._model.lora is not None:
-                prepared.lora.become(self._model.lora)
-            self._model = prepared
+            prepared.take_pool(self.model.pool)
+            if prepared.lora is not None and self.model.lora is not None:
+                prepared.lora.become(self.model.lora)
+            self.model = prepared
             self._record.change_weights()
 
     # -- LoRAs, in two steps as well --
@@ -375,7 +344,7 @@ class StageRunner:
         return f"stage {self.stage} could not load the LoRA {change.name!r} from {change.path}: {why}"
 
     def _loras(self) -> StageLoras:
-        loras = self._model.lora
+        loras = self.model.lora
         if loras is None:
             raise StepFailedError("this stage holds no LoRAs; start the server with --max-loras N")
         return loras
@@ -403,21 +372,21 @@ class StageRunner:
     def _load_beside(self, source: str | None) -> ComputingStage:
         # In the type that the KV cache and the next stage have, whatever the files are in, and on their backend.
         values = {
-            "backend": self._model.backend,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "backend": self.model.backend,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
             "model": source or self._config.model,
         }
         config = self._config.model_copy(update=values)
         folder = local_folder(config) if source else resolve_folder(config)
         other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
-        require_same_model(self._model.description, other.to_dict(), folder)
+        require_same_model(self.model.description, other.to_dict(), folder)
         # Trying the new weights must write into no page that is in use.
         pages = self._limits.pages_for(PROBED_TOKENS)
         window_pages = pages if self._limits.window_tokens else 0
         limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
         made = make_stage(config, limits, self.stage, lean=self._lean)
-        if self._model.lora is not None and self._model.lora.held:
-            self._require_alike(made, self._model.lora)
+        if self.model.lora is not None and self.model.lora.held:
+            self._require_alike(made, self.model.lora)
         return made
 
     def _require_alike(self, made: ComputingStage, loras: StageLoras) -> None:
@@ -429,12 +398,12 @@ class StageRunner:
 
     def _require_device(self, failure: Exception) -> None:
         """A GPU whose context is broken answers every call with an error, the first of which was the failure's."""
-        if self.device.type != "cuda":
+        if self.model.device.type != "cuda":
             return
         try:
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self.model.device)
         except RuntimeError as exc:
-            raise DeviceLostError(f"stage {self.stage} has lost {self.device}: {failure}") from exc
+            raise DeviceLostError(f"stage {self.stage} has lost {self.model.device}: {failure}") from exc
 
     def _fail_if_told(self) -> None:
         if self._fail_next:
@@ -447,19 +416,19 @@ class StageRunner:
 
         For comparing with another implementation; unlike ``forward`` it raises what goes wrong.
         """
-        assert self.is_last, f"stage {self.stage} has no head; ask the last stage"
+        assert self.model.is_last, f"stage {self.stage} has no head; ask the last stage"
         self._adopt(microbatch)
-        return self._model.forward(self._batch(microbatch), hidden).clone()
+        return self.model.forward(self._batch(microbatch), hidden).clone()
 
     def _adopt(self, microbatch: Microbatch) -> None:
         for segment in microbatch.segments:
-            self._model.pool.adopt(segment)
+            self.model.pool.adopt(segment)
             self._sampler.adopt(segment)
         if self._draft_model is not None:
             self._draft_model.adopt(microbatch)
 
     def _batch(self, microbatch: Microbatch) -> Batch:
-        batch = self._model.batch(microbatch.segments)
+        batch = self.model.batch(microbatch.segments)
         self._record.write(batch)
         return batch
 
@@ -468,15 +437,15 @@ class StageRunner:
         self._adopt(microbatch)
         self._fail_if_told()
         if microbatch.copies is not None and self._host is not None:
-            self._host.carry_out(microbatch.copies, self._model.pool)
+            self._host.carry_out(microbatch.copies, self.model.pool)
             self._record.carry_out(microbatch.copies)
         batch = self._batch(microbatch)
         scores = None
-        if self.is_last and any(segment.logprobs_from >= 0 for segment in microbatch.segments):
+        if self.model.is_last and any(segment.logprobs_from >= 0 for segment in microbatch.segments):
             scores = PromptScores(microbatch.segments, self._sampler.spec_of)
         take_scored = None if scores is None else scores.take
         output = self._forward(batch, hidden, take_scored)
-        if not self.is_last:
+        if not self.model.is_last:
             return output
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
         result = verify(microbatch, token_ids, logprobs, self._sampler.dead_ends)
@@ -490,9 +459,9 @@ class StageRunner:
         self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None
     ) -> torch.Tensor:
         if self._profile is None:
-            return self._model.forward(batch, hidden, take_scored)
-        with torch.profiler.record_function(f"stage on {self._model.backend}"):
-            return self._model.forward(batch, hidden, take_scored)
+            return self.model.forward(batch, hidden, take_scored)
+        with torch.profiler.record_function(f"stage on {self.model.backend}"):
+            return self.model.forward(batch, hidden, take_scored)
 
     def _count(self, microbatch: Microbatch) -> None:
         self.counters.last_microbatch_id = microbatch.id

@@ -19,7 +19,7 @@ from engine.errors import CheckpointError, EngineError, StepFailedError
 from engine.limits import Limits
 from engine.model import attention
 from engine.model.arithmetic import compute_dtype, stage_devices
-from engine.model.batch import Batch, DecodeBatch, ForwardBatch, LayersBatch
+from engine.model.batch import Batch, DecodeBatch, ForwardBatch, LayersBatch, require_hidden
 from engine.model.checkpoint import heads_of
 from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
 from engine.model.kv_pool import KVPool
@@ -27,7 +27,7 @@ from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.lora import BatchLoras, StageLoras
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach
-from engine.model.varlen import VarlenAttention, why_not_varlen
+from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
 from engine.plan import Segment
 
 __all__ = ["StageModel"]
@@ -157,7 +157,7 @@ class StageModel:
             assert self._graphs is not None, "a padded batch comes from the graphs of its stage"
             return self._graphs.forward(batch, hidden)
         assert isinstance(batch, ForwardBatch), "a batch of torch's comes from its stage"
-        hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
+        hidden = None if self.is_first else require_hidden(hidden, batch.tokens, self.hidden_size)
         loras = None if self.lora is None else self.lora.of(batch.segments)
         if self.lora is not None and self._lean is None:
             self.lora.present = loras
@@ -232,15 +232,9 @@ class StageModel:
         """Whether attention is one kernel call a layer. Raises CheckpointError when it must be, but cannot."""
         if config.attention_backend == "sdpa":
             return False
-        reason = why_not_varlen(
-            self.device,
-            self.dtype,
-            heads=model.num_attention_heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            page_size=config.page_size,
-            softcap=getattr(model, "attn_logit_softcapping", None),
-        )
+        softcap = getattr(model, "attn_logit_softcapping", None)
+        shape = AttentionShape(self.dtype, model.num_attention_heads, kv_heads, head_dim, config.page_size, softcap)
+        reason = why_not_varlen(self.device, shape)
         if reason is not None and config.attention_backend == "varlen":
             raise CheckpointError(f"attention_backend must be 'sdpa' or 'auto' here, got 'varlen': {reason}")
         if reason is not None and self.device.type == "cuda":
@@ -350,14 +344,6 @@ class StageModel:
             # A copy: what a recorded forward returns is overwritten by the next one.
             outputs.append(self.forward(self.batch([segment]), hidden).float().clone())
         return torch.cat(outputs)
-
-
-def _require_hidden(hidden: torch.Tensor | None, batch: Batch, hidden_size: int) -> torch.Tensor:
-    expected = (batch.tokens, hidden_size)
-    if hidden is None or tuple(hidden.shape) != expected:
-        found = None if hidden is None else tuple(hidden.shape)
-        raise StepFailedError(f"hidden states from the stage before must have shape {expected}, got {found}")
-    return hidden
 
 
 def _device(name: str, limits: Limits, stage: int) -> torch.device:

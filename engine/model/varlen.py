@@ -6,16 +6,17 @@ a stage starts and tries the kernel on the device. Never used on a CPU, for whic
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.errors import StepFailedError
-from engine.model.attention import PagedAttention
+from engine.model.attention import PagedAttention, Scoring
+from engine.model.batch import PageTable
 
-__all__ = ["VarlenAttention", "why_not_shape", "why_not_varlen"]
+__all__ = ["AttentionShape", "VarlenAttention", "why_not_shape", "why_not_varlen"]
 
 _DTYPES: Final = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD: Final = 256
@@ -29,114 +30,78 @@ _PROBE_WINDOW: Final = 3
 _PROBE_TOLERANCE: Final = 0.03
 
 
+class AttentionShape(NamedTuple):
+    """What decides whether the kernel computes a model's attention."""
+
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    softcap: float | None = None
+
+
 class VarlenAttention(PagedAttention):
     """Attends over a pool that keeps pages first, without gathering."""
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """Raises StepFailedError for a model that caps its scores."""
-        if softcap is not None:
+        if scoring.softcap is not None:
             raise StepFailedError("attention_backend='varlen' cannot cap scores, which this model does; use 'sdpa'")
-        batch = self._stage.enter(windowed=self._windowed, window=window)
+        batch = self._stage.enter(windowed=self._windowed, window=scoring.window)
         table = batch.table
         assert table is not None, "a batch over a pool with pages first has a page table"
         self._keys.index_copy_(0, batch.new_slots, key.to(self._keys.dtype))
         self._values.index_copy_(0, batch.new_slots, value.to(self._values.dtype))
         pages = (-1, self._stage.pool.page_size, *self._keys.shape[1:])
-        return _attend(
-            query.to(self._keys.dtype),
-            self._keys.view(pages),
-            self._values.view(pages),
-            starts=table.starts,
-            lengths=table.lengths,
-            pages=table.pages,
-            most=(table.most_queries, table.most_keys),
-            scale=scale,
-            window=window,
-        ).to(query.dtype)
+        attended = _attend(query.to(self._keys.dtype), self._keys.view(pages), self._values.view(pages), table, scoring)
+        return attended.to(query.dtype)
 
 
-def why_not_varlen(
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    page_size: int,
-    softcap: float | None,
-) -> str | None:
+def why_not_varlen(device: torch.device, shape: AttentionShape) -> str | None:
     """The reason why attention must gather its keys; None when the kernel computes this shape on this device."""
     if device.type != "cuda":
         return f"the device is {device}, and the kernel is for CUDA"
     if (capability := torch.cuda.get_device_capability(device)) < _OLDEST_CAPABILITY:
         return f"the device has compute capability {capability}, the kernel needs {_OLDEST_CAPABILITY}"
-    return why_not_shape(
-        device, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, softcap=softcap
-    )
+    return why_not_shape(device, shape)
 
 
-def why_not_shape(
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    page_size: int,
-    softcap: float | None,
-) -> str | None:
+def why_not_shape(device: torch.device, shape: AttentionShape) -> str | None:
     """As ``why_not_varlen``, for a device that is known to have the kernel."""
-    if dtype not in _DTYPES:
-        return f"the kernel computes in float16 or bfloat16, not in {dtype}"
-    if softcap is not None:
+    if shape.dtype not in _DTYPES:
+        return f"the kernel computes in float16 or bfloat16, not in {shape.dtype}"
+    if shape.softcap is not None:
         return "the model caps its scores, which the kernel does not"
-    if head_dim % _HEAD_MULTIPLE or head_dim > _LARGEST_HEAD:
-        return f"heads of {head_dim} are no multiple of {_HEAD_MULTIPLE} up to {_LARGEST_HEAD}"
+    if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _LARGEST_HEAD:
+        return f"heads of {shape.head_dim} are no multiple of {_HEAD_MULTIPLE} up to {_LARGEST_HEAD}"
     try:
-        difference = _probe(device, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
+        difference = _probe(device, shape)
     except RuntimeError as exc:
-        return f"the kernel refuses pages of {page_size} tokens or heads of {head_dim}: {exc}"
+        return f"the kernel refuses pages of {shape.page_size} tokens or heads of {shape.head_dim}: {exc}"
     if not difference < _PROBE_TOLERANCE:
         return f"the kernel differs by {difference:g} from plain attention, more than {_PROBE_TOLERANCE}"
     return None
 
 
 def _attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    starts: torch.Tensor,
-    lengths: torch.Tensor,
-    pages: torch.Tensor,
-    most: tuple[int, int],
-    scale: float,
-    window: int | None,
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: PageTable, scoring: Scoring
 ) -> torch.Tensor:
-    """The call. ``starts`` [rows + 1] are the first queries, ``lengths`` [rows] the keys, ``pages`` [rows, places]."""
+    """The call."""
     attended = varlen_attn(
         query,
         keys,
         values,
-        starts,
+        table.starts,
         None,
-        most[0],
-        most[1],
-        scale=scale,
+        table.most_queries,
+        table.most_keys,
+        scale=scoring.scale,
         # The kernel counts the keys to the left of a query, a window counts the query's own position too.
-        window_size=(-1 if window is None else window - 1, 0),
+        window_size=(-1 if scoring.window is None else scoring.window - 1, 0),
         enable_gqa=True,
-        seqused_k=lengths,
-        block_table=pages,
+        seqused_k=table.lengths,
+        block_table=table.pages,
         # One split, so that a request's tokens do not depend on which others it shares a batch with.
         num_splits=1,
     )
@@ -145,31 +110,22 @@ def _attend(
 
 
 @torch.inference_mode()
-def _probe(
-    device: torch.device, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, page_size: int
-) -> float:
+def _probe(device: torch.device, shape: AttentionShape) -> float:
     """The largest difference from plain attention, with and without a window, over pages that lie backwards."""
+    dtype, heads, kv_heads, head_dim, page_size, _ = shape
     length = page_size * (_PROBE_PAGES - 1) + 1
     queries = min(length, _PROBE_WINDOW + 1)
     source = torch.Generator().manual_seed(0)
     query = torch.randn((queries, heads, head_dim), generator=source).to(device, dtype)
-    shape = (_PROBE_PAGES, page_size, kv_heads, head_dim)
-    keys, values = (torch.randn(shape, generator=source).to(device, dtype) for _ in range(2))
+    kept = (_PROBE_PAGES, page_size, kv_heads, head_dim)
+    keys, values = (torch.randn(kept, generator=source).to(device, dtype) for _ in range(2))
     backwards = torch.arange(_PROBE_PAGES - 1, -1, -1, device=device)
-    own_keys, own_values = (kept[backwards].reshape(-1, kv_heads, head_dim)[:length] for kept in (keys, values))
+    own_keys, own_values = (part[backwards].reshape(-1, kv_heads, head_dim)[:length] for part in (keys, values))
+    starts, lengths = (torch.tensor(part, dtype=torch.int32, device=device) for part in ([0, queries], [length]))
+    table = PageTable(starts, lengths, backwards[None].to(torch.int32), queries, length)
     difference = 0.0
     for window in (None, _PROBE_WINDOW):
-        attended = _attend(
-            query,
-            keys,
-            values,
-            starts=torch.tensor([0, queries], dtype=torch.int32, device=device),
-            lengths=torch.tensor([length], dtype=torch.int32, device=device),
-            pages=backwards[None].to(torch.int32),
-            most=(queries, length),
-            scale=head_dim**-0.5,
-            window=window,
-        )
+        attended = _attend(query, keys, values, table, Scoring(head_dim**-0.5, window))
         expected = _plain(query, own_keys, own_values, window)
         difference = max(difference, float((attended.float() - expected).abs().max()))
     return difference

@@ -9,7 +9,6 @@ import json
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
@@ -50,9 +49,7 @@ class WeightFiles:
             self._files |= dict.fromkeys(file.keys(), file)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._open_files.close()
 
     def load(self, names: tuple[str, ...], shape: torch.Size) -> torch.Tensor:

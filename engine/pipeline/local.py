@@ -28,7 +28,7 @@ class LocalPipeline:
     """Runs ``runner``, which must be first and last stage in one."""
 
     def __init__(self, runner: StageRunner, *, probe: str = "") -> None:
-        if not (runner.is_first and runner.is_last):
+        if not (runner.model.is_first and runner.model.is_last):
             raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
         self._runner = runner
         self._probe = probe

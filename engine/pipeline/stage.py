@@ -153,7 +153,7 @@ class StageLoop:
         self._note(control.id, Phase.DONE)
 
     def _step(self, microbatch: Forward) -> None:
-        hidden = None if self._runner.is_first else self._await(microbatch)
+        hidden = None if self._runner.model.is_first else self._await(microbatch)
         self._note(microbatch.id, Phase.COMPUTING)
         if isinstance(hidden, HiddenFailed):
             self._runner.skip(microbatch)
@@ -177,7 +177,7 @@ class StageLoop:
         """
         if not isinstance(output, Completion):
             self._neighbours.send(microbatch, output)
-        elif self._runner.is_last:
+        elif self._runner.model.is_last:
             self._report(output)
         else:
             assert output.error is not None, f"stage {self._runner.stage} completed microbatch {microbatch.id}"
@@ -212,15 +212,15 @@ def _open_transport(
     if kind == TransportKind.DISTRIBUTED:
         return DistributedTransport(
             stage=runner.stage,
-            hidden_size=runner.hidden_size,
+            hidden_size=runner.model.hidden_size,
             most_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
-            dtype=runner.dtype,
-            device=runner.device,
+            dtype=runner.model.dtype,
+            device=runner.model.device,
         )
     return SocketTransport(
         wires,
         stage=runner.stage,
-        hidden_size=runner.hidden_size,
-        device=runner.device,
+        hidden_size=runner.model.hidden_size,
+        device=runner.model.device,
         scheduler=scheduler,
     )

@@ -65,7 +65,6 @@ class HiddenTransport(Protocol):
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
         """Hand hidden states [tokens, hidden size], or their failure, to the next stage."""
-        ...
 
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
         """Wait for the hidden states of ``microbatch`` from the stage before, or for their failure.
@@ -73,7 +72,6 @@ class HiddenTransport(Protocol):
         Raises ProcessDiedError when they can never come, StepFailedError when what came is something else: nothing
         after it can be trusted.
         """
-        ...
 
     def close(self) -> None: ...
 

@@ -151,24 +151,10 @@ class HiddenFailed(msgspec.Struct, frozen=True, tag=True):
 
 HiddenHeader = HiddenStates | HiddenFailed
 
-_stage_message_of: Callable[[bytes], StageMessage] = decoder_of(StageMessage)
-_stage_report_of: Callable[[bytes], StageReport] = decoder_of(StageReport)
-_hidden_header_of: Callable[[bytes | bytearray], HiddenHeader] = decoder_of(HiddenHeader)
-
-
-def decode_stage_message(data: bytes) -> StageMessage:
-    """Decode one plan or control message. Raises BadFrameError for anything else."""
-    return _stage_message_of(data)
-
-
-def decode_stage_report(data: bytes) -> StageReport:
-    """Decode one report of a stage. Raises BadFrameError for anything else."""
-    return _stage_report_of(data)
-
-
-def decode_hidden_header(data: bytes | bytearray) -> HiddenHeader:
-    """Decode what stands before hidden states. Raises BadFrameError for anything else."""
-    return _hidden_header_of(data)
+# Each raises BadFrameError for anything else.
+decode_stage_message: Callable[[bytes], StageMessage] = decoder_of(StageMessage)
+decode_stage_report: Callable[[bytes], StageReport] = decoder_of(StageReport)
+decode_hidden_header: Callable[[bytes | bytearray], HiddenHeader] = decoder_of(HiddenHeader)
 
 
 def stage_address(private_dir: Path, stage: int) -> Path:

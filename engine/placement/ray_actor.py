@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from engine import __version__
-from engine.placement.ray_order import StageOrder
+from engine.placement.stage_order import StageOrder
 
 __all__ = ["AgentEnd", "Place", "StageHost"]
 
@@ -72,7 +72,7 @@ class StageHost:
             nice=os.nice(0),
         )
 
-    def run(self, order: StageOrder) -> AgentEnd:
+    def run(self, order: StageOrder, secret: str) -> AgentEnd:
         """Run an agent until it ends. What it needs, the secret too, goes to it by a pipe."""
         said: deque[str] = deque(maxlen=KEPT_LINES)
         agent = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -87,7 +87,7 @@ class StageHost:
         assert agent.stdin is not None
         assert agent.stderr is not None
         with agent.stdin:
-            agent.stdin.write(msgspec.json.encode(order))
+            agent.stdin.write(msgspec.json.encode((order, secret)))
         with agent.stderr:
             for line in map(_text, agent.stderr):
                 # Ray keeps what a worker says, and shows it to the driver.

@@ -30,7 +30,7 @@ from engine.errors import PlacementError
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.output_files import keep_private
 from engine.placement.ray_actor import AgentEnd, Place, StageHost
-from engine.placement.ray_order import NICENESS, RAY, RayOrder, StageOrder
+from engine.placement.ray_order import NICENESS, RAY, RayOrder
 from engine.process.control import Control, Dying, Ready, Serving
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import name_process
@@ -47,6 +47,8 @@ CONNECT_TIMEOUT_S: Final = 10.0
 LOOK_INTERVAL_S: Final = 1.0
 # The supervisor has a bound of its own for the start; this one is told first and says more.
 HEADSTART_S: Final = 1.0
+# The server listens already, so an agent that does not reach it will not.
+AGENT_TIMEOUT_S: Final = 60.0
 # Agents that were told to end have this long before their actors are killed.
 AGENTS_GRACE_S: Final = 0.3
 RAY_GRACE_S: Final = 5.0
@@ -104,9 +106,8 @@ class _Stages:
     def start(self, order: RayOrder) -> None:
         secret = Path(order.secret_file).read_text().strip()
         for stage, (actor, place) in enumerate(zip(self._actors, self._places, strict=True)):
-            way = order.ways[stage]
-            one = StageOrder(way=way, stage=stage, secret=secret, node=place.name, address=place.address)
-            self._runs.append(actor.run.remote(one))
+            known = {"stage": stage, "node": place.name, "address": place.address, "timeout_s": AGENT_TIMEOUT_S}
+            self._runs.append(actor.run.remote(msgspec.structs.replace(order.stages[stage], **known), secret))
 
     def watch(self, control: Control) -> None:
         """Wait for the end that the supervisor orders. Raises PlacementError when an agent ends before all is open.
@@ -339,22 +340,18 @@ def _places(ray: Any, actors: Sequence[Any], deadline: float) -> list[Place]:
 
 def _with_address(ray: Any, order: RayOrder, settings: ServerSettings) -> RayOrder:
     """The order with this machine's address in the cluster where the server listens on all of its addresses."""
-    endpoint = parse_endpoint(settings.stage_listen, "stage_listen")
-    if not endpoint.is_wildcard:
+    if not parse_endpoint(settings.stage_listen, "stage_listen").is_wildcard:
         return order
     address = ray.util.get_node_ip_address()
-    ways = [
-        msgspec.structs.replace(way, join=str(Endpoint(address, parse_endpoint(way.join, "join").port)))
-        for way in order.ways
-    ]
-    return msgspec.structs.replace(order, ways=tuple(ways))
+    stages = [msgspec.structs.replace(one, join=Endpoint(address, one.join.port)) for one in order.stages]
+    return msgspec.structs.replace(order, stages=tuple(stages))
 
 
 def _require_reachable(order: RayOrder, places: Sequence[Place]) -> None:
     """Raise PlacementError when stages of other machines would be sent to this machine's loopback."""
     far = next((place for place in places if place.host != socket.gethostname()), None)
-    join = order.ways[0].join
-    if far is not None and parse_endpoint(join, "stage_listen").is_loopback:
+    join = order.stages[0].join
+    if far is not None and join.is_loopback:
         raise PlacementError(
             f"stage_listen must be an address that {far} can reach, got {join}, which is loopback; "
             "listen on all addresses with --stage-listen 0.0.0.0:0"

@@ -15,9 +15,10 @@ from typing import Final, NoReturn
 import msgspec
 
 from engine.errors import ConfigError
+from engine.placement.stage_order import StageOrder
 from engine.process.control import Control
 
-__all__ = ["NICENESS", "RAY", "RayOrder", "StageOrder", "StageWay", "become_driver", "ray_defaults", "require_ray"]
+__all__ = ["NICENESS", "RAY", "RayOrder", "become_driver", "ray_defaults", "require_ray"]
 
 # The driver's process is named so.
 RAY: Final = "ray"
@@ -28,37 +29,15 @@ _TOKEN_FILE: Final = Path("~/.ray/auth_token")
 DRIVER_MODULE: Final = "engine.placement.ray_driver"
 
 
-class StageWay(msgspec.Struct, frozen=True, kw_only=True):
-    """The addresses of one stage: where it joins, where it listens, and what the stage before is told instead.
-
-    All are HOST:PORT. The agent chooses the last two where they are empty.
-    """
-
-    join: str
-    listen: str = ""
-    advertise: str = ""
-
-
-class StageOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What one agent needs beside its way: its number, the run's secret, and its node's name and address for people."""
-
-    way: StageWay
-    stage: int
-    secret: str
-    node: str
-    address: str = ""
-    timeout_s: float = 60.0
-
-
 class RayOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver needs. ``settings`` is JSON of ServerSettings without keys; ``ways`` has one for each stage.
+    """What the driver needs. ``settings`` is JSON of ServerSettings without keys; ``stages`` has one for each stage.
 
     The stages must have a place by ``deadline``, on the monotonic clock. The run's secret is in ``secret_file``.
     ``temp_dir`` is an empty folder for a cluster of our own; the supervisor removes it.
     """
 
     settings: str
-    ways: tuple[StageWay, ...]
+    stages: tuple[StageOrder, ...]
     secret_file: str
     deadline: float
     temp_dir: str

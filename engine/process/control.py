@@ -16,6 +16,7 @@ import msgspec
 
 from engine.errors import EngineError, ProcessDiedError
 from engine.frames import BadFrameError, decoder_of
+from engine.links.endpoint import Endpoint
 
 __all__ = [
     "MAX_CONTROL_BYTES",
@@ -108,9 +109,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Gathering(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The server waits for stages to join. ``join`` is HOST:PORT; the file holds the secret."""
+    """The server waits for stages to join at ``join``; the file holds the secret."""
 
-    join: str
+    join: Endpoint
     secret_file: str
     stages: int
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 __all__ = ["STACK_SIGNAL", "STOP_SIGNALS", "SignalWatch"]
@@ -38,9 +38,7 @@ class SignalWatch:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_fd)

@@ -29,15 +29,12 @@ class Sink(Protocol):
     @property
     def wants_checkpoint(self) -> bool:
         """Whether a checkpoint is due before the next frame."""
-        ...
 
     def mark(self, frame: Callable[[], bytes]) -> None:
         """A checkpoint as it stands in a file, made when it is needed: it may be large, and most are forgotten."""
-        ...
 
     def close(self) -> None:
         """No more frames come; called once, after the end frame."""
-        ...
 
 
 class RecordingGate:

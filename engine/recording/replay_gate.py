@@ -6,7 +6,6 @@ No pipeline, no sockets, no clock: results and times are in the recording.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from engine.errors import EngineError
@@ -41,9 +40,7 @@ class ReplayGate:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         return None
 
     def next_step(self, previous: StepResult | None) -> Step | None:

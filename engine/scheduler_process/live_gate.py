@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
@@ -68,9 +67,7 @@ class LiveGate:
             self._poller.register(grammars, zmq.POLLIN)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         return None
 
     def next_step(self, previous: StepResult | None) -> Step | None:

@@ -55,8 +55,6 @@ class Engines(Protocol):
         Closing the iterator ends the request in the engine. Raises ApiError when no engine takes the request, and
         ReplicaLostError when the one that had it is gone.
         """
-        ...
 
     async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
         """The load that each engine reports, for a client that may ask. Raises ApiError."""
-        ...

@@ -135,7 +135,7 @@ class MachineStages:
         for stage in range(self._stages):
             command = [
                 *self.network.on(stage),
-                *(sys.executable, "-m", "engine", "stage", "--join", gathering.join, "--stage", str(stage)),
+                *(sys.executable, "-m", "engine", "stage", "--join", str(gathering.join), "--stage", str(stage)),
                 *("--secret-file", gathering.secret_file, "--node", f"machine-{stage}"),
             ]
             with (self._folder / "agents.log").open("ab") as log:

@@ -24,23 +24,18 @@ from engine.frontend.openai.tool_bodies import (
 )
 from engine.frontend.protocol import (
     MAX_INT32,
-    MAX_RID_CHARS,
-    MAX_STOP_CHARS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
     Choices,
     GrammarText,
     JsonObjectFormat,
     JsonSchemaFormat,
-    LogitBias,
     NullableBody,
+    RequestFields,
+    SamplingFields,
     Schema,
-    StopString,
     StrictBody,
     StructuredOutputs,
     TextFormat,
-    TimeLimit,
     TokenIds,
     choice_grammar,
     grammar_among,
@@ -102,28 +97,14 @@ class PromptCacheOptions(NullableBody):
     ttl: str | None = Field(None, max_length=MAX_USER_CHARS)
 
 
-class OpenAiBody(NullableBody):
+class OpenAiBody(RequestFields, SamplingFields, NullableBody):
     """The fields that both protocols share, the field's usual extra ones among them."""
 
     model: str | None = Field(None, description="the served model's name; left out: the served model")
-    stream: bool = False
     stream_options: StreamOptions | None = Field(None, description="only with stream=true")
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="choices for each prompt; a given seed counts up with them")
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1, le=MAX_INT32, description="-1: no limit")
-    min_p: float = Field(0.0, ge=0, le=1)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=2)
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] = Field(default=[], max_length=MAX_STOP_CHARS)
-    stop_token_ids: TokenIds = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
-    ignore_eos: bool = False
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     min_tokens: int = Field(0, ge=0, le=MAX_INT32)
-    priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
-    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the answer")
     user: str | None = Field(None, max_length=MAX_USER_CHARS, description="named in the debug log with the answer's id")
     safety_identifier: str | None = Field(None, max_length=MAX_USER_CHARS, description="named as user is")
     prompt_cache_key: str | None = Field(
@@ -133,7 +114,6 @@ class OpenAiBody(NullableBody):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         None, description="changes nothing: what was used last is kept as long as there is room"
     )
-    logit_bias: LogitBias = Field(default={})
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | None, Field(discriminator="type")] = (
         None
     )
@@ -154,22 +134,13 @@ class OpenAiBody(NullableBody):
         le=MAX_TOP_LOGPROBS,
         description="the logprob of each token of the prompt, and of this number of the most likely ones; no stream",
     )
-    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
-    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
 
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:
-        if self.top_k == 0:
-            raise FieldError(
-                "top_k", "top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token"
-            )
         if self.stream_options is not None and not self.stream:
             raise FieldError(
                 "stream_options", "stream_options needs stream=true, got it without; remove it or set stream"
             )
-        if len(self.stop_strings) > MAX_STOP_STRINGS:
-            count = len(self.stop_strings)
-            raise FieldError("stop", f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
         if self.prompt_logprobs is not None and self.stream:
             raise FieldError(
                 "prompt_logprobs",
@@ -228,35 +199,13 @@ class OpenAiBody(NullableBody):
         return {name: tokens for name, tokens in asked.items() if tokens is not None}
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as a tuple, however it was given."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
     def include_usage(self) -> bool:
         """True when a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, max_new_tokens: int) -> SamplingParams:
         """How tokens are chosen, in all choices but for their seeds."""
-        grammar = self.grammar
-        return SamplingParams(
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-            stop=self.stop_strings,
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logit_bias=tuple(sorted(self.logit_bias.items())),
-            grammar=None if grammar is None else grammar[1],
-        )
+        return self.sampling_params(max_new_tokens, self.min_tokens, self.grammar)
 
 
 class CompletionBody(OpenAiBody):

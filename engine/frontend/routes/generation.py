@@ -36,7 +36,7 @@ from engine.frontend.request_log import current_record
 from engine.frontend.requests import Order, ServedModel, native_order, packed, unpacked
 from engine.frontend.responses import JSON_TYPE
 from engine.frontend.sessions import NativeShape, Session, Shape
-from engine.frontend.token_texts import MarkerDecoders
+from engine.frontend.token_texts import MarkerDecoder
 
 __all__ = ["CHAT", "COMPLETION", "NATIVE", "PART_WRITER", "GenerationRoutes", "PartWriter", "order_works", "orders_of"]
 
@@ -84,7 +84,6 @@ class GenerationRoutes:
         self._grammars = grammars
         self._metrics = metrics
         self._orders = orders_of(served)
-        self._decoders = MarkerDecoders(served.tokenizer)
 
     def add_to(self, router: APIRouter, description: Description) -> None:
         """Add the routes."""
@@ -118,7 +117,9 @@ class GenerationRoutes:
             return await self._respond(request, order, ChatShape(order, self._served))
         shape = ChatShape(order, self._served, functools.partial(self._spoken_choice, parsing))
         # An answer's text has the markers in it that it is looked through for.
-        return await self._respond(request, order, shape, self._decoders.showing(self._served.dialect.markers(parsing)))
+        markers = self._served.dialect.markers(parsing)
+        decoder = MarkerDecoder(self._served.tokenizer, self._served.special_ids, markers)
+        return await self._respond(request, order, shape, decoder)
 
     async def embeddings(self) -> Response:
         """Refuse: the model is there to generate, and its hidden states are no embeddings that it was trained for."""
@@ -242,11 +243,9 @@ class PartWriter(Protocol):
     @property
     def has_room(self) -> bool:
         """False while the client takes nothing, and parts would pile up."""
-        ...
 
     def write_part(self, data: bytes) -> None:
         """Write the next part; what is written to a client that is gone is lost."""
-        ...
 
 
 class EventStream(StreamingResponse):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engine.frontend.incoming_text import Emit, IncomingText, Reading
-from engine.frontend.tools.call_parser import SPACE, CallParts, read_literal
+from engine.frontend.tools.call_parser import LITERAL, SPACE, CallParts
 
 __all__ = [
     "TaggedValues",
@@ -169,7 +169,7 @@ def read_python_value(text: IncomingText, emit: Emit, depth: int = 0) -> Reading
         return (yield from _read_string(text, emit))
     if character in _CLOSING:
         return depth < DEPTH_LIMIT and (yield from _read_items(text, emit, depth + 1))
-    found = _literal((yield from read_literal(text)))
+    found = _literal((yield from text.word(LITERAL)))
     emit(found or "")
     return found is not None
 

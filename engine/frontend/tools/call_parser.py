@@ -16,13 +16,12 @@ from engine.frontend.incoming_text import Emit, IncomingText, Reading, dropped
 from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
 
 __all__ = [
+    "LITERAL",
     "SPACE",
     "CallObject",
     "CallParser",
     "CallParts",
     "Properties",
-    "decoded_string",
-    "read_literal",
     "read_string",
     "read_value",
     "skip_value",
@@ -79,7 +78,8 @@ class CallParts:
 SPACE = re.compile(r"\s*")
 _PLAIN = re.compile(r'[^"\\]*')
 _UNSTRUCTURED = re.compile(r'[^"{}\[\]<]*')
-_LITERAL = re.compile(r"[\w.+-]*")
+# A number or a word.
+LITERAL = re.compile(r"[\w.+-]*")
 # Models write line feeds into strings where JSON wants them escaped.
 _decode_string = json.JSONDecoder(strict=False).decode
 
@@ -100,7 +100,7 @@ def read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
         emit(text.take(1))
 
 
-def decoded_string(written: str) -> str | None:
+def _decoded(written: str) -> str | None:
     """What a string with its quotes says; None when it is no JSON, or half of a surrogate pair."""
     try:
         value = str(_decode_string(written))
@@ -131,13 +131,6 @@ def read_value(text: IncomingText, emit: Emit, stops: Sequence[str]) -> Reading[
             return True
 
 
-def read_literal(text: IncomingText) -> Reading[str]:
-    """Read a number or a word; empty when none stands here."""
-    found: list[str] = []
-    yield from text.run(_LITERAL, found.append)
-    return "".join(found)
-
-
 def skip_value(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
     """Read any value and drop it. False when it was cut, or none stands here."""
     character = yield from text.peek()
@@ -145,7 +138,7 @@ def skip_value(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
         return (yield from read_string(text, dropped))
     if character and character in "{[":
         return (yield from read_value(text, dropped, stops))
-    return bool((yield from read_literal(text)))
+    return bool((yield from text.word(LITERAL)))
 
 
 NO_ARGUMENTS: Final = "{}"
@@ -212,7 +205,7 @@ class CallObject:
             return None
         written: list[str] = []
         whole = yield from read_string(self._text, written.append)
-        return decoded_string("".join(written)) if whole else None
+        return _decoded("".join(written)) if whole else None
 
     def _read_name(self) -> Reading[bool]:
         name = yield from self._read_text()
@@ -231,7 +224,7 @@ class CallObject:
         if character == '"':
             said = yield from self._read_text()
         else:
-            said = "" if (yield from read_literal(self._text)) == "null" else None
+            said = "" if (yield from self._text.word(LITERAL)) == "null" else None
         if said is None:
             return False
         self._give(said or NO_ARGUMENTS)

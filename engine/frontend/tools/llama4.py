@@ -49,7 +49,7 @@ class Llama4Parser(CallParser):
         text = self._text
         while True:
             yield from text.run(SPACE)
-            name = yield from self._read_word(_NAME)
+            name = yield from text.word(_NAME)
             if not name or (bare and name not in self._tools) or (yield from text.peek()) != "(":
                 break
             text.take(1)
@@ -71,7 +71,7 @@ class Llama4Parser(CallParser):
         while True:
             yield from text.run(SPACE)
             closed = (yield from text.peek()) == ")"
-            key = "" if closed else (yield from self._read_word(_KEY))
+            key = "" if closed else (yield from text.word(_KEY))
             yield from text.run(SPACE)
             if not closed and (not key or (yield from text.peek()) != "="):
                 self._give_back()
@@ -91,8 +91,3 @@ class Llama4Parser(CallParser):
             yield from text.run(SPACE)
             if (yield from text.peek()) == ",":
                 text.take(1)
-
-    def _read_word(self, pattern: re.Pattern[str]) -> Reading[str]:
-        read: list[str] = []
-        yield from self._text.run(pattern, read.append)
-        return "".join(read)

@@ -19,7 +19,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import OpenVINOError, StepFailedError
 from engine.limits import Limits
-from engine.model.batch import Batch
+from engine.model.batch import Batch, require_hidden
 from engine.model.kv_pool import KVPool
 from engine.model.lora import StageLoras
 from engine.model.openvino.batch import BlockBatch, BlockPool
@@ -98,7 +98,7 @@ class OpenVINOStage:
             self._require_known(*batch.id_range)
             hidden = None
         else:
-            hidden = _require_hidden(hidden, batch, self.hidden_size)
+            hidden = require_hidden(hidden, batch.tokens, self.hidden_size)
         if take_scored is not None:
             return self._scored(batch, hidden, take_scored)
         output = self._compiled.forward(batch, hidden)
@@ -221,11 +221,3 @@ def _compared_batch(start: int, count: int, pool: BlockPool) -> BlockBatch:
     segment = Segment("compare", 0, start, ids, 0, places, emits=True, window_pages=window_pages)
     pool.adopt(segment)
     return BlockBatch([segment], pool)
-
-
-def _require_hidden(hidden: torch.Tensor | None, batch: BlockBatch, hidden_size: int) -> torch.Tensor:
-    expected = (batch.tokens, hidden_size)
-    if hidden is None or tuple(hidden.shape) != expected:
-        found = None if hidden is None else tuple(hidden.shape)
-        raise StepFailedError(f"hidden states from the stage before must have shape {expected}, got {found}")
-    return hidden

@@ -23,7 +23,7 @@ from engine.messages import (
     TokenOutput,
     decode_client_message,
     decode_pipeline_event,
-    decode_reply,
+    decode_replies,
     encode,
 )
 from engine.pipeline.wire import (
@@ -39,7 +39,7 @@ from engine.plan import Forward, ForwardMode, Segment
 from engine.process.control import Dying, decode_child_message
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.server.wire import RunScript, decode_command
-from scripted.adapters.lockstep.server.wire import decode_reply as decode_gate_reply
+from scripted.adapters.lockstep.server.wire import decode_replies as decode_gate_reply
 
 PLAN = Forward(1, ForwardMode.PREFILL, (Segment("rid", 0, 0, (1, 2), 0, (0,), True),))
 LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)
@@ -51,7 +51,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], Any]] = {
         Generate(rid="a", prompt_ids=(1, 2), sampling=SamplingParams(stop=("x",))),
     ),
     "pipeline event": (decode_pipeline_event, Completion(microbatch_id=1, token_ids=(2,), error="text")),
-    "replies": (decode_reply, (TokenOutput(rid="a", token_ids=(1,)), CallAnswer(call_id="c", ok=True, message="m"))),
+    "replies": (decode_replies, (TokenOutput(rid="a", token_ids=(1,)), CallAnswer(call_id="c", ok=True, message="m"))),
     "stage message": (decode_stage_message, Launch(PLAN)),
     "stage report": (decode_stage_report, ControlDone(microbatch_id=1, stage=0, error="text")),
     "hidden header": (decode_hidden_header, HiddenFailed(1, "text")),

@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from engine.frontend.answer import Detokenizer
-from engine.frontend.token_texts import MarkerDecoders
+from engine.frontend.token_texts import MarkerDecoder
 
 SPECIAL = ("[TOOL_CALLS]", "<|eot|>")
 
@@ -26,8 +26,12 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def stream(decoders: MarkerDecoders, markers: tuple[str, ...], ids: list[int]) -> str:
-    detokenizer = Detokenizer(decoders.showing(markers))
+def decoder_of(tokenizer: Tokenizer, *markers: str) -> MarkerDecoder:
+    return MarkerDecoder(tokenizer, {text: tokenizer.token_to_id(text) for text in SPECIAL}, markers)
+
+
+def stream(tokenizer: Tokenizer, markers: tuple[str, ...], ids: list[int]) -> str:
+    detokenizer = Detokenizer(decoder_of(tokenizer, *markers))
     return "".join([detokenizer.push(token_id) for token_id in ids]) + detokenizer.flush()
 
 
@@ -35,19 +39,12 @@ def test_a_special_token_is_shown_only_to_the_parser_that_looks_for_it(tokenizer
     """vLLM pull request 25281: special tokens were left out before the parser saw the text, so it found no call."""
     text = "a \u20ac[TOOL_CALLS]<|eot|><tool_call>b"
     ids = tokenizer.encode(text).ids
-    decoders = MarkerDecoders(tokenizer)
-    assert stream(decoders, (), ids) == "a \u20ac<tool_call>b"
-    assert stream(decoders, ("[TOOL_CALLS]", "[ARGS]"), ids) == "a \u20ac[TOOL_CALLS]<tool_call>b"
-    assert stream(decoders, ("<tool_call>",), ids) == "a \u20ac<tool_call>b"
-
-
-def test_the_tokenizer_itself_decodes_where_no_marker_is_special(tokenizer: Tokenizer) -> None:
-    decoders = MarkerDecoders(tokenizer)
-    assert decoders.showing(()) is decoders.showing(("<tool_call>", "</tool_call>")) is tokenizer
-    assert decoders.showing(("[TOOL_CALLS]",)) is decoders.showing(("[TOOL_CALLS]",)) is not tokenizer
+    assert stream(tokenizer, (), ids) == "a \u20ac<tool_call>b"
+    assert stream(tokenizer, ("[TOOL_CALLS]", "[ARGS]"), ids) == "a \u20ac[TOOL_CALLS]<tool_call>b"
+    assert stream(tokenizer, ("<tool_call>",), ids) == "a \u20ac<tool_call>b"
 
 
 def test_everything_is_shown_where_that_is_asked_for(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("x<|eot|>").ids
-    decoder = MarkerDecoders(tokenizer).showing(("[TOOL_CALLS]",))
+    decoder = decoder_of(tokenizer, "[TOOL_CALLS]")
     assert decoder.decode(ids, skip_special_tokens=False) == "x<|eot|>"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parsed_answers import cut, in_one_and_by_character, parsed, places
 
+from engine.frontend import incoming_text
 from engine.frontend.dialect import AnswerParser
-from engine.frontend.incoming_text import IncomingText
 from engine.frontend.reasoning import (
     DEEPSEEK_R1,
     QWEN3,
@@ -135,6 +135,6 @@ def test_any_text_comes_to_the_same_wherever_it_is_cut(
 
 def test_these_tests_notice_a_marker_that_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual fault, planted: text is given out though it may be the beginning of a marker."""
-    monkeypatch.setattr(IncomingText, "_partial_length", lambda *_: 0)
+    monkeypatch.setattr(incoming_text, "partial_length", lambda *_: 0)
     with pytest.raises(AssertionError):
         split(OPEN, "hm</think>yes")

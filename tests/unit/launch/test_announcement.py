@@ -9,6 +9,7 @@ import pytest
 
 from engine.launch.announcement import HarnessView, OperatorView
 from engine.limits import EMBEDDED_FACTS, Limits
+from engine.links.endpoint import Endpoint
 from engine.process.control import Gathering, Loading, Serving
 from engine.settings import ServerSettings
 
@@ -84,7 +85,7 @@ def test_a_harness_is_called(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_to_run_on_other_machines_is_ready_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
     """The path of the secret, never the secret; numbers are those that the machines agreed on."""
-    gathering = Gathering(join="10.0.0.1:7", secret_file="/tmp/engine-x/secret", stages=2)
+    gathering = Gathering(join=Endpoint("10.0.0.1", 7), secret_file="/tmp/engine-x/secret", stages=2)
     command = "engine stage --join 10.0.0.1:7 --secret-file /tmp/engine-x/secret"
     view = started()
     view.gathering(gathering)

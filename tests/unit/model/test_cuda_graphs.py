@@ -51,12 +51,12 @@ def chain_of(folder: Path, *, graphs: str = "on", **values: Any) -> ChainedStage
 
 
 def pool_of(chain: ChainedStages, stage: int = 0) -> KVPool:
-    return chain.runners[stage]._model.pool
+    return chain.runners[stage].model.pool
 
 
 def counted(chain: ChainedStages, stage: int = 0) -> list[int]:
     """The sizes of the batches that a stage's graphs compute from now on."""
-    graphs, sizes = chain.runners[stage]._model._graphs, []
+    graphs, sizes = chain.runners[stage].model._graphs, []
     forward = graphs.forward
 
     def count(batch: DecodeBatch, hidden: torch.Tensor | None) -> torch.Tensor:
@@ -131,7 +131,7 @@ def test_a_larger_batch_before_leaves_nothing_in_a_smaller_one(checkpoint_of: Ca
 
 def test_what_is_not_plain_is_computed_eagerly(checkpoint_of: Callable[[str], Path]) -> None:
     """Parts of prompts, drafts, prompt logprobs, a LoRA, more rows than there are."""
-    graphs = chain_of(checkpoint_of("qwen3"), max_loras=1).runners[0]._model._graphs
+    graphs = chain_of(checkpoint_of("qwen3"), max_loras=1).runners[0].model._graphs
     plain = Segment("r", 0, 3, (1,), 0, (), True)
     assert graphs.batch([plain]).size == 1
     others = [
@@ -180,16 +180,16 @@ def test_what_cannot_be_recorded_is_refused_or_computed_eagerly(
     """C09: 'on' names the reason, 'auto' goes on without."""
     folder = checkpoint_of(family)
     if text is None:
-        assert chain_of(folder, **values).runners[0]._model._graphs is not None
+        assert chain_of(folder, **values).runners[0].model._graphs is not None
         return
     with pytest.raises(CheckpointError, match=rf"cuda_graphs must be 'off' or 'auto' here, got 'on': .*{text}"):
         chain_of(folder, **values)
-    assert chain_of(folder, graphs="auto", **values).runners[0]._model._graphs is None
+    assert chain_of(folder, graphs="auto", **values).runners[0].model._graphs is None
 
 
 def test_a_pool_of_window_layers_and_a_cpu_are_reasons(checkpoint_of: Callable[[str], Path]) -> None:
     config = EngineConfig(model=str(checkpoint_of("mistral_window")), device="cpu", page_size=4)
-    pool = ChainedStages(config, limits_for(config, window=9)).runners[0]._model.pool
+    pool = ChainedStages(config, limits_for(config, window=9)).runners[0].model.pool
     cuda = torch.device("cuda")
     assert why_no_graphs(cuda, pool, lean=True) == "the model has window layers"
     assert why_no_graphs(torch.device("cpu"), pool, lean=True) == "the device is cpu, and graphs are CUDA's"
@@ -221,8 +221,8 @@ def test_what_is_recorded_wrongly_is_not_used(
     else:
         monkeypatch.setattr("engine.model.stage_model.cuda_recorder", broken)
     chain = chain_of(checkpoint_of("qwen3"), graphs="auto")
-    assert chain.runners[0]._model._graphs is None
-    assert chain.runners[0].is_lean
+    assert chain.runners[0].model._graphs is None
+    assert chain.runners[0].model.is_lean
     assert len(said(chain, 2)) == 10
 
 
@@ -252,5 +252,5 @@ def test_the_largest_recorded_size_is_bounded(
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "LARGEST_SIZE", 3)
     chain = chain_of(checkpoint_of("qwen3"))
-    assert chain.runners[0]._model._graphs.sizes == (1, 2, 3)
+    assert chain.runners[0].model._graphs.sizes == (1, 2, 3)
     assert len(said(chain, 5)) == 10

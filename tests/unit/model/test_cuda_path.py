@@ -308,7 +308,7 @@ def test_a_device_that_is_lost_ends_its_stage_and_any_other_failure_its_microbat
         if lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(StageRunner, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(chain.runners[0].model, "device", torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     chain.runners[0].fail_next()
     if lost:

@@ -44,19 +44,19 @@ def test_known_architectures_are_lean_on_every_stage(
     family: str, expected: bool, checkpoint_of: Callable[[str], Path]
 ) -> None:
     chain = chain_of(checkpoint_of(family), pp_size=2)
-    assert [runner.is_lean for runner in chain.runners] == [expected] * 2
+    assert [runner.model.is_lean for runner in chain.runners] == [expected] * 2
 
 
 def test_the_embedded_model_is_lean() -> None:
     config = EngineConfig(device="cpu", context_length=256)
-    assert ChainedStages(config, Limits.of(config, EMBEDDED_FACTS)).runners[0].is_lean
+    assert ChainedStages(config, Limits.of(config, EMBEDDED_FACTS)).runners[0].model.is_lean
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_tied", "qwen2_biased", "llama", "mistral_window"])
 def test_logits_equal_those_of_the_transformers_path(family: str, checkpoint_of: Callable[[str], Path]) -> None:
     """C11: a chunk, a chunk beside a decode, and a padded batch of decodes."""
     chains = [chain_of(checkpoint_of(family), lean=lean) for lean in (True, False)]
-    assert [chain.runners[0].is_lean for chain in chains] == [True, False]
+    assert [chain.runners[0].model.is_lean for chain in chains] == [True, False]
     outputs = []
     for chain in chains:
         steps = [
@@ -91,7 +91,7 @@ def test_a_forward_that_differs_is_not_taken(
     monkeypatch.setattr(LeanDecoder, "forward", lambda *arguments: right(*arguments) * 1.001)
     with caplog.at_level(logging.WARNING, logger="engine.model.stage_model"):
         wrong = chain_of(folder)
-    assert not wrong.runners[0].is_lean
+    assert not wrong.runners[0].model.is_lean
     assert "the lean forward differs by 0.001" in caplog.text
     monkeypatch.undo()
     plain = chain_of(folder, lean=False)
@@ -108,7 +108,7 @@ def test_a_forward_that_fails_is_not_taken(
     monkeypatch.setattr(LeanDecoder, "forward", fail)
     with caplog.at_level(logging.WARNING, logger="engine.model.stage_model"):
         chain = chain_of(checkpoint_of("llama"))
-    assert not chain.runners[0].is_lean
+    assert not chain.runners[0].model.is_lean
     assert "no such kernel" in caplog.text
 
 
@@ -134,6 +134,6 @@ def test_bf16_is_computed_in_fp32_where_the_cpu_cannot(
     assert compute_dtype(torch.bfloat16) == expected
     assert compute_dtype(torch.bfloat16, "cuda") == torch.bfloat16
     chain = chain_of(checkpoint_of("qwen3"), dtype="bfloat16")
-    assert chain.runners[0].is_lean
+    assert chain.runners[0].model.is_lean
     assert chain.logits(chain.segment(0, PROMPT)).dtype == torch.bfloat16
-    assert chain.runners[0]._model.pool.keys.dtype == torch.bfloat16
+    assert chain.runners[0].model.pool.keys.dtype == torch.bfloat16

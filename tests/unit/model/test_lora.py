@@ -121,7 +121,7 @@ def test_a_batch_of_several_loras_equals_merged_weights(
     with torch.inference_mode():
         expected = [models[version](row[None]).logits[0] for version, row in zip(VERSIONS, ids, strict=True)]
     chain = stages(model, pp_size)
-    assert chain.runners[0].is_lean is not family.startswith("gemma")
+    assert chain.runners[0].model.is_lean is not family.startswith("gemma")
     for version, folder in enumerate(folders, 1):
         assert chain.change(LoraChange("a", version, str(folder))) == [None] * pp_size
     for first in range(0, max(LENGTHS), CHUNK):
@@ -167,13 +167,13 @@ def test_stages_change_together_or_not_at_all(
     errors = chain.change(LoraChange("b", 2, str(folders[1]), drop=1))
     assert errors[0] is None
     assert "injected" in str(errors[1])
-    assert [list(runner._model.lora.held) for runner in chain.runners] == [[1], [1]]
+    assert [list(runner.model.lora.held) for runner in chain.runners] == [[1], [1]]
     chain.change(LoraChange("b", 2, str(folders[1]), drop=1))
-    assert [list(runner._model.lora.held) for runner in chain.runners] == [[2], [2]]
+    assert [list(runner.model.lora.held) for runner in chain.runners] == [[2], [2]]
     chain.change(LoraChange("c", 3, str(folders[0]), drop=3))
-    assert [list(runner._model.lora.held) for runner in chain.runners] == [[2], [2]]
+    assert [list(runner.model.lora.held) for runner in chain.runners] == [[2], [2]]
     chain.change(LoraChange("b", drop=2))
-    assert [runner._model.lora.held for runner in chain.runners] == [{}, {}]
+    assert [runner.model.lora.held for runner in chain.runners] == [{}, {}]
     with pytest.raises(IntegrityError, match="version 1 of a LoRA"):
         chain.logits(chain.of(1, range(3)))
 

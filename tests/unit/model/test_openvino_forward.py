@@ -33,7 +33,7 @@ def reference(checkpoint_of: Callable[[str], Path]) -> Reference:
 def chain_of(folder: Path, *, window: int = 0, **values: object) -> ChainedStages:
     config = EngineConfig(**({"model": str(folder), "backend": "openvino", "kv_sanitizer": True} | values))
     chain = ChainedStages(config, limits_for(config, window=window))
-    assert {runner.backend for runner in chain.runners} == {"openvino"}
+    assert {runner.model.backend for runner in chain.runners} == {"openvino"}
     return chain
 
 

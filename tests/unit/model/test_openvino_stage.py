@@ -157,13 +157,13 @@ def test_after_an_update_the_stages_are_those_of_the_other_weights(pp_size: int)
     """The KV pool stays where it is; tokens are those of an engine that was started with the weights."""
     chain, other = chain_of(pp_size=pp_size), chain_of(pp_size=pp_size, seed=7)
     before = chain.generate(0, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))
-    pools = [runner._model.pool for runner in chain.runners]
+    pools = [runner.model.pool for runner in chain.runners]
     for runner in chain.runners:
         assert runner.prepare_update(WeightUpdate(90, "embedded:7")) is None
     for runner in chain.runners:
         runner.finish_update(commit=True)
-    assert [runner._model.pool for runner in chain.runners] == pools
-    assert {runner.backend for runner in chain.runners} == {"openvino"}
+    assert [runner.model.pool for runner in chain.runners] == pools
+    assert {runner.model.backend for runner in chain.runners} == {"openvino"}
     after = chain.generate(1, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))
     assert after == other.generate(1, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))
     assert after != before
@@ -221,7 +221,7 @@ def test_a_cache_of_8_bits_stays_close_whatever_the_chunks(kept: Path, checkpoin
     for found in others:
         assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.05
     assert len(list(kept.iterdir())) == 1
-    pools = [chain.runners[0]._model.pool for chain in (whole, own)]
+    pools = [chain.runners[0].model.pool for chain in (whole, own)]
     sizes = [sum(array.nbytes for pair in pool._arrays for array in pair) for pool in pools]
     assert sizes[1] < sizes[0] / 2
     facts = [read_configured_facts(one) for one in (config, rounded)]
@@ -254,7 +254,7 @@ def test_a_stage_has_packed_its_weights_before_its_first_microbatch(
     forward = CompiledStage.forward
     monkeypatch.setattr(CompiledStage, "forward", lambda *given: (forwards.append(True), forward(*given))[1])
     monkeypatch.setattr("engine.model.openvino.stage.read_pages_given_back", noted)
-    pool = chain_of().runners[0]._model.pool
+    pool = chain_of().runners[0].model.pool
     assert [file.name for file in given_back if file is not None] == ["stage.bin"]
     assert len(list(kept.glob("*/stage.bin"))) == 1
     assert not any(array.any() for pair in pool._arrays for array in pair)

@@ -87,7 +87,7 @@ def test_a_slice_is_no_seam(
     ids = sequences[1].tolist()
     config = EngineConfig(model=str(checkpoint_of(family)), device=DEVICE, page_size=4)
     chain = ChainedStages(config, limits_for(config), lean=lean)
-    assert chain.runners[0].is_lean is (lean and family == "qwen3_tied")
+    assert chain.runners[0].model.is_lean is (lean and family == "qwen3_tied")
     assert_equal(scored(chain, 0, ids, start=2, chunk=19), expected[1], ids, 2)
 
 

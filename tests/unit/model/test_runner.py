@@ -175,7 +175,7 @@ def test_threads(pp_size: int, threads: int | None, expected: int, monkeypatch: 
 
 
 def test_slots_follow_the_page_table() -> None:
-    pool = chain_of().runners[0]._model.pool
+    pool = chain_of().runners[0].model.pool
     pool.adopt(Segment("r", 2, 0, (), 0, (7, 3), False))
     pool.adopt(Segment("r", 2, 0, (), 2, (5,), False))
     assert pool.slots(2, 3, 10).tolist() == [31, 12, 13, 14, 15, 20, 21]

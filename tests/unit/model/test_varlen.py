@@ -17,11 +17,11 @@ from benchmarks.gpu.stand_ins import kernel
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.model.transfer import packed, sent, unpacked
-from engine.model.varlen import why_not_shape, why_not_varlen
+from engine.model.varlen import AttentionShape, why_not_shape, why_not_varlen
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
-SHAPE = {"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 4}
+SHAPE = AttentionShape(torch.bfloat16, heads=4, kv_heads=2, head_dim=16, page_size=4)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_both_backends_compute_the_same(family: str, lean: bool, checkpoint_of: 
         ChainedStages(config.model_copy(update={"attention_backend": backend}), limits_for(config), lean=lean)
         for backend in ("sdpa", "varlen")
     ]
-    assert [chain.runners[0]._model.pool.pages_first for chain in chains] == [False, True]
+    assert [chain.runners[0].model.pool.pages_first for chain in chains] == [False, True]
     ids = torch.randint(0, 198, (3, 64), generator=torch.Generator().manual_seed(5)).tolist()
     plans = (
         [(0, ids[0][:9])],
@@ -75,14 +75,12 @@ def test_a_window_is_counted_as_the_kernel_counts_it(
 
 def test_what_the_kernel_cannot_do_is_known_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """B17: another device, type, head, a capped score, a kernel that refuses or is wrong: each has its reason."""
-    assert why_not_varlen(CPU, torch.bfloat16, **SHAPE, softcap=None) == (
-        "the device is cpu, and the kernel is for CUDA"
-    )
+    assert why_not_varlen(CPU, SHAPE) == ("the device is cpu, and the kernel is for CUDA")
     monkeypatch.setattr("engine.model.varlen.varlen_attn", kernel)
-    assert why_not_shape(CPU, torch.bfloat16, **SHAPE, softcap=None) is None
-    assert "not in torch.float32" in str(why_not_shape(CPU, torch.float32, **SHAPE, softcap=None))
-    assert "caps its scores" in str(why_not_shape(CPU, torch.bfloat16, **SHAPE, softcap=30.0))
-    assert "no multiple of 8" in str(why_not_shape(CPU, torch.bfloat16, **{**SHAPE, "head_dim": 20}, softcap=None))
+    assert why_not_shape(CPU, SHAPE) is None
+    assert "not in torch.float32" in str(why_not_shape(CPU, SHAPE._replace(dtype=torch.float32)))
+    assert "caps its scores" in str(why_not_shape(CPU, SHAPE._replace(softcap=30.0)))
+    assert "no multiple of 8" in str(why_not_shape(CPU, SHAPE._replace(head_dim=20)))
 
 
 @pytest.mark.parametrize("wrong", ["raises", "window", "pages"])
@@ -98,7 +96,7 @@ def test_a_kernel_that_is_wrong_on_this_device_is_not_used(wrong: str, monkeypat
         return kernel(*args, window_size=window_size, block_table=table, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr("engine.model.varlen.varlen_attn", broken)
-    reason = str(why_not_shape(CPU, torch.bfloat16, **SHAPE, softcap=None))
+    reason = str(why_not_shape(CPU, SHAPE))
     assert ("divisible by 256" if wrong == "raises" else "from plain attention") in reason
 
 

@@ -69,7 +69,7 @@ def test_the_lean_forward_reads_the_window_pool_too(
     """B18"""
     ids, expected = reference("mistral_window")
     chain = chain_of(checkpoint_of("mistral_window"), lean=lean, chunked_prefill_size=9)
-    assert chain.runners[0].is_lean is lean
+    assert chain.runners[0].model.is_lean is lean
     for first in range(0, LENGTHS[0], 9):
         stop = min(first + 9, LENGTHS[0])
         _assert_equal(chain.logits(chain.segment(0, ids[0, first:stop].tolist())), [expected[0][stop - 1]])
@@ -87,7 +87,7 @@ def test_the_kernel_over_page_tables_reads_the_window_pool_too(
     monkeypatch.setattr("engine.model.stage_model.why_not_varlen", lambda *_, **__: None)
     ids, expected = reference(family)
     chain = chain_of(checkpoint_of(family), attention_backend="varlen", chunked_prefill_size=7)
-    assert chain.runners[0]._model.pool.pages_first
+    assert chain.runners[0].model.pool.pages_first
     chain.logits(chain.segment(1, ids[1, :7].tolist()))
     for step, first in enumerate(range(0, LENGTHS[0], 7)):
         stop, other = min(first + 7, LENGTHS[0]), 7 + step
@@ -97,7 +97,7 @@ def test_the_kernel_over_page_tables_reads_the_window_pool_too(
 
 def test_layers_that_all_have_a_window_cost_nothing_in_the_page_pool(checkpoint_of: Callable[[str], Path]) -> None:
     """B18"""
-    pool = chain_of(checkpoint_of("mistral_window")).runners[0]._model.pool
+    pool = chain_of(checkpoint_of("mistral_window")).runners[0].model.pool
     assert pool.window is not None
     assert (pool.keys.numel(), pool.window.keys.shape[0]) == (0, 5)
 

@@ -168,7 +168,7 @@ def test_a_device_that_was_lost_is_told_in_its_turn(early: LocalPipeline, monkey
     def synchronize(device: torch.device) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(StageRunner, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(early._runner.model, "device", torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     assert take(early).error is None
     with pytest.raises(DeviceLostError, match="stage 0 has lost cuda:0"):

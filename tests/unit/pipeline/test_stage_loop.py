@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -45,7 +46,7 @@ class Runner:
     """Notes what it is told; its forward returns ``output``."""
 
     def __init__(self, stage: int, stages: int, output: object) -> None:
-        self.stage, self.is_first, self.is_last = stage, stage == 0, stage == stages - 1
+        self.stage, self.model = stage, SimpleNamespace(is_first=stage == 0, is_last=stage == stages - 1)
         self.counters = Counters()
         self.slots_written = 5
         self.grammars = None

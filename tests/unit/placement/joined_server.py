@@ -13,6 +13,7 @@ import httpx
 import psutil
 
 from engine.launch.preload import PreloadedParent, ServerProcess
+from engine.placement.stage_order import StageOrder
 from engine.process.control import Gathering
 from engine.settings import ServerSettings
 
@@ -41,7 +42,8 @@ class JoinedServer:
         self.gathering: Gathering = self.server.wait_gathering(START_BOUND_S)
 
     def join(self, **options: Any) -> ServerProcess:
-        agent = self._parent.join(self.gathering, self.log(len(self.agents)), **options)
+        order = StageOrder(join=self.gathering.join, **options)
+        agent = self._parent.join(order, self.gathering.secret_file, self.log(len(self.agents)))
         self.agents.append(agent)
         self._stack.callback(_end, agent)
         return agent

@@ -21,7 +21,6 @@ from joined_server import END_BOUND_S, STAGES, JoinedServer
 
 from engine.launch.preload import PreloadedParent
 from engine.links.connection import LinkAddress
-from engine.links.endpoint import parse_endpoint
 from engine.links.listener import MAX_UNPROVED
 from engine.links.proof import Claim, LinkError, Role
 from engine.links.secret import Secret, read_secret
@@ -79,7 +78,7 @@ def test_a_peer_without_the_secret_disturbs_nothing(joined: JoinedServer) -> Non
 
     131 connections of one byte ended the whole server: one that had given way to a later one was heard.
     """
-    endpoint = parse_endpoint(joined.gathering.join, "join")
+    endpoint = joined.gathering.join
     for sent in (b"GET / HTTP/1.1\r\n\r\n" + bytes(200), b"\xff" * 200, b""):
         # What it sends too much resets the connection, at once or a moment later.
         with socket.create_connection((endpoint.host, endpoint.port)) as peer, contextlib.suppress(OSError):

@@ -21,9 +21,11 @@ import pytest
 
 from engine import __version__
 from engine.errors import ConfigError, PlacementError
+from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.placement import ray_actor, ray_driver
 from engine.placement.ray_actor import Place, StageHost
-from engine.placement.ray_order import RayOrder, StageOrder, StageWay, ray_defaults, require_ray
+from engine.placement.ray_order import RayOrder, ray_defaults, require_ray
+from engine.placement.stage_order import StageOrder
 from engine.process.control import Control, Shutdown
 from engine.settings import ServerSettings
 
@@ -72,8 +74,8 @@ def settings(**fields: Any) -> ServerSettings:
 
 
 def order(*joins: str) -> RayOrder:
-    ways = tuple(StageWay(join=join) for join in joins)
-    return RayOrder(settings="{}", ways=ways, secret_file="", deadline=0.0, temp_dir="")
+    stages = tuple(StageOrder(join=parse_endpoint(join, "join")) for join in joins)
+    return RayOrder(settings="{}", stages=stages, secret_file="", deadline=0.0, temp_dir="")
 
 
 def control() -> tuple[Control, Any]:
@@ -155,7 +157,7 @@ def test_loopback_is_refused_for_other_machines_and_taken_for_this_one() -> None
 def test_stages_are_sent_to_an_address_and_not_to_a_wildcard() -> None:
     given = order("machine:5", "machine:5")
     everywhere = ray_driver._with_address(Cluster(), given, settings(stage_listen="0.0.0.0:0"))
-    assert [way.join for way in everywhere.ways] == ["10.0.0.1:5", "10.0.0.1:5"]
+    assert [str(stage.join) for stage in everywhere.stages] == ["10.0.0.1:5", "10.0.0.1:5"]
     assert ray_driver._with_address(Cluster(), given, settings(stage_listen="127.0.0.1:0")) is given
 
 
@@ -186,12 +188,12 @@ def test_an_agent_is_told_everything_by_a_pipe(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "child_of_an_actor.py").write_text(CHILD)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(ray_actor, "CHILD_MODULE", "child_of_an_actor")
-    given = StageOrder(way=StageWay(join="127.0.0.1:5"), stage=2, secret=SECRET, node=str(FAR))
-    end = StageHost().run(given)
+    given = StageOrder(join=Endpoint("127.0.0.1", 5), stage=2, node=str(FAR))
+    end = StageHost().run(given, SECRET)
     assert end.status == 3
     arguments, _, told = end.said[-1].partition(" ")
     assert arguments == f"['{os.getpid()}']"
-    assert msgspec.json.decode(told, type=StageOrder) == given
+    assert msgspec.json.decode(told, type=tuple[StageOrder, str]) == (given, SECRET)
     assert end.said[:-1] == tuple(f"line {number}" for number in itertools.islice(range(20), 9, 20))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.messages import Abort, CallAnswer, decode_reply, encode
+from engine.messages import Abort, CallAnswer, decode_replies, encode
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.outbox import ReplySocket
 
@@ -66,5 +66,5 @@ def test_outbox_sends_a_steps_replies_in_one_frame_even_before_anybody_listens(t
         outbox.send(list(replies))
         receiver.bind(address)
         assert receiver.poll(5000)
-        assert decode_reply(receiver.recv()) == replies
+        assert decode_replies(receiver.recv()) == replies
         outbox.close()

@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 import msgspec
 
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.links.endpoint import parse_endpoint
-from engine.placement.ray_order import StageWay
+from engine.links.endpoint import Endpoint
+from engine.placement.stage_order import StageOrder
 from scripted.adapters.lockstep.server.links import LOOPBACK, Route
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.relay import Relay
@@ -69,7 +69,7 @@ class PlacedStages:
             placed |= {
                 "placement": "ray",
                 "ray_address": self._cluster.address,
-                "placement_options": msgspec.json.encode(self._ways()).decode(),
+                "placement_options": msgspec.json.encode(self._orders()).decode(),
             }
         return placed
 
@@ -78,17 +78,8 @@ class PlacedStages:
         if self._cluster is not None:
             return
         gathering = server.wait_gathering(GATHERING_TIMEOUT_S)
-        for stage, way in enumerate(self._ways()):
-            agent = parent.join(
-                msgspec.structs.replace(gathering, join=way.join),
-                self._log,
-                stage=stage,
-                listen=parse_endpoint(way.listen, "listen"),
-                advertise=parse_endpoint(way.advertise, "advertise"),
-                node=f"machine-{stage}",
-                temp_dir=str(self._folder),
-            )
-            self._agents.append(agent)
+        for order in self._orders():
+            self._agents.append(parent.join(order, gathering.secret_file, self._log, temp_dir=str(self._folder)))
 
     def close(self) -> None:
         """End what is left of the agents, and the relay; idempotent."""
@@ -97,11 +88,18 @@ class PlacedStages:
         self._agents = []
         self._stack.close()
 
-    def _ways(self) -> list[StageWay]:
+    def _orders(self) -> list[StageOrder]:
         """Through the relay to the server, and from the stage before."""
+        ways = zip(self._joins, self._listens, self._advertised, strict=True)
         return [
-            StageWay(join=f"{LOOPBACK}:{join}", listen=f"{LOOPBACK}:{listen}", advertise=f"{LOOPBACK}:{advertised}")
-            for join, listen, advertised in zip(self._joins, self._listens, self._advertised, strict=True)
+            StageOrder(
+                join=Endpoint(LOOPBACK, join),
+                stage=stage,
+                listen=Endpoint(LOOPBACK, listen),
+                advertise=Endpoint(LOOPBACK, advertised),
+                node=f"machine-{stage}",
+            )
+            for stage, (join, listen, advertised) in enumerate(ways)
         ]
 
     def __enter__(self) -> Self:

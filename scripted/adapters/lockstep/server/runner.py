@@ -45,7 +45,7 @@ from scripted.adapters.lockstep.server.wire import (
     RunScript,
     ScriptFailedReply,
     Shutdown,
-    decode_reply,
+    decode_replies,
 )
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.refusals import ScriptDefinitionError
@@ -275,7 +275,7 @@ class ScriptedServer(ScriptRunner):
             readable = dict(self._poller.poll(int(left_s * 1000) + 1))
             if self._socket in readable:
                 try:
-                    reply = decode_reply(self._socket.recv())
+                    reply = decode_replies(self._socket.recv())
                 except BadFrameError as exc:
                     logger.warning("dropped a frame that is no reply of the gate: %s", exc)
                     continue

@@ -20,7 +20,7 @@ from engine.frames import BadFrameError
 from engine.messages import encode
 from engine.process.control import Control
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
-from scripted.adapters.lockstep.server.wire import ScriptFailedReply, decode_reply
+from scripted.adapters.lockstep.server.wire import ScriptFailedReply, decode_replies
 
 __all__ = ["leave_result", "result_of_survivor", "survive"]
 
@@ -64,7 +64,7 @@ def result_of_survivor(private_dir: Path, timeout_s: float) -> ScriptSucceeded |
         return None
     _wait_for_end(pid, timeout_s)
     with contextlib.suppress(FileNotFoundError, BadFrameError, msgspec.DecodeError):
-        reply = decode_reply((private_dir / _RESULT).read_bytes())
+        reply = decode_replies((private_dir / _RESULT).read_bytes())
         return reply if isinstance(reply, ScriptSucceeded | ScriptFailedReply) else None
     return None
 

@@ -25,7 +25,7 @@ __all__ = [
     "ScriptFailedReply",
     "Shutdown",
     "decode_command",
-    "decode_reply",
+    "decode_replies",
 ]
 
 
@@ -80,6 +80,6 @@ def decode_command(data: bytes) -> RunScript | Shutdown:
     return _command_of(data)
 
 
-def decode_reply(data: bytes) -> HookReady | Progress | ScriptSucceeded | ScriptFailedReply:
+def decode_replies(data: bytes) -> HookReady | Progress | ScriptSucceeded | ScriptFailedReply:
     """Decode a reply of the gate. Raises BadFrameError for anything else."""
     return _reply_of(data)
