@@ -1,5 +1,6 @@
 """The agent of one stage on a machine of its own: joins a server, starts the stage's process, watches it, ends it.
 
+``python -m engine.launch.agent PID`` runs one for another process, with its order and the secret on stdin.
 Single-threaded and event-driven, because it forks. Ends with the server, and the stage ends with it.
 When the agent dies, or either side no longer hears the other, both sides end and leave nothing.
 """
@@ -16,6 +17,8 @@ import socket
 import sys
 import time
 from typing import Final
+
+import msgspec
 
 from engine import __version__
 from engine.errors import EngineError, StartupError, death_words
@@ -50,12 +53,13 @@ from engine.placement.messages import (
 from engine.placement.stage_order import StageOrder
 from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
 from engine.process.death import EXIT_FAILED, describe_status
+from engine.process.inheritance import die_with_parent, take_no_input
 from engine.process.logs import configure_logging
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
 from engine.settings import ServerSettings
 
-__all__ = ["run_agent"]
+__all__ = ["main", "run_agent"]
 
 EXIT_OK: Final = 0
 ANY_STAGE: Final = -1
@@ -369,3 +373,15 @@ def _failed(why: str) -> int:
     sys.stderr.write(f"error: {why}\n")
     sys.stderr.flush()
     return EXIT_FAILED
+
+
+def main(parent_pid: int) -> int:
+    """Run an agent by order, in a process of its own, which ends with the one that started it; its exit status."""
+    die_with_parent(parent_pid, signal.SIGKILL)
+    order, secret = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[StageOrder, str])
+    take_no_input()
+    return run_agent(order, Secret(secret))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -6,6 +6,7 @@ in which the engine was fully idle, if there was one: from there it can be repla
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,11 @@ _CHECKPOINTS: Final = 4
 
 
 class FlightRecorder:
-    """A sink that forgets the oldest frames. ``header`` says what is recorded."""
+    """A sink that forgets the oldest frames. ``header`` says what is recorded, ``path`` where a failure leaves it."""
 
-    def __init__(self, header: Header, *, limit_steps: int = FLIGHT_LIMIT_STEPS) -> None:
+    def __init__(self, header: Header, path: Path | None = None, *, limit_steps: int = FLIGHT_LIMIT_STEPS) -> None:
         self._header = header
+        self._path = path
         self._frames: deque[bytes] = deque(maxlen=limit_steps)
         self._taken = 0
         self._apart = max(1, limit_steps // _CHECKPOINTS)
@@ -54,8 +56,16 @@ class FlightRecorder:
         """A checkpoint, as the scheduler is before the next frame."""
         self._checkpoints.append((self._taken, frame))
 
-    def close(self) -> None:
-        """Nothing to close: what is held can still be dumped."""
+    def close(self, *, failed: bool) -> None:
+        """What is held can still be dumped."""
+        if failed:
+            self.leave()
+
+    def leave(self) -> None:
+        """Dump to ``path``. A full disk must not be what an engine dies of, nor hide what it did die of."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self.dump(self._path)
 
     def dump(self, path: str | Path) -> Path:
         """Write what is held as a recording, from the oldest moment on that it can be replayed from.

@@ -106,7 +106,7 @@ class RecordingFile:
     def mark(self, frame: Callable[[], bytes]) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:  # noqa: ARG002 - it holds every step in any case
         """Write out what is buffered; idempotent."""
         self._file.close()
 

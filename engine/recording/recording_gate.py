@@ -33,8 +33,8 @@ class Sink(Protocol):
     def mark(self, frame: Callable[[], bytes]) -> None:
         """A checkpoint as it stands in a file, made when it is needed: it may be large, and most are forgotten."""
 
-    def close(self) -> None:
-        """No more frames come; called once, after the end frame."""
+    def close(self, *, failed: bool) -> None:
+        """No more frames come, because the loop ended or failed; called once, after the end frame."""
 
 
 class RecordingGate:
@@ -86,7 +86,7 @@ class RecordingGate:
         )
         self._write(frame_bytes(end))
         for sink in self._sinks:
-            sink.close()
+            sink.close(failed=exc is not None)
 
     def _write_step(self, step: Step, number: int, checks: tuple[int, int], result: StepResult | None) -> None:
         events = step.events

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -71,28 +71,49 @@ class _Counts:
         )
 
 
-class CompletionShape:
-    """Answers of ``/v1/completions``. Where prompts are echoed each choice begins with its own."""
+class _Shape:
+    """What answers of both protocols have."""
+
+    event: ClassVar[type[msgspec.Struct]]
 
     def __init__(self, order: Order, served: ServedModel) -> None:
-        self._rid = order.rid
-        self._model = order.lora or served.model_name
+        self._head: dict[str, Any] = {
+            "id": order.rid,
+            "created": int(time.time()),
+            "model": order.lora or served.model_name,
+        }
+        self._texts = TokenTexts(served.tokenizer)
+        self._prompt_logprobs = order.prompt_logprobs
+        self._logprobs = order.logprobs
+        self._include_usage = order.include_usage
+        self._counts = _Counts(order.n)
+
+    def last_events(self) -> Iterator[msgspec.Struct]:
+        """The token counts, if asked for."""
+        if self._include_usage:
+            yield self.event(**self._head, choices=[], usage=self._counts.usage())
+
+    def _event_of(self, choice: CompletionChoice | ChatChunkChoice) -> msgspec.Struct:
+        return self.event(**self._head, choices=[choice], usage=None if self._include_usage else msgspec.UNSET)
+
+
+class CompletionShape(_Shape):
+    """Answers of ``/v1/completions``. Where prompts are echoed each choice begins with its own."""
+
+    event = CompletionAnswer
+
+    def __init__(self, order: Order, served: ServedModel) -> None:
+        super().__init__(order, served)
         self._tokenizer = served.tokenizer
         self._n = order.n
         self._echo = {index: order.echo[index // order.n] for index in range(len(order.echo) * order.n)}
-        self._texts = TokenTexts(served.tokenizer)
         self._top_logprobs = order.top_logprobs
-        self._prompt_logprobs = order.prompt_logprobs
-        self._logprobs = order.logprobs
         self._echo_offsets = {
             index: EchoOffsets(served.tokenizer, self._texts, one)
             for index, one in self._echo.items()
             if order.logprobs
         }
-        self._include_usage = order.include_usage
-        self._counts = _Counts(order.n)
         self._offsets: dict[int, _Offsets] = {}
-        self._created_s = int(time.time())
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
         """The answer in one."""
@@ -105,21 +126,13 @@ class CompletionShape:
             choices.append((yield from self._choice(index, answer, of_prompt)))
             if len(answers) > 1:
                 yield
-        return self._answer(choices, self._counts.usage())
+        return CompletionAnswer(**self._head, choices=choices, usage=self._counts.usage())
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """One event for a piece that shows something."""
         choice = finished(self._choice(index, piece, finished(self._of_prompt(index, piece))))
         if choice.text or choice.finish_reason or choice.logprobs:
-            yield self._answer([choice], None if self._include_usage else msgspec.UNSET)
-
-    def last_events(self) -> Iterator[msgspec.Struct]:
-        """The token counts, if asked for."""
-        if self._include_usage:
-            yield self._answer([], self._counts.usage())
-
-    def _answer(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> CompletionAnswer:
-        return CompletionAnswer(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
+            yield self._event_of(choice)
 
     def _choice(self, index: int, piece: GenerateAnswer, of_prompt: _OfPrompt) -> Shaping[CompletionChoice]:
         self._counts.note(index, piece.meta_info)
@@ -148,21 +161,16 @@ class CompletionShape:
         return _OfPrompt(columns, values)
 
 
-class ChatShape:
+class ChatShape(_Shape):
     """Answers of ``/v1/chat/completions``. ``new_choice`` makes what finds the parts of one; None: there are none."""
 
+    event = ChatChunk
+
     def __init__(self, order: Order, served: ServedModel, new_choice: Callable[[], SpokenChoice] | None = None) -> None:
-        self._rid = order.rid
-        self._model = order.lora or served.model_name
-        self._texts = TokenTexts(served.tokenizer)
-        self._prompt_logprobs = order.prompt_logprobs
-        self._logprobs = order.logprobs
-        self._include_usage = order.include_usage
+        super().__init__(order, served)
         self._new_choice = new_choice
         self._choices: dict[int, SpokenChoice] = {}
-        self._counts = _Counts(order.n)
         self._begun: set[int] = set()
-        self._created_s = int(time.time())
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
         """The answer in one."""
@@ -183,9 +191,7 @@ class ChatShape:
             )
         most = self._prompt_logprobs
         return ChatAnswer(
-            id=self._rid,
-            created=self._created_s,
-            model=self._model,
+            **self._head,
             choices=choices,
             usage=self._counts.usage(),
             prompt_logprobs=msgspec.UNSET if most is None else (yield from ranked(answers[0], most, self._texts)),
@@ -197,21 +203,16 @@ class ChatShape:
         if index not in self._begun:
             self._begun.add(index)
             # Whether there will be content is not known yet where an answer may have other parts.
-            yield self._event(index, ChatDelta(role="assistant", content="" if spoken is None else msgspec.UNSET))
+            yield self._delta(index, ChatDelta(role="assistant", content="" if spoken is None else msgspec.UNSET))
         deltas = _plain(piece) if spoken is None else spoken.deltas(piece)
         self._note(index, piece.meta_info)
         logprobs = finished(self._spelled(piece))
         if logprobs is not None and not deltas:
             deltas = [ChatDelta(content="") if spoken is None else ChatDelta()]
         for number, delta in enumerate(deltas):
-            yield self._event(index, delta, logprobs=None if number else logprobs)
+            yield self._delta(index, delta, logprobs=None if number else logprobs)
         if piece.meta_info.finish_reason is not None:
-            yield self._event(index, ChatDelta(), finish_reason=self._finish_reason(index, piece.meta_info))
-
-    def last_events(self) -> Iterator[msgspec.Struct]:
-        """The token counts, if asked for."""
-        if self._include_usage:
-            yield self._chunk([], self._counts.usage())
+            yield self._delta(index, ChatDelta(), finish_reason=self._finish_reason(index, piece.meta_info))
 
     def _choice(self, index: int) -> SpokenChoice | None:
         """What finds the parts of a choice: each has its own."""
@@ -231,19 +232,10 @@ class ChatShape:
         spoken = self._choice(index)
         return meta.finish_reason if spoken is None else spoken.finish_reason(meta.finish_reason)
 
-    def _event(
-        self,
-        index: int,
-        delta: ChatDelta,
-        *,
-        logprobs: ChatLogprobs | None = None,
-        finish_reason: str | None = None,
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
-        return self._chunk([choice], None if self._include_usage else msgspec.UNSET)
-
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType | None) -> ChatChunk:
-        return ChatChunk(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
+    def _delta(
+        self, index: int, delta: ChatDelta, *, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
+    ) -> msgspec.Struct:
+        return self._event_of(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason))
 
     def _spelled(self, piece: GenerateAnswer) -> Shaping[ChatLogprobs | None]:
         entries = _entries(piece)

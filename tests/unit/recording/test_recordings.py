@@ -180,7 +180,7 @@ class EveryCheckpoint:
     def mark(self, frame: Callable[[], bytes]) -> None:
         self.checkpoints.append((len(self.frames), frame))
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         pass
 
 
@@ -282,7 +282,7 @@ def test_a_full_disk_ends_the_recording_not_the_engine(tmp_path: Path) -> None:
         def write(self, frame: bytes) -> None:
             raise OSError(28, "No space left on device")
 
-        def close(self) -> None:
+        def close(self, *, failed: bool) -> None:
             raise AssertionError("it was given up")
 
     inner = record_to(tmp_path / "run.rec", WORKLOADS["twins"], sinks=(FullDisk(),))
