@@ -72,7 +72,6 @@ EMBEDDED_WINDOW_FACTS = msgspec.structs.replace(
 
 
 def embedded_facts(model: str) -> ModelFacts:
-    """The facts of the embedded model that is named so."""
     return EMBEDDED_WINDOW_FACTS if has_embedded_window(model) else EMBEDDED_FACTS
 
 

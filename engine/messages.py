@@ -237,8 +237,6 @@ class StartProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End the profile that is being taken."""
-
     call_id: str
 
 

@@ -227,7 +227,6 @@ class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tr
 
     @property
     def rids(self) -> tuple[str, ...]:
-        """The requests in it, in the order of the segments."""
         return tuple([segment.rid for segment in self.segments])
 
 

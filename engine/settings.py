@@ -145,7 +145,6 @@ class ServerSettings(EngineConfig):
 
     @property
     def model_name(self) -> str:
-        """The name under which clients ask for the model."""
         return self.served_model_name or self.model
 
     @property
@@ -155,7 +154,6 @@ class ServerSettings(EngineConfig):
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """The origins whose pages may operate the server."""
         return _listed(self.operator_origins)
 
     @field_validator("api_key", "admin_key", mode="before")

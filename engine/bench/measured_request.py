@@ -64,8 +64,6 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class RequestSender:
-    """Sends a plan's requests to its server."""
-
     def __init__(self, plan: BenchPlan, model: str, client: httpx.AsyncClient, started_s: float) -> None:
         self._plan = plan
         self._model = model

@@ -50,8 +50,6 @@ _KINDS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretSt
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    """A command whose options are listed by group."""
-
     # Which library's context and formatter these are depends on the version of typer.
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group that has options."""

@@ -25,8 +25,6 @@ _Entry = TypeVar("_Entry")
 
 
 class Answer:
-    """The answer to one request, piece by piece."""
-
     def __init__(self, decoder: Decoder, message: Generate) -> None:
         self._message = message
         self._detokenizer = Detokenizer(decoder)

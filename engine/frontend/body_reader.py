@@ -29,8 +29,6 @@ UTF_8 = "utf-8"
 
 
 class BodyReader:
-    """Reads bodies of at most ``limit_bytes``."""
-
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._room_bytes = LARGEST_BODIES_IN_HAND * limit_bytes

@@ -236,7 +236,6 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._sending = self.loop.call_later(self.bounds.send_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client took something."""
         self._end_sending()
         super().resume_writing()
 

@@ -39,8 +39,6 @@ ERRORS = {
 
 
 class Description:
-    """Collects the routes' descriptions."""
-
     def __init__(self) -> None:
         self._bodies: set[type[BaseModel]] = set()
         self._answers: set[type[msgspec.Struct]] = {ErrorBody}

@@ -42,7 +42,6 @@ class AnswerParser:
         self._begun = 0
 
     def push(self, text: str) -> list[Part]:
-        """Take text in, give the parts that are certain out."""
         if self._reasoning is None:
             return self._shown(self._called(text))
         return self._shown(self._split(self._reasoning.push(text)))
@@ -132,7 +131,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.reasoning is None else reasoning_start(self.reasoning, prompt)
 
     def parser(self, parsing: Parsing) -> AnswerParser:
-        """A parser for one answer."""
         calls = (
             None
             if parsing.tools is None or self.family is None
@@ -147,7 +145,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return self.family is not None and self.family.parser.typed
 
     def new_call_id(self) -> str:
-        """An id for a call of the model's."""
         return new_usual_id() if self.family is None else self.family.new_id()
 
     def markers(self, parsing: Parsing) -> tuple[str, ...]:

@@ -60,7 +60,6 @@ class EngineClient:
 
     @property
     def open_calls(self) -> int:
-        """Calls and questions that are not answered."""
         return len(self._calls)
 
     async def call(self, make: Callable[[str], ClientMessage]) -> CallAnswer:

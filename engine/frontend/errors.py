@@ -117,7 +117,6 @@ class ApiError(Exception):
 
     @classmethod
     def of_detail(cls, detail: ErrorDetail) -> ApiError:
-        """The error that has this body."""
         return cls(detail.code, detail.type, detail.message, param=detail.param)
 
     @classmethod

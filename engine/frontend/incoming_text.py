@@ -32,7 +32,6 @@ class IncomingText:
         self._ended = False
 
     def feed(self, text: str) -> None:
-        """Add what arrived."""
         kept = self._at if self._mark is None else self._mark
         self._text = self._text[kept:] + text
         self._at -= kept
@@ -40,7 +39,6 @@ class IncomingText:
             self._mark = 0
 
     def end(self) -> None:
-        """Nothing more will arrive."""
         self._ended = True
 
     def mark(self, *, back: int = 0) -> None:

@@ -68,18 +68,15 @@ class Metrics:
             self._calls.labels(model, end)
 
     def begin(self) -> RequestTimes:
-        """Begin to time a request that has just arrived."""
         return RequestTimes(self, self._clock, current_record())
 
     def count_end(self, reason: FinishReason) -> None:
-        """Count the end of a request."""
         if reason in FAILURES:
             self._failed.labels(self._model).inc()
         else:
             self._ended.labels(self._model, reason.value).inc()
 
     def count_call(self, *, whole: bool) -> None:
-        """Count a call of a tool in an answer."""
         self._calls.labels(self._model, "whole" if whole else "cut").inc()
 
     def text(self, stats: EngineStats | None) -> bytes:
@@ -103,7 +100,6 @@ class RequestTimes:
         self._last_s: float | None = None
 
     def note(self, output: TokenOutput) -> None:
-        """Note an output's time and size."""
         now_s = self._clock.now()
         if self._record is not None:
             self._record.note(output, now_s)
@@ -128,8 +124,6 @@ class RequestTimes:
 
 
 class _SchedulerCollector(Collector):
-    """The scheduler's counters as of the last answer."""
-
     def __init__(self, model: str) -> None:
         self._model = model
         self.stats: EngineStats | None = None

@@ -157,7 +157,6 @@ class NullableBody(StrictBody):
 
 
 def choice_grammar(choices: list[str]) -> Grammar:
-    """The grammar of exactly one of these texts."""
     return Grammar(GrammarKind.CHOICE, json.dumps(choices, ensure_ascii=False))
 
 
@@ -171,8 +170,6 @@ def grammar_among(grammars: Mapping[str, Grammar | None]) -> tuple[str, Grammar]
 
 
 class TextFormat(NullableBody):
-    """``response_format`` of plain text."""
-
     type: Literal["text"]
 
     @property
@@ -181,8 +178,6 @@ class TextFormat(NullableBody):
 
 
 class JsonObjectFormat(NullableBody):
-    """``response_format`` of some JSON object."""
-
     type: Literal["json_object"]
 
     @property
@@ -201,8 +196,6 @@ class NamedSchema(NullableBody):
 
 
 class JsonSchemaFormat(NullableBody):
-    """``response_format`` of JSON of a schema."""
-
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
@@ -284,7 +277,6 @@ class SamplingFields(StrictBody):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as a tuple, however it was given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def sampling_params(self, most: int, least: int, grammar: tuple[str, Grammar] | None) -> SamplingParams:
@@ -338,7 +330,6 @@ class SamplingBody(SamplingFields):
         return grammar_among(self._grammars)
 
     def params(self) -> SamplingParams:
-        """The same as the scheduler takes it."""
         return self.sampling_params(self.max_new_tokens, self.min_new_tokens, self.grammar)
 
 
@@ -390,8 +381,6 @@ class AbortBody(StrictBody):
 
 
 class PauseBody(StrictBody):
-    """The body of ``POST /pause_generation``."""
-
     # JSON has no enums, so a plain string is one here.
     mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
 

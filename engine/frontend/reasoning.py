@@ -33,14 +33,10 @@ __all__ = [
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """Text of the model's reasoning."""
-
     text: str
 
 
 class Content(msgspec.Struct, frozen=True):
-    """Text of the answer itself."""
-
     text: str
 
 
@@ -132,7 +128,6 @@ class ReasoningSplitter:
         self._reader = self._read()
 
     def push(self, text: str) -> list[Part]:
-        """Take text in, give the parts that are certain out."""
         self._text.feed(text)
         return self._advance()
 

@@ -36,5 +36,4 @@ def error_answer(
 def json_answer(
     data: msgspec.Struct | Sequence[msgspec.Struct], *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An answer with a JSON body."""
     return Response(msgspec.json.encode(data), status, headers, JSON_TYPE)

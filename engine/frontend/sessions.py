@@ -180,7 +180,6 @@ class Sessions:
             request.hand_over(reason)
 
     def close(self, reason: ApiError) -> None:
-        """Refuse all further requests."""
         self._closed = reason
 
 
@@ -295,7 +294,6 @@ class Session:
         return self.is_over
 
     def body(self) -> Shaping[bytes]:
-        """The whole answer as JSON, of what was collected."""
         answers = []
         for index, pieces in enumerate(self._kept):
             if index:
@@ -372,8 +370,6 @@ class _TimedOut(ApiError):
 
 
 class _Choice:
-    """One request of an answer and its text."""
-
     request: Request
 
     def __init__(self, answer: Answer, observe: Observer, grammar_field: str | None) -> None:

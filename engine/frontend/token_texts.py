@@ -27,8 +27,6 @@ class Vocabulary(Decoder, Protocol):
 
 
 class TokenTexts:
-    """Texts and bytes of a vocabulary's tokens."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self.bytes_of = functools.lru_cache(CACHED_TOKENS)(self._bytes_of)

@@ -52,7 +52,6 @@ class ChatTemplate:
 
     @property
     def knows_tools(self) -> bool:
-        """True when the template shows the model its tools."""
         return _TOOLS.search(self.text) is not None
 
     def render(

@@ -141,7 +141,6 @@ class _Agent:
         self._was_told = False
 
     def run(self) -> int:
-        """Join, and do what the server says until the end."""
         listens = self._order.advertise or Endpoint(*self._listener.getsockname()[:2])
         self._link.send(
             Join(
@@ -307,7 +306,6 @@ class _Agent:
     # ---- the stage ----
 
     def _on_stage(self) -> None:
-        """Pass on what the stage says, and its end."""
         child = self._child
         assert child is not None
         message = child.listen()
@@ -325,7 +323,6 @@ class _Agent:
             self._fail(f"the {child.name} process died: {cause}")
 
     def _end_stage(self) -> None:
-        """Kill the stage's process if it lives, and reap it."""
         child = self._child
         if child is None:
             return

@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 
 class Child(WatchedProcess):
-    """A process that was forked here."""
-
     def __init__(self, name: str, pid: int, connection: Connection) -> None:
         super().__init__(name, pid)
         self._connection = connection

@@ -21,7 +21,6 @@ def bind_listener(host: str, port: int) -> socket.socket:
 
 
 def base_url(listener: socket.socket) -> str:
-    """The URL under which this machine reaches a listening socket."""
     here = Endpoint(*listener.getsockname()[:2])
     if here.is_wildcard:  # Clients cannot connect to it.
         here = Endpoint("::1" if ":" in here.host else "127.0.0.1", here.port)

@@ -48,7 +48,6 @@ class RayStages:
         return fork_child(RAY, become_driver(order), outlives_supervisor=True)
 
     def close(self) -> None:
-        """Remove the folder; idempotent."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _stages(self, gathering: Gathering) -> tuple[StageOrder, ...]:
@@ -67,7 +66,6 @@ class Meeting(msgspec.Struct):
     ray: RayStages | None = None
 
     def close(self) -> None:
-        """Close all of it; idempotent."""
         self.rendezvous.close()
         self.plans.close()
         self.progress.close()

@@ -73,7 +73,6 @@ class _Parent:
         self._over = False
 
     def run(self) -> None:
-        """Wait for orders and for deaths of servers, at once."""
         child_died, wakeup = socket.socketpair()
         for end in (child_died, wakeup):
             end.setblocking(False)

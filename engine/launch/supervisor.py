@@ -145,7 +145,6 @@ class _Supervisor:
         self._is_interrupted = self._has_served = False
 
     def run(self) -> int:
-        """Start everything, wait for the end, end everything."""
         with SignalWatch() as signals:
             self._selector.register(signals, selectors.EVENT_READ, functools.partial(self._on_signal, signals))
             try:

@@ -47,8 +47,6 @@ class LinkError(EngineError):
 
 
 class Role(IntEnum):
-    """What a connection is for."""
-
     CONTROL = 1
     PLANS = 2
     HIDDEN = 3

@@ -38,7 +38,6 @@ class Secret:
 
     @classmethod
     def new(cls) -> Secret:
-        """A random one."""
         return cls(secrets.token_hex(_NEW_SECRET_BYTES))
 
     def mac(self, *parts: bytes) -> bytes:

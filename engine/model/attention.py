@@ -32,7 +32,6 @@ class StageAttention:
         self.calls = 0
 
     def pool_of(self, *, windowed: bool) -> KVPool:
-        """The pool of the window layers, or of all others."""
         if not windowed:
             return self.pool
         assert self.pool.window is not None, "a window layer without a window pool"

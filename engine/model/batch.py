@@ -236,22 +236,18 @@ class ForwardBatch:
             self.window.take(rest[first - 3 :])
 
     def take_ahead(self, ahead: AheadIds) -> None:
-        """Take ids from where the device has them."""
         ahead.fill(self.token_ids[0])
 
     @property
     def last_position(self) -> int:
-        """The largest position of a token."""
         return int(self.positions_array.max())
 
     @property
     def slots_array(self) -> Slots:
-        """The slots of the full view that are written."""
         return self.full.slots_array
 
     @property
     def emitters(self) -> list[Segment]:
-        """The segments that choose a token, in order."""
         return emitters_of(self.segments)
 
     def _emitting(self) -> Iterator[int]:
@@ -288,7 +284,6 @@ class DecodeBatch:
         self.ahead: AheadIds | None = None
 
     def take_ahead(self, ahead: AheadIds) -> None:
-        """Have ids taken from where the device has them."""
         self.ahead = ahead
 
     def _lines(self) -> tuple[Slots, Slots, Slots, Slots]:
@@ -296,7 +291,6 @@ class DecodeBatch:
 
     @property
     def emitters(self) -> list[Segment]:
-        """The segments that choose a token, in order."""
         return emitters_of(self.segments)
 
 

@@ -120,7 +120,6 @@ def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of the weights' files in a checkpoint's folder."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 

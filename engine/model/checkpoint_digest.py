@@ -41,7 +41,6 @@ def checkpoint_digest(config: EngineConfig) -> str:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """What a file says of its tensors, by name."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > _MAX_HEADER_BYTES:

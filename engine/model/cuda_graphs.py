@@ -124,13 +124,11 @@ class _Buffers:
         self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=device) if hidden_size else None
 
     def batch(self, size: int) -> _StaticBatch:
-        """The batch that a graph of this size computes."""
         most_keys = self._last_position + 1
         table = PageTable(self._starts[: size + 1], self._lengths[:size], self._pages[:size], 1, most_keys)
         return _StaticBatch(self._numbers[:, :size], self._rows[:size], table, self._last_position)
 
     def hidden_of(self, size: int) -> torch.Tensor | None:
-        """The hidden states that it computes them from."""
         return None if self._hidden is None else self._hidden[:size]
 
     def fill(self, batch: DecodeBatch, hidden: torch.Tensor | None) -> None:
@@ -161,8 +159,6 @@ class _StaticBatch:
 
 
 class _StaticView:
-    """The slots that are written and the page table."""
-
     groups = ()
 
     def __init__(self, new_slots: torch.Tensor, table: PageTable) -> None:

@@ -128,7 +128,6 @@ class StageRunner:
 
     @property
     def slots_written(self) -> int:
-        """KV slots that hold a token of some plan."""
         return self._record.slots_written
 
     def slots_digest(self) -> str:
@@ -293,7 +292,6 @@ class StageRunner:
         return error
 
     def finish_update(self, *, commit: bool) -> None:
-        """Take the weights that were prepared, or drop them."""
         prepared, self._prepared = self._prepared, None
         if commit:
             assert prepared is not None, f"stage {self.stage} has no weights to take"

@@ -68,7 +68,6 @@ class Sampler:
             self._matchers.pop(segment.row, None)
 
     def spec_of(self, segment: Segment) -> SamplingSpec:
-        """The sampling spec of a segment's row."""
         return self._specs.get(segment.row, _GREEDY)
 
     def forget(self) -> None:

@@ -77,7 +77,6 @@ class SlotRecord:
                 self._check_window(segment, self._pool.window)
 
     def carry_out(self, copies: Copies) -> None:
-        """Follow the copies between pages and host pages."""
         size = self._pool.page_size
         parts: tuple[NDArray[Any], ...] = (self._tokens, self._positions, self._fingerprints)
         for part, kept in [(part, kept) for part, kept in zip(parts, self._kept, strict=True) if part.size]:

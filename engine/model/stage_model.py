@@ -129,7 +129,6 @@ class StageModel:
 
     @property
     def is_lean(self) -> bool:
-        """True if the lean forward computes, False if transformers' does."""
         return self._lean is not None
 
     def take_pool(self, pool: KVPool) -> None:

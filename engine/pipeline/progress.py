@@ -51,7 +51,6 @@ class StageProgress:
             os.close(file)
 
     def note(self, stage: int, microbatch_id: int, phase: Phase) -> None:
-        """Say what a stage is doing."""
         _MARK.pack_into(self._marks, stage * _MARK.size, microbatch_id + 1, phase)
 
     def of(self, stage: int) -> tuple[int, Phase]:

@@ -80,7 +80,6 @@ class StagedPipeline:
         self._closed = False
 
     def launch(self, microbatch: Microbatch) -> None:
-        """Send the plan to every stage."""
         self._launched.append(microbatch.id)
         if isinstance(microbatch, Forward):
             self._awaited[microbatch.id] = _awaited_of(microbatch)
@@ -118,7 +117,6 @@ class StagedPipeline:
         return f"{STAGE_PREFIX}{stage}", doing
 
     def wake_sources(self) -> Sequence[int]:
-        """The file descriptor that tells of completions."""
         return (self._channels.fileno(),)
 
     def order_grammar(self, order: GrammarOrder) -> None:
@@ -139,7 +137,6 @@ class StagedPipeline:
         return None
 
     def fail_next_step(self, stage: int) -> None:
-        """Make the next forward of one stage raise."""
         self._send(stage, FailNextStep())
 
     def spare_next_step(self) -> None:

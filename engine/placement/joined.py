@@ -74,15 +74,12 @@ class JoinedStage(WatchedProcess):
         self.stage, self.name = stage, f"{STAGE_PREFIX}{stage}"
 
     def fileno(self) -> int:
-        """The file descriptor of the control connection."""
         return self._link.fileno()
 
     def send(self, message: SupervisorMessage) -> None:
-        """Send the stage a message, by its agent."""
         self._link.send(message)
 
     def order(self, message: Refused | Assigned | Begin) -> None:
-        """Send the agent a message of its own."""
         self._link.send(message)
 
     def watch(self, timeout_s: float, now: float) -> None:
@@ -123,7 +120,6 @@ class JoinedStage(WatchedProcess):
         self._lose(why)
 
     def signal(self, number: signal.Signals) -> None:
-        """Have its agent send it a signal."""
         if self.alive:
             self._link.send(SendSignal(int(number)))
 

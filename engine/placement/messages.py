@@ -72,8 +72,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The stage's process was forked."""
-
     pid: int
 
 
@@ -125,8 +123,6 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SendSignal(msgspec.Struct, frozen=True, tag=True):
-    """Send the stage's process a signal."""
-
     number: int
 
 

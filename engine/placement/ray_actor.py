@@ -38,7 +38,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     nice: int = 0
 
     def __str__(self) -> str:
-        """The node as logs name it."""
         return f"{self.name} at {self.address}"
 
     @property

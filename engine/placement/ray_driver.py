@@ -100,7 +100,6 @@ class _Stages:
         self._runs: list[Any] = []
 
     def __str__(self) -> str:
-        """Which stage is where."""
         return ", ".join(f"stage {stage} on {place}" for stage, place in enumerate(self._places))
 
     def start(self, order: RayOrder) -> None:

@@ -36,7 +36,6 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""
 
     def sentence(self) -> str:
-        """The report as a sentence, with the cause after it."""
         who = f"{self.process} process" + (f" (pid {self.pid})" if self.pid else "")
         return f"the {who} died and the server with it: {f'on {self.place}: ' if self.place else ''}{self.cause}"
 

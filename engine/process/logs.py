@@ -58,7 +58,6 @@ class OncePerMinute(logging.Filter):
         self._held: Counter[object] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line may pass."""
         if record.name not in self._loggers or record.levelno >= logging.ERROR:
             return True
         now, kind = self._clock(), record.msg

@@ -28,8 +28,6 @@ __all__ = ["Checkpoint", "checkpoint_of", "restored"]
 
 
 class LoraState(msgspec.Struct, frozen=True, array_like=True):
-    """One LoRA that requests may ask for."""
-
     name: str
     path: str
     version: int

@@ -112,7 +112,6 @@ class RecordingFile:
 
 
 def frame_bytes(frame: Frame) -> bytes:
-    """A frame as it stands in the file."""
     data = encode(frame)
     return _LENGTH.pack(len(data)) + data
 
@@ -141,7 +140,6 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def write_frames(path: Path, frames: Iterable[bytes]) -> None:
-    """Write encoded frames as one file."""
     with open_private(path) as file:
         file.writelines(frames)
 

@@ -94,7 +94,6 @@ class Fleet:
         self._uncount(member)
 
     def report(self, name: str, load: ReplicaLoad, *, accepting: bool = True) -> None:
-        """Take over a replica's report of itself."""
         member = self._members[name]
         member.reported = load.running + load.waiting
         member.pending = load.pending_prefill_tokens
@@ -135,12 +134,10 @@ class Fleet:
         return name in self._members
 
     def can_take(self, name: str) -> bool:
-        """Whether a replica accepts requests and has room for one."""
         member = self._members.get(name)
         return member is not None and member.is_counted
 
     def accepts(self, name: str) -> bool:
-        """Whether a replica accepts requests, full or not."""
         return self._members[name].accepting
 
     def weight(self, name: str) -> int:

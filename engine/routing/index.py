@@ -25,7 +25,6 @@ class PrefixIndex:
         self._holders: dict[int, list[str]] = {}
 
     def add(self, replica: str, chain: Sequence[int]) -> None:
-        """Note that a replica computes a prompt."""
         chunks = self._chunks.setdefault(replica, OrderedDict())
         # From the end: the beginning of a prefix is then the last to be forgotten.
         for chunk in reversed(chain):
@@ -51,7 +50,6 @@ class PrefixIndex:
                 yield length, holders
 
     def size(self, replica: str) -> int:
-        """How many chunks are kept for a replica."""
         return len(self._chunks.get(replica, ()))
 
     def __len__(self) -> int:

@@ -20,8 +20,6 @@ AUDIT_INTERVAL_S: Final = 60.0
 
 
 class IdleAudit:
-    """Remembers when it last looked."""
-
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self._scheduler = scheduler
         self._clock = clock

@@ -17,8 +17,6 @@ __all__ = ["ReplySocket"]
 
 
 class ReplySocket:
-    """The outbox of the real server."""
-
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, UNBOUNDED)
@@ -26,7 +24,6 @@ class ReplySocket:
         self._socket.connect(address)
 
     def send(self, replies: Sequence[Reply]) -> None:
-        """Queue the replies of one step."""
         self._socket.send(encode(tuple(replies)), zmq.NOBLOCK)
 
     def close(self, linger_s: float = 0.0) -> None:

@@ -91,7 +91,6 @@ class RayEngines:
         self._streaming = handle.options(stream=True)
 
     async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
-        """Send a request to the engine that the router chooses."""
         answer: Any = self._streaming.ask.remote(request)
         try:
             async for part in answer:

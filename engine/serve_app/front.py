@@ -75,7 +75,6 @@ _REFUSALS: Final = frozenset({429, 503})
 
 
 def front_app(engines: Engines, settings: ServerSettings, *, chunk_bytes: int) -> ASGIApp:
-    """The ASGI application in front of the engines."""
     front = _Front(engines, settings, chunk_bytes)
     passed = [Route(path, front.passed_on, methods=list(_METHODS)) for path in sorted(PASSED_ON)]
     alone = [Route(path, front.refused, methods=list(_METHODS)) for path in sorted(OF_ONE_ENGINE)]
@@ -114,7 +113,6 @@ class _Front:
         self._chunk_bytes = chunk_bytes
 
     async def passed_on(self, request: Request) -> Response:
-        """Answer with what an engine answers."""
         async with self._bodies.body_of(request) as body:
             chain, tokens = prefix_of(request.url.path, body, self._chunk_bytes)
             query = request.url.query
@@ -136,7 +134,6 @@ class _Front:
         return Response(msgspec.json.encode(numbered), media_type="application/json")
 
     async def refused(self, request: Request) -> Response:
-        """Refuse a route that is about one engine."""
         raise ApiError(
             404,
             ErrorType.NOT_FOUND,

@@ -19,7 +19,6 @@ __all__ = ["PrefixRequestRouter", "refusal_of"]
 
 
 def refusal_of(refused: Refused) -> ApiError:
-    """The answer to a request that no engine can take."""
     if refused is Refused.FULL:
         return ApiError(429, ErrorType.BUSY, f"{refused.value}; try again, or raise replicas or max_queued_requests")
     return ApiError.unavailable(f"{refused.value}; they are starting, draining or failing, so try again")

@@ -117,8 +117,6 @@ class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Logprobs of a message's tokens."""
-
     content: list[ChatLogprob]
     refusal: None = None
 
@@ -131,8 +129,6 @@ class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a tool."""
-
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -165,8 +161,6 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of a chat completion."""
-
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -186,8 +180,6 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is new of the assistant's message."""
-
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -195,8 +187,6 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of one choice."""
-
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -204,8 +194,6 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a chat completion's stream."""
-
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
@@ -226,7 +214,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that is served, and its LoRAs."""
-
     object: Literal["list"] = "list"
     data: list[ModelCard]

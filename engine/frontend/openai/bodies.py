@@ -200,7 +200,6 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
 
     @property
     def include_usage(self) -> bool:
-        """True when a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, max_new_tokens: int) -> SamplingParams:
@@ -232,7 +231,6 @@ class CompletionBody(OpenAiBody):
 
     @property
     def default_new_tokens(self) -> int:
-        """The protocol's own default."""
         return DEFAULT_COMPLETION_TOKENS
 
     @model_validator(mode="after")
@@ -269,7 +267,6 @@ class CompletionBody(OpenAiBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, as text or as token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = [entry for entry in self.prompt if isinstance(entry, int)]
@@ -277,8 +274,6 @@ class CompletionBody(OpenAiBody):
 
 
 class TextPart(StrictBody):
-    """One part of a message's content."""
-
     type: Literal["text"]
     text: str
 
@@ -385,7 +380,6 @@ class ChatBody(OpenAiBody):
 
     @property
     def offered_tools(self) -> list[ToolBody]:
-        """The tools that the model is told of."""
         return [] if self.tool_choice == "none" else self.tools
 
     @property

@@ -116,7 +116,6 @@ class CompletionShape(_Shape):
         self._offsets: dict[int, _Offsets] = {}
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
-        """The answer in one."""
         choices: list[CompletionChoice] = []
         of_prompt: _OfPrompt | None = None
         for index, answer in enumerate(answers):
@@ -152,7 +151,6 @@ class CompletionShape(_Shape):
         )
 
     def _of_prompt(self, index: int, piece: GenerateAnswer) -> Shaping[_OfPrompt]:
-        """What a piece says of its prompt."""
         offsets, most = self._echo_offsets.get(index), self._prompt_logprobs
         columns = (b"", b"", b"", b"")
         if offsets is not None:
@@ -173,7 +171,6 @@ class ChatShape(_Shape):
         self._begun: set[int] = set()
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
-        """The answer in one."""
         choices = []
         for index, answer in enumerate(answers):
             if index:

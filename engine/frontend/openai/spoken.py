@@ -75,7 +75,6 @@ class SpokenChoice:
         return deltas
 
     def message(self, answer: GenerateAnswer) -> ChatMessage:
-        """The whole answer."""
         return _message(self.deltas(answer))
 
     def finish_reason(self, reason: FinishReason | None) -> str | None:

@@ -45,14 +45,11 @@ class FunctionBody(NullableBody):
 
 
 class ToolBody(NullableBody):
-    """A tool, of the only type that there is."""
-
     type: Literal["function"]
     function: FunctionBody
 
     @property
     def offered(self) -> OfferedTool:
-        """The tool as a grammar takes it."""
         function = self.function
         return OfferedTool(name=function.name, parameters=function.parameters, strict=function.strict)
 
@@ -68,8 +65,6 @@ class ToolBody(NullableBody):
 
 
 class NamedFunctionBody(NullableBody):
-    """The name of a function."""
-
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
 
 

@@ -137,7 +137,6 @@ class Administration:
 def add_administration(
     router: APIRouter, settings: ServerSettings, client: EngineClient, state: ServerState, description: Description
 ) -> None:
-    """Add the operators' routes."""
     admin = Administration(settings, client, state)
 
     def post(path: str, handler: Callable[..., Awaitable[Response]], **about: Any) -> None:

@@ -86,7 +86,6 @@ class GenerationRoutes:
         self._orders = orders_of(served)
 
     def add_to(self, router: APIRouter, description: Description) -> None:
-        """Add the routes."""
         native = description.route(
             body=GenerateBody, answer=GenerateAnswer, event=GenerateAnswer, errors=(409, 429, 500, 504), tag=NATIVE
         )
@@ -229,7 +228,6 @@ async def _first_part(session: Session) -> bytes:
 
 
 async def _news_of(session: Session) -> None:
-    """Wait for an output."""
     if session.has_more:
         return
     came = asyncio.Event()

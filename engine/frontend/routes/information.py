@@ -72,8 +72,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``/version``."""
-
     version: str
 
 
@@ -113,7 +111,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, stats: EngineStats) -> Load:
-        """The load that these counters say."""
         return cls(
             dp_rank=0,
             num_reqs=stats.alive,
@@ -178,8 +175,6 @@ def add_information(
     state: ServerState,
     description: Description,
 ) -> None:
-    """Add the routes that tell."""
-
     @router.get("/version", **description.route(answer=VersionInfo, tag=INFORMATION))
     async def version() -> Response:
         """Say which version of the engine runs."""

@@ -40,11 +40,9 @@ class WrittenArguments:
         self._begun = True
 
     def add(self, text: str) -> None:
-        """Add a piece of JSON."""
         self._parts.argue(text)
 
     def end(self) -> None:
-        """All arguments are there."""
         self._parts.argue("}" if self._begun else "{}")
         self._parts.end()
 

@@ -49,7 +49,6 @@ class LarkRules:
         self._rules = [HEADER]
 
     def add(self, rule: str) -> None:
-        """Add a rule, or another line."""
         self._rules.append(rule)
 
     def text(self, *pieces: str) -> str:
@@ -81,7 +80,6 @@ class LarkRules:
         return "reasoning "
 
     def grammar(self) -> Grammar:
-        """All rules as one grammar."""
         return Grammar(GrammarKind.EBNF, "\n".join(self._rules))
 
     def _piece(self, piece: str) -> str:

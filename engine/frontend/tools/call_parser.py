@@ -32,8 +32,6 @@ Properties = Mapping[str, Mapping[str, Any]]
 
 
 class CallParts:
-    """Collects parts until they are taken."""
-
     def __init__(self) -> None:
         self._parts: list[Part] = []
         self._space = ""
@@ -57,12 +55,10 @@ class CallParts:
             appended(self._parts, Content(shown))
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """Add the beginning of a call."""
         self._called = True
         self._parts.append(CallBegun(name, call_id))
 
     def argue(self, text: str) -> None:
-        """Add a piece of the call's arguments."""
         appended(self._parts, CallArguments(text))
 
     def end(self) -> None:

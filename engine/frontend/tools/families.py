@@ -40,7 +40,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_usual_id() -> str:
-    """An id that no other call has."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 

@@ -163,7 +163,6 @@ class BlockBatch:
         return True
 
     def _look_up(self, starts: Slots) -> None:
-        """Take slots and blocks from the page tables."""
         pool, rows = self._pool, self._rows
         self._slots = pool.slots_at(rows if self._decodes else np.repeat(rows, self._counts), self.positions_array)
         for windowed, own in ((False, pool), (True, pool.window)):

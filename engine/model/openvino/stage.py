@@ -208,7 +208,6 @@ def _small_pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
 
 
 def _try_once(compiled: CompiledStage, facts: StageFacts, limits: Limits) -> None:
-    """Compute a token in a pool of its own."""
     batch = _compared_batch(0, 1, _small_pool(compiled, limits))
     compiled.forward(batch, None if facts.is_first else torch.zeros(1, facts.hidden_size))
 
