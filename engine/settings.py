@@ -168,25 +168,17 @@ class ServerSettings(EngineConfig):
         return key
 
     @model_validator(mode="after")
-    def _redaction_knows_no_page_on_the_host(self) -> Self:
+    def _rules_between_server_fields(self) -> Self:
         if self.record_redacted and self.host_kv_tokens:
             raise ValueError(
                 f"record_redacted needs host_kv_tokens=0, got {self.host_kv_tokens}: pages on the host are known by "
                 "digests of their text, which no redacted text has; leave one of them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _redaction_keeps_no_repetition(self) -> Self:
         if self.record_redacted and self.speculative_algorithm != "off":
             raise ValueError(
                 f"record_redacted needs speculative_algorithm='off', got {self.speculative_algorithm!r}: guesses "
                 "follow from equal tokens, which a redacted text does not keep equal; switch one of them off"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _stages_can_join(self) -> Self:
         if self.placement == "local":
             return self
         parse_endpoint(self.stage_listen, "stage_listen")

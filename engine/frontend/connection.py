@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import resource
 from collections.abc import Awaitable, Callable
@@ -329,7 +328,7 @@ def _plain_answer(error: ApiError) -> bytes:
 def _most_connections(wanted: int | None) -> int:
     """The configured limit, or what this process's file descriptors allow; never more than that."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = files - _open_files() - RESERVED_FILES
+    room = files - len(list(Path("/proc/self/fd").iterdir())) - RESERVED_FILES
     if room < FEWEST_CONNECTIONS:
         raise StartupError(
             f"the limit of open files must leave room for {FEWEST_CONNECTIONS} connections, but is {files}, of which "
@@ -338,8 +337,3 @@ def _most_connections(wanted: int | None) -> int:
     if wanted is not None and wanted > room:
         logger.warning("max_connections=%d is more than the open files allow; it is %d", wanted, room)
     return room if wanted is None else min(wanted, room)
-
-
-def _open_files() -> int:
-    folder = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
-    return len(os.listdir(folder))  # noqa: PTH208 - names alone, for their number

@@ -145,13 +145,13 @@ class ForkedWork:
             except OSError as exc:
                 raise WorkTooLargeError(f"the process of this work broke: {exc}") from exc
             finally:
-                worker.end()
+                _end(worker)
         if len(answer) < _LENGTH.size or _LENGTH.unpack_from(answer)[0] != len(answer) - _LENGTH.size:
             raise WorkTooLargeError("the process of this work ended without an answer")
         return bytes(memoryview(answer)[_LENGTH.size :])
 
-    async def _begun(self, connection: socket.socket) -> _Worker:
-        """The worker, once it has said its pid. It waits for its work, so the pid is still its own."""
+    async def _begun(self, connection: socket.socket) -> int:
+        """A descriptor of the worker's process, once it has said its pid. It waits for work, so the pid is its own."""
         loop = asyncio.get_running_loop()
         if self._stuck_s and self._unanswered is None:
             self._unanswered = loop.call_later(self._stuck_s, self._end_parent)
@@ -164,7 +164,7 @@ class ForkedWork:
         if self._unanswered is not None:
             self._unanswered.cancel()
             self._unanswered = None
-        return _Worker(*_PID.unpack(said))
+        return os.pidfd_open(*_PID.unpack(said))
 
     def _end_parent(self) -> None:
         """End a parent that is stopped or hangs; its owner sees the closed socket."""
@@ -172,23 +172,11 @@ class ForkedWork:
         os.kill(self._parent_pid, signal.SIGKILL)
 
 
-class _Worker:
-    """A process that can be ended. Where the system has no handle for a process, its pid stands for it."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._handle = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
-
-    def end(self) -> None:
-        """End it; harmless where it has ended. Its parent's system reaps it."""
-        with contextlib.suppress(ProcessLookupError):
-            if self._handle is None:
-                os.kill(self._pid, signal.SIGKILL)
-            else:
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+def _end(worker: int) -> None:
+    """End a worker, by the descriptor of its process; harmless where it has ended. The system reaps it."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(worker, signal.SIGKILL)
+    os.close(worker)
 
 
 class _SmallestFirst:
@@ -303,11 +291,10 @@ def _limit_worker() -> None:
 
 
 def _limit_memory(question_bytes: int) -> None:
-    """Bound what a worker takes beyond what it was forked with. Linux only, else a no-op."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        has_bytes = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData"))
-        _limit(resource.RLIMIT_DATA, has_bytes * 1024 + MEMORY_BYTES + MEMORY_A_BYTE * question_bytes)
+    """Bound what a worker takes beyond what it was forked with."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    has_bytes = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
+    _limit(resource.RLIMIT_DATA, has_bytes * 1024 + MEMORY_BYTES + MEMORY_A_BYTE * question_bytes)
 
 
 def _limit(kind: int, bound: int) -> None:

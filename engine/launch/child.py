@@ -76,7 +76,7 @@ class Child(WatchedProcess):
 
     def look_for_stop(self) -> None:
         """Note since when it is stopped by a signal, on the monotonic clock. Called after SIGCHLD."""
-        if not self.alive or not hasattr(os, "waitid"):
+        if not self.alive:
             return
         try:
             # Neither an end nor the stop itself is taken away: the one is for the reaping, the other for the next look.

@@ -85,11 +85,10 @@ def tune(connection: socket.socket, silence_s: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     pause_s = max(1, round(silence_s / _PROBES))
-    for name, value in (
-        ("TCP_KEEPIDLE", pause_s),
-        ("TCP_KEEPINTVL", pause_s),
-        ("TCP_KEEPCNT", _PROBES),
-        ("TCP_USER_TIMEOUT", max(1, round(silence_s * 1000))),
+    for option, value in (
+        (socket.TCP_KEEPIDLE, pause_s),
+        (socket.TCP_KEEPINTVL, pause_s),
+        (socket.TCP_KEEPCNT, _PROBES),
+        (socket.TCP_USER_TIMEOUT, max(1, round(silence_s * 1000))),
     ):
-        if hasattr(socket, name):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

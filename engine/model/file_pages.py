@@ -1,13 +1,12 @@
 """Pages of mapped files that this process has read: where they are, and giving them back to the system.
 
-Owns no file. What is given back is read from its file again when it is needed. Linux only, elsewhere nothing is done.
+Owns no file. What is given back is read from its file again when it is needed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -23,12 +22,9 @@ def mapped_places(files: Collection[Path], *, writable: bool = False) -> Places:
     ``writable`` takes in places that could be written into, for a caller who knows that none was: what was written
     would be lost.
     """
-    maps = Path("/proc/self/maps")
-    if sys.platform != "linux" or not maps.is_file():
-        return []
     names = set(map(str, files))
     places = []
-    for line in maps.read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5] in names and (writable or "w" not in fields[1]):
             first, last = (int(end, 16) for end in fields[0].split("-"))

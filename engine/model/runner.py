@@ -67,8 +67,7 @@ def limit_threads(config: EngineConfig, limits: Limits) -> None:
     One with several stages: their OpenMP threads would spin against each other. With one stage a core is left for the
     front end: on two cores a decode step took 3 ms with one thread, with two 3 ms alone and 16 beside a busy process.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    unset = 1 if limits.pp_size > 1 else max(1, cores - 1)
+    unset = 1 if limits.pp_size > 1 else max(1, len(os.sched_getaffinity(0)) - 1)
     torch.set_num_threads(config.threads or unset)
 
 

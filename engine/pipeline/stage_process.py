@@ -6,7 +6,6 @@ The loop itself belongs to the pipeline. A stage sends no final message, so the 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -101,7 +100,7 @@ def _join_process_group(
     if meeting is None or meeting.is_loopback:
         # Everything of this server stays on loopback.
         for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if backend == "nccl":
         # Where the group's own work is done; without it all stages would open a context on the first GPU.
         devices = stage_devices(settings.device, limits.pp_size, torch.cuda.device_count())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 from collections.abc import Sequence
 
 __all__ = ["close_inherited_files", "die_with_parent", "name_process", "take_no_input"]
@@ -30,18 +29,15 @@ def close_inherited_files(keep: Sequence[int]) -> None:
 
 
 def die_with_parent(parent_pid: int, number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent dies, even by kill -9. Linux only, else a no-op."""
-    if sys.platform != "linux":
-        return
+    """Have the kernel send this process a signal when its parent dies, even by kill -9."""
     _prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent_pid:  # The parent died between the fork and the line above, so no signal will come.
         os.kill(os.getpid(), number)
 
 
 def name_process(name: str) -> None:
-    """Show the process as ``engine-NAME`` in lists of processes. Linux only, else a no-op."""
-    if sys.platform == "linux":
-        _prctl(PR_SET_NAME, f"engine-{name}".encode()[:MAX_NAME_BYTES])
+    """Show the process as ``engine-NAME`` in lists of processes."""
+    _prctl(PR_SET_NAME, f"engine-{name}".encode()[:MAX_NAME_BYTES])
 
 
 def take_no_input() -> None:

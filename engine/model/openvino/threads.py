@@ -45,8 +45,7 @@ def stage_threads(config: EngineConfig, limits: Limits) -> int:
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores that this process may use: those of its affinity, each once whatever its threads, within its quota."""
-    logical = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = len({_read(root / _SIBLINGS.format(cpu=cpu)) or str(cpu) for cpu in logical})
+    cores = len({_read(root / _SIBLINGS.format(cpu=cpu)) or str(cpu) for cpu in os.sched_getaffinity(0)})
     quota, _, period = _read(root / _QUOTA).partition(" ")
     if quota.isdecimal() and period.isdecimal() and int(period):
         cores = min(cores, max(1, int(quota) // int(period)))
