@@ -5,8 +5,6 @@ from __future__ import annotations
 from engine.extras import naming_the_extra
 from engine.interruption import interruptible
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command; its imports take a while, and may be interrupted as all else."""

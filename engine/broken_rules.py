@@ -11,8 +11,6 @@ from collections import UserDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["RULES", "broken_rule", "did_you_mean", "joined_rules", "nearest"]
-
 # No field has a longer name, and a search for the nearest one takes a time that grows with the square of the length.
 _MAX_COMPARED_CHARS = 64
 

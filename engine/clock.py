@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "MonotonicClock"]
-
 
 class Clock(Protocol):
     """Anything that tells the time in seconds since an arbitrary start."""

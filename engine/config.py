@@ -13,22 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from engine.broken_rules import broken_rule, did_you_mean
 from engine.errors import ConfigError
 
-__all__ = [
-    "CHUNKING_OFF",
-    "EMBEDDED_LORA",
-    "EMBEDDED_MODEL",
-    "EMBEDDED_WINDOW_MODEL",
-    "MAX_LORA_NAME_CHARS",
-    "OPENVINO_BLOCK_TOKENS",
-    "EngineConfig",
-    "embedded_lora_seed",
-    "embedded_seed",
-    "has_embedded_window",
-    "loras_of",
-    "require_lora_names",
-    "why_not_openvino_settings",
-]
-
 EMBEDDED_MODEL = "embedded"
 # The same with window layers.
 EMBEDDED_WINDOW_MODEL = "embedded-window"

@@ -6,20 +6,6 @@ another one are raised ``from`` it.
 
 from __future__ import annotations
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DeviceLostError",
-    "EngineError",
-    "IntegrityError",
-    "OpenVINOError",
-    "PlacementError",
-    "ProcessDiedError",
-    "StartupError",
-    "StepFailedError",
-    "death_words",
-]
-
 
 class EngineError(Exception):
     """Base of everything that the engine raises on purpose."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["INSTALL_SERVE", "naming_the_extra", "serve_is_installed"]
-
 INSTALL_SERVE: Final = "pip install 'lockstep-engine[serve]'"
 _EXIT_WRONG: Final = 2
 _MODULES: Final = frozenset(

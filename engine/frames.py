@@ -12,8 +12,6 @@ import msgspec
 
 from engine.errors import EngineError
 
-__all__ = ["LENGTH_BYTES", "BadFrameError", "Frames", "decoder_of", "framed"]
-
 # A frame on a stream begins with its length in this many bytes.
 LENGTH_BYTES: Final = 4
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["EXIT_INTERRUPTED", "interruptible"]
-
 # As shells count a process that SIGINT has ended.
 EXIT_INTERRUPTED: Final = 130
 

@@ -18,8 +18,6 @@ from engine.config import (
 )
 from engine.errors import ConfigError
 
-__all__ = ["EMBEDDED_FACTS", "EMBEDDED_TOTAL_TOKENS", "EMBEDDED_WINDOW_FACTS", "Limits", "ModelFacts", "embedded_facts"]
-
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a checkpoint. ``vocab_size`` bounds token ids.

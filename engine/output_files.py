@@ -14,8 +14,6 @@ from typing import BinaryIO
 
 from engine.errors import ConfigError
 
-__all__ = ["keep_private", "open_private", "print_every_character", "require_writable", "told_of", "write_output"]
-
 
 def require_writable(flag: str, path: Path | None) -> None:
     """Raise ConfigError for a file that cannot be written. Its folders need not be there yet."""

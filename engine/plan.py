@@ -14,27 +14,6 @@ import msgspec
 
 from engine.messages import Grammar
 
-__all__ = [
-    "DECODE",
-    "LORA",
-    "MIXED",
-    "PREFILL",
-    "PROFILE",
-    "UNKNOWN_TOKEN",
-    "UPDATE",
-    "Copies",
-    "Forward",
-    "ForwardMode",
-    "GrammarOrder",
-    "LoraChange",
-    "LoraUpdate",
-    "Microbatch",
-    "ProfileSwitch",
-    "SamplingSpec",
-    "Segment",
-    "WeightUpdate",
-]
-
 
 class ForwardMode(StrEnum):
     """What a microbatch computes: parts of prompts, one token for each of its requests, or both.

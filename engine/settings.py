@@ -14,8 +14,6 @@ from pydantic import ConfigDict, Field, SecretStr, SerializationInfo, field_seri
 from engine.config import EngineConfig
 from engine.links.endpoint import parse_endpoint
 
-__all__ = ["LIVE_GATE", "REVEAL_KEYS", "ServerSettings"]
-
 LIVE_GATE = "engine.scheduler_process.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 _VISIBLE = re.compile(r"[!-~]+")

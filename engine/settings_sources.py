@@ -27,15 +27,6 @@ from engine.broken_rules import nearest
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 
-__all__ = [
-    "CONFIG_VARIABLE",
-    "ENVIRONMENT_PREFIX",
-    "TracedSettings",
-    "read_settings",
-    "trace_settings",
-    "unread_variables",
-]
-
 ENVIRONMENT_PREFIX = "ENGINE_"
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 DEFAULT = "default"

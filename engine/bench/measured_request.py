@@ -16,8 +16,6 @@ import msgspec
 from engine.bench.plan import BenchPlan
 from engine.bench.workload import BenchRequest
 
-__all__ = ["Record", "RequestSender"]
-
 MAX_ERROR_CHARS = 200
 
 

@@ -14,8 +14,6 @@ import msgspec
 
 from engine.bench.measured_request import Record
 
-__all__ = ["Distribution", "Summary", "percentile", "summarize"]
-
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """Values in milliseconds; ``count`` of them."""

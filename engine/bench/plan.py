@@ -12,8 +12,6 @@ import msgspec
 
 from engine.errors import ConfigError
 
-__all__ = ["Arrivals", "BenchPlan", "arrival_times"]
-
 MAX_REQUESTS = 1_000_000
 
 

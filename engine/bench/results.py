@@ -12,8 +12,6 @@ from engine.bench.plan import BenchPlan
 from engine.errors import ConfigError
 from engine.output_files import write_output
 
-__all__ = ["BenchResult", "read_result", "write_result"]
-
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     """``began_at`` is in seconds since the epoch. ``versions`` are those of client and server."""

@@ -20,8 +20,6 @@ from engine.bench.results import BenchResult
 from engine.bench.workload import BenchRequest, requests_of
 from engine.errors import EngineError
 
-__all__ = ["BenchError", "run_bench"]
-
 CONNECT_TIMEOUT_S = 10.0
 # Where servers of the field tell their version.
 VERSION_PATHS = ("/server_info", "/version")

@@ -8,8 +8,6 @@ from rich.table import Table
 from engine.bench.measures import Distribution, Summary
 from engine.bench.results import BenchResult
 
-__all__ = ["comparison_table", "result_tables"]
-
 LATENCIES = {
     "ttft_ms": "time to first token",
     "itl_ms": "inter-token latency",

@@ -15,8 +15,6 @@ import msgspec
 from engine.bench.plan import Arrivals, BenchPlan, arrival_times
 from engine.errors import ConfigError
 
-__all__ = ["BenchRequest", "requests_of"]
-
 _TEXT = (
     "able about after again air also animal answer around ask away back because before big book both boy built by came "
     "city close come country cut day different do door down draw each earth eat end even every eye face family far "

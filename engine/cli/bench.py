@@ -18,8 +18,6 @@ from engine.bench.tables import comparison_table, result_tables
 from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
 from engine.output_files import require_writable
 
-__all__ = ["bench_app"]
-
 EXIT_FAILED = 1
 DEFAULT_URL = "http://127.0.0.1:30000"
 DEFAULT_CLIENTS = 8

@@ -10,8 +10,6 @@ from rich.table import Column, Table
 
 from engine.settings_sources import TracedSettings
 
-__all__ = ["show_configuration"]
-
 PLAIN_WIDTH_COLUMNS: Final = 1000
 
 

@@ -15,8 +15,6 @@ from pydantic.fields import FieldInfo
 
 from engine.settings import ServerSettings
 
-__all__ = ["GROUPS", "GroupedCommand", "kind_of", "range_of"]
-
 # The field that each group begins with, in the order in which the settings define their fields.
 _BEGINS = {
     "model": "Model",

@@ -21,8 +21,6 @@ from engine.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import TracedSettings, trace_settings, unread_variables
 
-__all__ = ["EXIT_USAGE", "refuse_bad_configuration", "warn_of_unread_variables", "with_settings_flags"]
-
 EXIT_USAGE = 2
 # A flag that may be given several times, for a field whose values are separated by commas.
 REPEATED = ("lora",)

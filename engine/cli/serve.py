@@ -7,8 +7,6 @@ import typer
 from engine.interruption import EXIT_INTERRUPTED
 from engine.settings_sources import TracedSettings
 
-__all__ = ["serve"]
-
 
 def serve(traced: TracedSettings) -> None:
     """Serve a model over HTTP. With no arguments: the embedded model, which needs no download."""

@@ -13,8 +13,6 @@ from engine.links.endpoint import parse_endpoint
 from engine.links.secret import read_secret
 from engine.placement.stage_order import StageOrder
 
-__all__ = ["stage"]
-
 DEFAULT_TIMEOUT_S = 600.0
 MAX_NODE_CHARS = 80
 

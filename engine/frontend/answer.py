@@ -15,8 +15,6 @@ from engine.frontend.incoming_text import partial_length
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.messages import FinishReason, Generate, PromptLogprob, TokenLogprob, TokenOutput
 
-__all__ = ["REPLACEMENT", "Answer", "Decoder", "Detokenizer", "InputLogprobs", "StopScanner", "is_shown", "joined"]
-
 REPLACEMENT = "\ufffd"
 # An unfinished UTF-8 character has at most three of its four bytes, and shows as at most one replacement for each.
 MAX_UNFINISHED = 3

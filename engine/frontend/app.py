@@ -35,8 +35,6 @@ from engine.frontend.routes.information import ServerState, add_health, add_info
 from engine.frontend.routes.tokens import add_tokenization, token_works
 from engine.settings import ServerSettings
 
-__all__ = ["body_works", "build_app"]
-
 
 def build_app(
     settings: ServerSettings,

@@ -14,8 +14,6 @@ from pydantic import SecretStr
 from engine.frontend.errors import ApiError, ErrorType
 from engine.settings import ServerSettings
 
-__all__ = ["Access"]
-
 SCHEME = "bearer"
 
 

@@ -16,8 +16,6 @@ from starlette.requests import ClientDisconnect
 
 from engine.frontend.errors import ApiError, ErrorType, shortened
 
-__all__ = ["BodyReader", "unless_gone"]
-
 Result = TypeVar("Result")
 
 # This many bodies of the largest size may be in hand at once, whatever the number of connections.

@@ -27,8 +27,6 @@ from engine.frontend.routes.generation import PART_WRITER
 from engine.process.logs import OncePerMinute
 from engine.settings import ServerSettings
 
-__all__ = ["Connection", "ConnectionBounds", "quiet_resource_errors"]
-
 # File descriptors that connections leave alone: sockets to the scheduler and to the processes that read long bodies,
 # files that are opened for a moment, and the connection that is refused for lack of room.
 RESERVED_FILES = 32

@@ -19,8 +19,6 @@ from starlette.routing import Route
 
 from engine.frontend.errors import ErrorBody
 
-__all__ = ["Description"]
-
 SCHEMAS = "#/components/schemas/"
 ERRORS = {
     400: "The request breaks a rule; the message names field, rule and value.",

@@ -29,8 +29,6 @@ from engine.frontend.tools.call_parser import CallParser
 from engine.frontend.tools.families import FAMILIES, Family, family_of_template, form_of_template, new_usual_id
 from engine.settings import ServerSettings
 
-__all__ = ["PLAIN", "AnswerParser", "Dialect", "Parsing"]
-
 
 class AnswerParser:
     """Without ``reasoning`` or ``calls`` there is none to look for. Without ``parallel`` later calls are left out."""

@@ -31,8 +31,6 @@ from engine.messages import (
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
 from engine.scheduler_process.inbox import UNBOUNDED
 
-__all__ = ["EngineClient"]
-
 MAX_OPEN_CALLS = 1024
 # Replies of this many steps are handed out before the event loop turns.
 _FRAMES_A_TURN = 4

@@ -11,8 +11,6 @@ import msgspec
 
 from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
 
-__all__ = ["LORA_PARAM", "ApiError", "ErrorBody", "ErrorDetail", "ErrorType", "FieldError", "public", "shortened"]
-
 # A message may quote what the client sent, but never all of it.
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 256

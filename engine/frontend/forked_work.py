@@ -25,8 +25,6 @@ from typing import Final, NoReturn, Self
 
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
 
-__all__ = ["CHECK_LIMIT_S", "ForkedWork", "WorkLostError", "WorkTooLargeError"]
-
 # All clients together can make it use at most two cores and twice the memory of one piece; checks have two more.
 WORKERS_AT_ONCE: Final = 2
 # The longest body takes far less. A piece that takes longer is ended.

@@ -22,8 +22,6 @@ from engine.grammar import Fault, fault_of
 from engine.limits import Limits
 from engine.messages import Grammar
 
-__all__ = ["GrammarCheck", "grammar_works", "import_grammars", "refusal_of", "require_end"]
-
 # The kind of work that a check is.
 GRAMMAR: Final = "grammar"
 REMEMBERED_GRAMMARS: Final = 256

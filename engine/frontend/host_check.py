@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.responses import error_answer
 
-__all__ = ["HostCheck"]
-
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 
 

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-__all__ = ["Emit", "IncomingText", "Reading", "dropped", "partial_length"]
-
 Result = TypeVar("Result")
 # A part of a reader: it yields until there is enough text, and returns what it found.
 Reading = Generator[None, None, Result]

@@ -17,8 +17,6 @@ from pydantic_core import ErrorDetails
 from engine.broken_rules import broken_rule, did_you_mean, joined_rules
 from engine.frontend.errors import ApiError, FieldError, shortened
 
-__all__ = ["invalid_body"]
-
 # Each error that pydantic describes costs a microsecond and half a kilobyte, and it describes all or none.
 MAX_DESCRIBED_ERRORS = 1000
 MAX_SHOWN_ERRORS = 8

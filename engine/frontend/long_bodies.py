@@ -14,8 +14,6 @@ import msgspec
 from engine.frontend.errors import ApiError, ErrorDetail, ErrorType
 from engine.frontend.forked_work import WorkLostError
 
-__all__ = ["LONG_BODY_BYTES", "Ask", "BodyWork", "LongBodies", "body_work", "is_long"]
-
 # The worst body of this length takes 11 ms in the event loop; the goal for any body is 50 ms. To fork a process takes
 # as long. An object or a list (a message, a tool, a call: a template renders each) takes as long as this many bytes.
 LONG_BODY_BYTES = 32_768

@@ -13,8 +13,6 @@ from fastapi import Request
 
 from engine.frontend.errors import ApiError, ErrorType
 
-__all__ = ["Origins", "admit_json", "require_json"]
-
 JSON = "application/json"
 
 

@@ -36,8 +36,6 @@ from engine.process.logs import failure_line
 from engine.process.private_dir import PrivateDir
 from engine.settings import ServerSettings
 
-__all__ = ["run_frontend"]
-
 # After a death: long enough for the errors to reach the clients and for a probe to see 503, well within the
 # supervisor's own grace.
 LAST_WORDS_S = 0.25

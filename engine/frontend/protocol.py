@@ -30,47 +30,6 @@ from engine.frontend.invalid_body import invalid_body
 from engine.grammar import MAX_GRAMMAR_CHARS, schema_grammar
 from engine.messages import FinishReason, Grammar, GrammarKind, PauseMode, SamplingParams
 
-__all__ = [
-    "MAX_CALL_TIMEOUT_S",
-    "MAX_INT32",
-    "MAX_RID_CHARS",
-    "MAX_STOP_CHARS",
-    "MAX_STOP_STRINGS",
-    "MAX_STOP_TOKEN_IDS",
-    "MAX_TOP_LOGPROBS",
-    "AbortBody",
-    "Body",
-    "Choices",
-    "GenerateAnswer",
-    "GenerateBody",
-    "GrammarText",
-    "InputLogprob",
-    "InputTopLogprob",
-    "JsonObjectFormat",
-    "JsonSchemaFormat",
-    "LoadLoraBody",
-    "LogitBias",
-    "MetaInfo",
-    "NullableBody",
-    "OutputLogprob",
-    "PauseBody",
-    "SamplingBody",
-    "Schema",
-    "StopString",
-    "StrictBody",
-    "StructuredOutputs",
-    "TextFormat",
-    "TimeLimit",
-    "TokenIds",
-    "UnloadLoraBody",
-    "UpdateWeightsBody",
-    "choice_grammar",
-    "grammar_among",
-    "parse_body",
-    "read_timeout",
-    "timeout_of",
-]
-
 MAX_RID_CHARS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024

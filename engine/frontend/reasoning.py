@@ -14,23 +14,6 @@ import msgspec
 
 from engine.frontend.incoming_text import IncomingText, Reading
 
-__all__ = [
-    "BEGIN",
-    "END",
-    "REASONING_PARSERS",
-    "CallArguments",
-    "CallBegun",
-    "CallEnded",
-    "Content",
-    "Part",
-    "Reasoning",
-    "ReasoningSplitter",
-    "ReasoningStart",
-    "appended",
-    "reasoning_of_template",
-    "reasoning_start",
-]
-
 
 class Reasoning(msgspec.Struct, frozen=True):
     text: str

@@ -18,8 +18,6 @@ from engine.clock import Clock
 from engine.messages import TokenOutput
 from engine.process.logs import REQUEST_LOGGER, fields_of
 
-__all__ = ["REQUEST_ID_HEADER", "RequestLog", "RequestRecord", "current_record", "request_id_of"]
-
 REQUEST_ID_HEADER: Final = "x-request-id"
 # Routes that a probe asks for every few seconds are logged only when they fail.
 QUIET_PATHS: Final = frozenset({"/health", "/metrics"})

@@ -24,21 +24,6 @@ from engine.messages import Generate, Grammar
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = [
-    "MAX_PROMPT_LOGPROBS",
-    "Order",
-    "ServedModel",
-    "check_fits",
-    "check_lora_name",
-    "check_prompt_logprobs",
-    "check_vocabulary",
-    "native_order",
-    "packed",
-    "request_of",
-    "tokenize",
-    "unpacked",
-]
-
 # An answer that is sent whole is kept until its end: this is 200 MB of them.
 MAX_PROMPT_LOGPROBS = 1 << 20
 

@@ -10,8 +10,6 @@ from fastapi import Response
 from engine.frontend.errors import ApiError
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 
-__all__ = ["JSON_TYPE", "RETRY_AFTER_S", "error_answer", "json_answer"]
-
 # When a client that found the queue full may ask again: by then a request or two have ended.
 RETRY_AFTER_S = "1"
 JSON_TYPE = "application/json"

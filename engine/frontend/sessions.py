@@ -20,22 +20,6 @@ from engine.frontend.protocol import MAX_TOP_LOGPROBS, GenerateAnswer
 from engine.frontend.requests import Order
 from engine.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
 
-__all__ = [
-    "OUTPUTS_A_TURN",
-    "TOKENS_A_TURN",
-    "VALUES_A_TURN",
-    "HandOver",
-    "NativeShape",
-    "Request",
-    "Session",
-    "Sessions",
-    "Shape",
-    "Shaping",
-    "finished",
-    "listed",
-    "spelled",
-]
-
 # Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
 TOKENS_A_TURN: Final = 262_144
 # Outputs that become pieces before the event loop turns: a client that took nothing for a while has many.

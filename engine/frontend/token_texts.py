@@ -13,8 +13,6 @@ from typing import Protocol
 
 from engine.frontend.answer import REPLACEMENT, Decoder
 
-__all__ = ["MarkerDecoder", "TokenTexts", "Vocabulary"]
-
 CACHED_TOKENS = 65_536
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -20,8 +20,6 @@ from engine.frontend.errors import ApiError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ChatTemplate", "TemplateSource", "load_tokenizer"]
-
 # What templates raise, by themselves or by what they do with a value of another type than they expect.
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 # What Python calls the library's method that renders.

@@ -16,8 +16,6 @@ from engine.errors import EngineError
 from engine.grammar.source import QUIET, definition_of, why_stuck
 from engine.messages import FinishReason, Grammar
 
-__all__ = ["CompiledGrammars", "GrammarError", "Matcher", "UnfollowableGrammar"]
-
 
 class GrammarError(EngineError):
     """An output that its grammar does not allow, or a grammar that is used but not compiled: the engine's failure.

@@ -14,8 +14,6 @@ from engine.grammar.compiled import CompiledGrammars, GrammarError
 from engine.messages import Grammar, GrammarReady
 from engine.plan import GrammarOrder
 
-__all__ = ["GrammarCompiler"]
-
 
 class GrammarCompiler:
     """Fills ``grammars``. ``answer`` is called from the thread."""

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from engine.messages import Grammar, GrammarKind
 
-__all__ = ["MOST_FORCED_CHARS", "may_force_too_much"]
-
 # Below it a token costs less than 1 ms. No output can use more of a longer text than its own length.
 MOST_FORCED_CHARS: Final = 4096
 # Of a repetition the fewest count: after these it may go on, or not. In Lark it is also written with a tilde.

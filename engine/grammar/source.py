@@ -14,8 +14,6 @@ import numpy as np
 from engine.grammar.forced_text import may_force_too_much
 from engine.messages import Grammar, GrammarKind
 
-__all__ = ["MAX_GRAMMAR_CHARS", "QUIET", "Fault", "definition_of", "fault_of", "schema_grammar", "why_stuck"]
-
 MAX_GRAMMAR_CHARS: Final = 262_144
 # The library's level of logging: by itself it writes a line to stderr for each grammar that meets a bound.
 QUIET: Final = 0

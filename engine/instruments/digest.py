@@ -16,8 +16,6 @@ import msgspec
 from engine.messages import Event, Reply, encode
 from engine.plan import LoraUpdate, Microbatch
 
-__all__ = ["DigestChain", "plan_shape"]
-
 _DIGEST_BYTES: Final = 8
 # Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their
 # digest.

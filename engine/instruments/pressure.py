@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from engine.memory import KVMemory, Node, SlidingWindowPool
 from engine.messages import Event, EvictCache, OperatorEvent, ReleasePressure, SetPressure
 
-__all__ = ["Pressure"]
-
 
 class Pressure:
     """What is kept back of one memory.

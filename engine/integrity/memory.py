@@ -12,8 +12,6 @@ from engine.memory import HostTier, KVMemory, Lease, Node, PagePool, RadixTree, 
 from engine.memory.pages import CACHED, HELD
 from engine.memory.sliding_window import NO_WINDOW_PAGE
 
-__all__ = ["check_host", "check_memory", "check_pages", "check_rows", "check_tree", "check_window"]
-
 
 def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node] = ()) -> None:
     """``leases`` are all that are alive; ``pins`` are nodes that an operator keeps locked."""

@@ -15,8 +15,6 @@ from engine.scheduler import Books, Place, Request, Scheduler
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.request import CHUNKED, GONE, RELEASING, RETRACTING, RUNNING, WAITING
 
-__all__ = ["audit"]
-
 # Requests that have nothing in flight leave these places at once.
 _ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, RETRACTING, RELEASING)
 

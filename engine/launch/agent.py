@@ -59,8 +59,6 @@ from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
 from engine.settings import ServerSettings
 
-__all__ = ["main", "run_agent"]
-
 EXIT_OK: Final = 0
 ANY_STAGE: Final = -1
 RETRY_S: Final = 0.2

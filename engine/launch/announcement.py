@@ -19,8 +19,6 @@ from engine.process.control import Gathering, Loading, Serving
 from engine.process.logs import JsonFormatter, fields_of
 from engine.settings import ServerSettings
 
-__all__ = ["Announce", "HarnessView", "OperatorView", "StartView"]
-
 Announce = Callable[[Serving | Gathering], None]
 
 

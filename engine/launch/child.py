@@ -32,8 +32,6 @@ from engine.process.inheritance import close_inherited_files, die_with_parent, n
 from engine.process.signals import STACK_SIGNAL
 from engine.process.watched import WatchedProcess
 
-__all__ = ["Child", "ChildMain", "fork_child"]
-
 ChildMain = Callable[[Control], None]
 
 

@@ -9,8 +9,6 @@ import resource
 
 from engine.errors import StartupError
 
-__all__ = ["least_descriptors", "require_descriptors"]
-
 # Imports, sockets between processes and the listener took 20 at the most in one process; the rest is for clients.
 LEAST_FOR_A_PROCESS = 64
 # The scheduler has a socket to each stage, and one on which it listens for it; the supervisor a pipe.

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from engine.process.death import EXIT_FAILED, DeathReport, describe_status
 from engine.process.watched import WatchedProcess
 
-__all__ = ["first_death", "is_cause"]
-
 
 def is_cause(child: WatchedProcess) -> bool:
     """A process that ended in order, or names another one as its reason, is a victim."""

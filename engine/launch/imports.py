@@ -11,8 +11,6 @@ import importlib
 import os
 from collections.abc import Iterable
 
-__all__ = ["import_engine", "import_frontend", "import_models", "import_stage", "limit_imports"]
-
 # The libraries' numeric thread pools start at import, unless told not to.
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

@@ -10,8 +10,6 @@ import socket
 from engine.links.endpoint import Endpoint
 from engine.links.listener import bound_at
 
-__all__ = ["base_url", "bind_listener"]
-
 BACKLOG_CONNECTIONS = 2048
 
 

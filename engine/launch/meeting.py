@@ -26,8 +26,6 @@ from engine.process.control import Gathering
 from engine.process.private_dir import SECRET_FILE, PrivateDir
 from engine.settings import ServerSettings
 
-__all__ = ["Meeting", "MeetingPlace"]
-
 
 class RayStages:
     """The driver of one server. ``close`` removes what it left."""

@@ -42,8 +42,6 @@ from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import close_inherited_files, die_with_parent
 from engine.settings import ServerSettings
 
-__all__ = ["main"]
-
 # What a supervisor needs to take its own processes down.
 SERVERS_GRACE_S = 3.0
 REAP_INTERVAL_S = 0.01

@@ -25,8 +25,6 @@ from engine.process.control import Gathering, Serving
 from engine.process.death import read_death_report
 from engine.settings import REVEAL_KEYS, ServerSettings
 
-__all__ = ["PreloadedParent", "ServerProcess"]
-
 PARENT_MODULE = "engine.launch.parent_process"
 CLOSE_TIMEOUT_S = 5.0
 FRAME_BYTES = 65_536

@@ -13,8 +13,6 @@ from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.output_files import require_writable
 from engine.settings import ServerSettings
 
-__all__ = ["openvino_is_likely", "refuse_early", "resolve"]
-
 
 def openvino_is_likely(settings: ServerSettings) -> bool:
     """Whether OpenVINO will compute, as far as it shows before the costly imports: they are for what is likely."""

@@ -52,8 +52,6 @@ from engine.scheduler_process.gate_context import load_attribute
 from engine.scheduler_process.main import SchedulerPlace, run_scheduler
 from engine.settings import ServerSettings
 
-__all__ = ["FRONTEND", "SCHEDULER", "supervise"]
-
 SCHEDULER = "scheduler"
 FRONTEND = "frontend"
 

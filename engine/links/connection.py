@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.links.endpoint import Endpoint
-from engine.links.proof import GREETING_BYTES, MAC_BYTES, Claim, LinkError, answer_to, confirms
-from engine.links.secret import Secret
-
-__all__ = ["CONNECT_TIMEOUT_S", "LinkAddress", "tune"]
+from engine.links.proof import GREETING_BYTES, Claim, LinkError, answer_to, confirms
+from engine.links.secret import MAC_BYTES, Secret
 
 CONNECT_TIMEOUT_S: Final = 10.0
 _PROBES: Final = 4

@@ -9,8 +9,6 @@ import msgspec
 
 from engine.errors import ConfigError
 
-__all__ = ["Endpoint", "parse_endpoint"]
-
 MAX_PORT = 65_535
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 

@@ -20,8 +20,6 @@ from engine.links.endpoint import Endpoint
 from engine.links.proof import ANSWER_BYTES, Challenge, Claim, LinkError
 from engine.links.secret import Secret
 
-__all__ = ["PROOF_TIMEOUT_S", "Link", "LinkListener", "bound_at"]
-
 # A peer sends its answer at once; the rest is the network's.
 PROOF_TIMEOUT_S: Final = 5.0
 # More than the machines of any engine. Beyond it the oldest gives way, so that silent peers keep no other out.

@@ -16,19 +16,6 @@ import msgspec
 from engine.errors import EngineError
 from engine.links.secret import MAC_BYTES, Secret
 
-__all__ = [
-    "ANSWER_BYTES",
-    "GREETING_BYTES",
-    "MAC_BYTES",
-    "PROTOCOL",
-    "Challenge",
-    "Claim",
-    "LinkError",
-    "Role",
-    "answer_to",
-    "confirms",
-]
-
 # Counted up whenever the messages between machines change.
 PROTOCOL: Final = 1
 _MAGIC: Final = b"LOCKSTEP"

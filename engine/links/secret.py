@@ -14,8 +14,6 @@ from typing import Final
 
 from engine.errors import ConfigError
 
-__all__ = ["MAC_BYTES", "MIN_SECRET_CHARS", "Secret", "read_secret"]
-
 MAC_BYTES: Final = 32
 MIN_SECRET_CHARS: Final = 16
 _NEW_SECRET_BYTES: Final = 32

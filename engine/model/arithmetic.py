@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["compute_dtype", "stage_devices"]
-
 
 def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:
     """The number of each stage's GPU: its own where there are enough of them, else the first one, or the one named."""

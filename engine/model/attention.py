@@ -18,8 +18,6 @@ from engine.errors import StepFailedError
 from engine.model.batch import AttentionGroup, LayersBatch, LayersView
 from engine.model.kv_pool import KVPool
 
-__all__ = ["IMPLEMENTATION", "LayerAttention", "PagedAttention", "Scoring", "StageAttention", "register"]
-
 IMPLEMENTATION = "lockstep_paged"
 
 

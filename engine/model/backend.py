@@ -27,8 +27,6 @@ from engine.model.prompt_logprobs import ScoreTaker
 from engine.model.stage_slice import OnLoad
 from engine.plan import Segment
 
-__all__ = ["ComputingStage", "make_stage", "takes_openvino", "why_not_openvino", "with_its_pages"]
-
 _log = logging.getLogger(__name__)
 
 # The models whose conversion is compared with transformers by the tests.

@@ -20,19 +20,6 @@ from engine.model.newest_tokens import AheadIds
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = [
-    "AttentionGroup",
-    "Batch",
-    "DecodeBatch",
-    "ForwardBatch",
-    "LayersBatch",
-    "LayersView",
-    "PageTable",
-    "PoolView",
-    "emitters_of",
-    "require_hidden",
-]
-
 
 class Batch(Protocol):
     """What every backend's batch knows: the plan's segments, and where their tokens go, in the order of the tokens."""

@@ -22,8 +22,6 @@ from engine.limits import Limits, ModelFacts
 from engine.model.arithmetic import stage_devices
 from engine.model.checkpoint import resolve_folder
 
-__all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens", "require_memory", "weight_bytes"]
-
 # Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
 # all other processes on the machine.
 KV_SHARE_CUDA: Final = 0.85

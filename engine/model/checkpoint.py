@@ -21,25 +21,6 @@ from engine.model.embedded import embedded_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = [
-    "ORIGIN_FIELDS",
-    "dtype_name",
-    "heads_of",
-    "local_folder",
-    "read_configured_facts",
-    "read_facts",
-    "read_model_config",
-    "read_never_sampled_ids",
-    "read_tokenizer",
-    "require_files",
-    "require_same_model",
-    "require_tokenizer",
-    "require_trust",
-    "resolve_folder",
-    "tokenizer_reader",
-    "window_layers",
-]
-
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")

@@ -14,8 +14,6 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.model.checkpoint import ORIGIN_FIELDS, resolve_folder
 
-__all__ = ["checkpoint_digest"]
-
 _LENGTH_BYTES: Final = 8
 # The format's own bound.
 _MAX_HEADER_BYTES: Final = 100_000_000

@@ -14,8 +14,6 @@ from engine.messages import TokenLogprob
 from engine.model.transfer import sent
 from engine.plan import SamplingSpec
 
-__all__ = ["Choice", "Sampled", "rows_of"]
-
 # A token for each segment that chooses one; logprobs, None for those whose request asked for none, or nothing at all.
 Sampled = tuple[tuple[int, ...], tuple[TokenLogprob | None, ...]]
 

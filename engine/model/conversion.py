@@ -18,8 +18,6 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 from engine.errors import CheckpointError
 
-__all__ = ["Conversion", "conversions_of"]
-
 # What the files hold under a name, read when it is called for.
 _Reader = Callable[[str], torch.Tensor]
 

@@ -18,8 +18,6 @@ from engine.model.kv_pool import KVPool
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["LARGEST_SIZE", "Compute", "DecodeGraphs", "Recorder", "cuda_recorder", "graph_sizes", "why_no_graphs"]
-
 # Runs the layers over tensors that stay where they are. What it returns is overwritten by the next run.
 Compute = Callable[[], torch.Tensor]
 # Records a computation: what it returns does the same over the same tensors, and is called as often as one likes.

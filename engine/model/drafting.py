@@ -19,8 +19,6 @@ from engine.model.backend import make_stage
 from engine.model.host_pool import HostPool
 from engine.plan import Microbatch, Segment
 
-__all__ = ["DraftModel"]
-
 
 @dataclass(slots=True)
 class _Guessing:

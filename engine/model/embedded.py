@@ -25,8 +25,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from engine.errors import CheckpointError
 from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS
 
-__all__ = ["SPECIAL_TOKENS", "embedded_folder", "kept_folder", "projection_shapes", "write_embedded", "write_json"]
-
 # Ids 256 and up, in this order; the end-of-sequence token's place is part of EMBEDDED_FACTS.
 SPECIAL_TOKENS = (
     "<|bos|>",

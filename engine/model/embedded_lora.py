@@ -15,8 +15,6 @@ from safetensors.numpy import save
 from engine.limits import EMBEDDED_FACTS
 from engine.model.embedded import kept_folder, projection_shapes, write_json
 
-__all__ = ["embedded_lora_folder", "write_embedded_lora"]
-
 _RANK: Final = 4
 _ALPHA: Final = 8
 # Standard deviation of the two matrices relative to 1/sqrt(fan in): a LoRA changes what greedy requests say.

@@ -10,8 +10,6 @@ import mmap
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["forget_pages", "mapped_places"]
-
 # Addresses and lengths.
 Places = list[tuple[int, int]]
 

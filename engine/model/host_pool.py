@@ -12,8 +12,6 @@ from engine.limits import Limits
 from engine.model.kv_pool import KVPool
 from engine.plan import Copies
 
-__all__ = ["HostPool"]
-
 
 class HostPool:
     """``limits.host_pages`` pages, each with the KV of all layers of the stage, in the form that the pool has it in.

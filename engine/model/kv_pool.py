@@ -16,8 +16,6 @@ from engine.errors import StepFailedError
 from engine.limits import Limits
 from engine.plan import Segment
 
-__all__ = ["KVPool", "Slots"]
-
 Slots = NDArray[np.int64]
 
 

@@ -14,8 +14,6 @@ from engine.model.choice import Choice, Sampled
 from engine.model.transfer import Fetch
 from engine.plan import Microbatch, Segment
 
-__all__ = ["LaunchedStep"]
-
 
 class LaunchedStep:
     """``batch`` was handed to the device, and its tokens are on their way; or ``failure`` was raised meanwhile."""

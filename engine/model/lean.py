@@ -20,8 +20,6 @@ from engine.model.batch import LayersBatch
 from engine.model.lora import BatchLoras
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 
-__all__ = ["PRODUCTS", "LeanDecoder", "why_not_lean"]
-
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
 _Transformer = Any
 

@@ -20,8 +20,6 @@ from engine.model.lora_config import WEIGHTS_FILE, LoraConfig, lora_folder
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["BatchLoras", "LoadedLora", "Pair", "StageLoras"]
-
 # Each architecture is a class of its own whose parts no common type declares.
 _Transformer = Any
 

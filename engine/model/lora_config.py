@@ -15,8 +15,6 @@ from engine.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.errors import CheckpointError
 from engine.model.embedded_lora import embedded_lora_folder
 
-__all__ = ["LoraConfig", "lora_folder", "require_lora"]
-
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 

@@ -17,8 +17,6 @@ from engine.messages import Completion
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["AheadIds", "DeviceTokens", "NewestTokens"]
-
 # Stands for a token that is not known on the host, or that will never be: an id that every vocabulary has.
 _STAND_IN: Final = (0,)
 

@@ -15,8 +15,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine.output_files import open_private
 
-__all__ = ["PROFILE_LIMIT_STEPS", "StageProfile"]
-
 PROFILE_LIMIT_STEPS: Final = 200
 
 _TAIL_BYTES: Final = 16

@@ -13,8 +13,6 @@ import torch
 from engine.messages import PromptLogprob
 from engine.plan import SamplingSpec, Segment
 
-__all__ = ["SLICE_ROWS", "PromptScores", "ScoreTaker", "scored_rows", "slices_of"]
-
 # With a vocabulary of 150,000 tokens, 128 rows of logits are 77 MB in fp32.
 SLICE_ROWS: Final = 128
 # What JSON cannot say is told as this: the probability of a token that the model rules out is 0.

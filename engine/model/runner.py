@@ -43,8 +43,6 @@ from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.model.verification import verify
 from engine.plan import LoraChange, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 
-__all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
-
 _log = logging.getLogger(__name__)
 
 _NO_MICROBATCH = -1

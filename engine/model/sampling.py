@@ -18,8 +18,6 @@ from engine.model.choice import Choice, Sampled
 from engine.model.transfer import sent
 from engine.plan import SamplingSpec, Segment
 
-__all__ = ["History", "Sampler", "uniform"]
-
 # The ids of all tokens of a segment's request so far, the last one computed included, by position.
 History = Callable[[Segment], NDArray[np.int32]]
 

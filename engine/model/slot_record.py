@@ -18,8 +18,6 @@ from engine.model.batch import Batch
 from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Copies, Segment
 
-__all__ = ["SlotRecord"]
-
 _NEVER_WRITTEN = -1
 _ROOT = 0x6A09E667F3BCC908
 _PRIME = 0x100000001B3

@@ -30,8 +30,6 @@ from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSli
 from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
 from engine.plan import Segment
 
-__all__ = ["StageModel"]
-
 _log = logging.getLogger(__name__)
 
 # The largest difference from transformers, relative to the norm of its output. In fp32 1e-6 was seen. In 16 bits the

@@ -22,8 +22,6 @@ from engine.model.checkpoint import dtype_name, read_model_config, require_trust
 from engine.model.weights import WeightFiles
 from engine.process.control import Loading
 
-__all__ = ["PROBED_TOKENS", "OnLoad", "StageFacts", "StageSlice", "attach", "stage_layers"]
-
 OnLoad = Callable[[Loading], None]
 
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.

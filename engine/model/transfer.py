@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Fetch", "packed", "sent", "unpacked"]
-
 # What travels in one copy has 8 bytes each: whole numbers, and floats as their bits.
 _FLOATS: Final = np.dtype(np.float64)
 

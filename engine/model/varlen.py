@@ -16,8 +16,6 @@ from engine.errors import StepFailedError
 from engine.model.attention import PagedAttention, Scoring
 from engine.model.batch import PageTable
 
-__all__ = ["AttentionShape", "VarlenAttention", "why_not_shape", "why_not_varlen"]
-
 _DTYPES: Final = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD: Final = 256
 _HEAD_MULTIPLE: Final = 8

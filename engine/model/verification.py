@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from engine.messages import Completion, TokenLogprob
 from engine.plan import Microbatch
 
-__all__ = ["verify"]
-
 
 def verify(
     microbatch: Microbatch,

@@ -20,8 +20,6 @@ from engine.model.file_pages import forget_pages, mapped_places
 if TYPE_CHECKING:
     from engine.model.conversion import Conversion
 
-__all__ = ["WeightFiles"]
-
 _INDEX = "model.safetensors.index.json"
 # After this many bytes what was read of the files is given back: it was copied by then.
 _HELD_BYTES: Final = 64 << 20

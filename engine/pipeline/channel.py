@@ -19,8 +19,6 @@ from typing import Final
 from engine.frames import LENGTH_BYTES, BadFrameError, Frames, framed
 from engine.pipeline.wires import Address, connected, listening
 
-__all__ = ["MAX_FRAME_BYTES", "StageChannel", "StageChannels", "hand_over"]
-
 READ_BYTES: Final = 1 << 16
 # A plan of the longest context with all its pages is far shorter. A greater length is a broken frame.
 MAX_FRAME_BYTES: Final = 1 << 28

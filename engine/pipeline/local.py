@@ -21,8 +21,6 @@ from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
 from engine.plan import GrammarOrder, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 
-__all__ = ["LocalPipeline"]
-
 
 class LocalPipeline:
     """Runs ``runner``, which must be first and last stage in one."""

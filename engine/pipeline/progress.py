@@ -15,8 +15,6 @@ from typing import Final
 
 from engine.process.private_dir import PROGRESS_FILE
 
-__all__ = ["Phase", "StageProgress"]
-
 # A microbatch's number, one more so that new memory stands for none, and a phase.
 _MARK: Final = struct.Struct("<qq")
 

@@ -44,8 +44,6 @@ from engine.pipeline.wires import StageWires
 from engine.plan import Forward, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 from engine.process.control import Loading
 
-__all__ = ["StageLoop", "run_stage", "view_of"]
-
 logger = logging.getLogger(__name__)
 
 _NO_MICROBATCH = -1

@@ -18,8 +18,6 @@ from engine.pipeline.wires import StageWires
 from engine.process.control import Control, Ready, Serving
 from engine.settings import ServerSettings
 
-__all__ = ["RENDEZVOUS_TIMEOUT", "run_stage_process"]
-
 # Also the longest that a stage waits for hidden states: as long as a server may be idle. A death ends the wait by the
 # watch below, not by this.
 RENDEZVOUS_TIMEOUT: Final = timedelta(days=365)

@@ -37,8 +37,6 @@ from engine.pipeline.wire import (
 from engine.plan import Forward, GrammarOrder, LoraUpdate, Microbatch, WeightUpdate
 from engine.process.control import STAGE_PREFIX
 
-__all__ = ["DESCRIBE_TIMEOUT_S", "StagedPipeline"]
-
 DESCRIBE_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)

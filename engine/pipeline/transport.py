@@ -33,13 +33,6 @@ from engine.pipeline.wires import StageWires, accepted, connected, listening
 from engine.plan import Microbatch
 from engine.process.control import STAGE_PREFIX
 
-__all__ = [
-    "DistributedTransport",
-    "HiddenTransport",
-    "SocketTransport",
-    "TransportKind",
-]
-
 # How an allocation fails: torch raises RuntimeError, of which its OutOfMemoryError is one.
 OUT_OF_MEMORY = (RuntimeError, MemoryError)
 

@@ -16,30 +16,6 @@ from engine.frames import decoder_of
 from engine.messages import Completion, GrammarReady
 from engine.plan import GrammarOrder, Microbatch
 
-__all__ = [
-    "ControlDone",
-    "Describe",
-    "EndStage",
-    "FailNextStep",
-    "FinishLora",
-    "FinishUpdate",
-    "Forget",
-    "HiddenDtype",
-    "HiddenFailed",
-    "HiddenHeader",
-    "HiddenStates",
-    "Launch",
-    "OrderGrammar",
-    "StageMessage",
-    "StageReport",
-    "StageView",
-    "decode_hidden_header",
-    "decode_stage_message",
-    "decode_stage_report",
-    "hidden_address",
-    "stage_address",
-]
-
 # ---- from the scheduler to a stage ----
 
 

@@ -19,8 +19,6 @@ from engine.links.listener import LinkListener
 from engine.links.proof import Claim, Role
 from engine.pipeline.wire import hidden_address, stage_address
 
-__all__ = ["Address", "StageWires", "accepted", "connected", "listening"]
-
 CONNECT_INTERVAL_S: Final = 0.005
 LINK_INTERVAL_S: Final = 0.05
 

@@ -15,8 +15,6 @@ import msgspec
 from engine.frames import Frames, framed
 from engine.process.control import MAX_CONTROL_BYTES
 
-__all__ = ["PULSES_A_TIMEOUT", "ControlLink", "LinkOver"]
-
 PULSES_A_TIMEOUT: Final = 4
 # How long the last messages may take to leave.
 CLOSE_WAIT_S: Final = 0.3

@@ -29,8 +29,6 @@ from engine.placement.messages import (
 from engine.process.control import STAGE_PREFIX, ChildMessage, Drained, Dying, Loading, Ready, SupervisorMessage
 from engine.process.watched import WatchedProcess
 
-__all__ = ["JoinedStage", "TellPhase"]
-
 EXIT_LOST: Final = 1
 
 # Called with a stage, a microbatch and what the stage does with it.

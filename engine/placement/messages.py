@@ -24,23 +24,6 @@ from engine.process.control import (
     Shutdown,
 )
 
-__all__ = [
-    "AgentMessage",
-    "Assigned",
-    "Begin",
-    "Ended",
-    "Join",
-    "Prepared",
-    "Pulse",
-    "Refused",
-    "SendSignal",
-    "StagePulse",
-    "Started",
-    "ToAgent",
-    "decode_agent_message",
-    "decode_to_agent",
-]
-
 # ---- from an agent ----
 
 

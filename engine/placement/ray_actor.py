@@ -18,8 +18,6 @@ import msgspec
 from engine import __version__
 from engine.placement.stage_order import StageOrder
 
-__all__ = ["AgentEnd", "Place", "StageHost"]
-
 # A layer above this one, in a process of its own.
 CHILD_MODULE: Final = "engine.launch.agent"
 KEPT_LINES: Final = 12

@@ -38,8 +38,6 @@ from engine.process.logs import configure_logging
 from engine.process.signals import STACK_SIGNAL
 from engine.settings import ServerSettings
 
-__all__ = ["main"]
-
 LOOPBACK: Final = "127.0.0.1"
 LOCAL: Final = "local"
 CONNECT_TIMEOUT_S: Final = 10.0

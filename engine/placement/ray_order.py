@@ -18,8 +18,6 @@ from engine.errors import ConfigError
 from engine.placement.stage_order import StageOrder
 from engine.process.control import Control
 
-__all__ = ["NICENESS", "RAY", "RayOrder", "become_driver", "ray_defaults", "require_ray"]
-
 # The driver's process is named so.
 RAY: Final = "ray"
 # How nice Ray makes its workers, and so what they start: 15 unless a node was started with this.

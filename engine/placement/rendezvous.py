@@ -28,8 +28,6 @@ from engine.placement.messages import AgentMessage, Assigned, Begin, Join, Refus
 from engine.process.control import STAGE_PREFIX, Shutdown
 from engine.settings import ServerSettings
 
-__all__ = ["Rendezvous"]
-
 # An agent introduces itself at once.
 JOIN_TIMEOUT_S: Final = 5.0
 

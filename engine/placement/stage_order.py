@@ -6,8 +6,6 @@ import msgspec
 
 from engine.links.endpoint import Endpoint
 
-__all__ = ["StageOrder"]
-
 
 class StageOrder(msgspec.Struct, frozen=True, kw_only=True):
     """``join`` is where the server listens; without ``stage`` the agent gets a number that is free.

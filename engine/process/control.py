@@ -18,25 +18,6 @@ from engine.errors import EngineError, ProcessDiedError
 from engine.frames import BadFrameError, decoder_of
 from engine.links.endpoint import Endpoint
 
-__all__ = [
-    "MAX_CONTROL_BYTES",
-    "STAGE_PREFIX",
-    "SUPERVISOR",
-    "ChildMessage",
-    "Control",
-    "Drain",
-    "Drained",
-    "Dying",
-    "Gathering",
-    "Loading",
-    "ProcessDied",
-    "Ready",
-    "Serving",
-    "Shutdown",
-    "SupervisorMessage",
-    "decode_child_message",
-]
-
 SUPERVISOR = "supervisor"
 # A stage's process is named so, with the stage's number.
 STAGE_PREFIX = "stage-"

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["DEATH_FILE", "EXIT_FAILED", "DeathReport", "describe_status", "read_death_report"]
-
 DEATH_FILE = "death.json"
 # The exit status of a process of the engine that could not go on; its reason is on stderr.
 EXIT_FAILED = 1

@@ -10,8 +10,6 @@ import os
 import signal
 from collections.abc import Sequence
 
-__all__ = ["close_inherited_files", "die_with_parent", "name_process", "take_no_input"]
-
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 MAX_NAME_BYTES = 15

@@ -15,8 +15,6 @@ import msgspec
 
 from engine.settings import ServerSettings
 
-__all__ = ["REQUEST_LOGGER", "JsonFormatter", "OncePerMinute", "configure_logging", "failure_line", "fields_of"]
-
 # One line a request, written by the front end. On and off by a setting of its own.
 REQUEST_LOGGER: Final = "engine.requests"
 TEXT_FORMAT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(processName)s %(name)s: %(message)s"

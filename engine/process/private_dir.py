@@ -12,15 +12,6 @@ from pathlib import Path
 
 from engine.errors import StartupError
 
-__all__ = [
-    "PROGRESS_FILE",
-    "RECONNECT_INTERVAL_MS",
-    "SECRET_FILE",
-    "PrivateDir",
-    "replies_address",
-    "requests_address",
-]
-
 # A Unix socket's path may have 107 bytes; the longest name that a process adds is shorter than this.
 MAX_PATH_BYTES = 85
 # The processes start in any order, and a socket may be connected before it is bound. zmq's own pause between attempts

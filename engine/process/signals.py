@@ -10,8 +10,6 @@ import socket
 from types import FrameType
 from typing import Self
 
-__all__ = ["STACK_SIGNAL", "STOP_SIGNALS", "SignalWatch"]
-
 # Asks a process of the engine for its stacks.
 STACK_SIGNAL = signal.SIGUSR1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

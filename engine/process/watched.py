@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 
 from engine.process.control import ChildMessage, Drained, Dying, Loading, Ready, SupervisorMessage
 
-__all__ = ["WatchedProcess"]
-
 
 class WatchedProcess(ABC):
     """One process. ``fileno()`` is readable when it spoke or ended; ``pid`` is a number of the machine it runs on.

@@ -24,8 +24,6 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.lora import Lora
 from engine.scheduler.scheduler import Scheduler
 
-__all__ = ["Checkpoint", "checkpoint_of", "restored"]
-
 
 class LoraState(msgspec.Struct, frozen=True, array_like=True):
     name: str

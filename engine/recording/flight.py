@@ -14,8 +14,6 @@ from typing import Final
 
 from engine.recording.format import Header, frame_bytes, write_frames
 
-__all__ = ["FLIGHT_LIMIT_STEPS", "FlightRecorder"]
-
 # About two minutes of a busy engine at 30 steps a second; at a kilobyte a step that is 4 MB.
 FLIGHT_LIMIT_STEPS: Final = 4096
 # Checkpoints are at least the limit divided by this apart: most steps that are held come after the oldest one.

@@ -23,19 +23,6 @@ from engine.output_files import open_private
 from engine.recording.checkpoint import Checkpoint
 from engine.scheduler.ports import StepResult
 
-__all__ = [
-    "End",
-    "Frame",
-    "Header",
-    "RecordedStep",
-    "Recording",
-    "RecordingError",
-    "RecordingFile",
-    "checks_of",
-    "frame_bytes",
-    "read_recording",
-]
-
 FORMAT: Final = "lockstep-recording-3"
 _LENGTH: Final = struct.Struct(">I")
 # A frame holds the messages of one step; a larger one means that the file is something else.

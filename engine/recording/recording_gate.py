@@ -18,8 +18,6 @@ from engine.recording.redaction import Redactor
 from engine.scheduler.ports import Gate, Step, StepResult
 from engine.scheduler.scheduler import Scheduler
 
-__all__ = ["RecordingGate", "Sink"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from engine.scheduler.ports import StepResult
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
 
-__all__ = ["Redactor"]
-
 _KEY_BYTES: Final = 32
 _STATE_BYTES: Final = 16
 # Fingerprints start above every vocabulary, so that none of them is ever a token that ends a request.

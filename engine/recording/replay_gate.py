@@ -14,8 +14,6 @@ from engine.plan import GrammarOrder, Microbatch
 from engine.recording.format import RecordedStep, Recording, RecordingError, checks_of
 from engine.scheduler.ports import Step, StepResult
 
-__all__ = ["NullPorts", "ReplayDiffers", "ReplayGate"]
-
 
 class ReplayDiffers(EngineError, AssertionError):
     """A replayed step differs from the recorded one; the text names the step and the first difference."""

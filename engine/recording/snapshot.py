@@ -12,17 +12,6 @@ import msgspec
 from engine.errors import IntegrityError
 from engine.memory import HostPage, HostTier, KVMemory, Node, SlidingWindowPool
 
-__all__ = [
-    "CachedRun",
-    "KeptPage",
-    "TreeSnapshot",
-    "host_snapshot",
-    "restore_host",
-    "restore_tree",
-    "tree_snapshot",
-    "window_snapshot",
-]
-
 
 class CachedRun(msgspec.Struct, frozen=True, array_like=True):
     """One node: ``tokens`` are the ids of its own pages, ``parent`` is the id of the node that they continue."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-__all__ = ["MAX_CHUNKS", "chunk_hashes"]
-
 # Later chunks are not hashed: a common prefix of this length decides the choice anyway.
 MAX_CHUNKS: Final = 512
 _HASH_BYTES: Final = 8

@@ -9,8 +9,6 @@ import heapq
 from collections.abc import Container
 from dataclasses import dataclass
 
-__all__ = ["Fleet", "Rank", "ReplicaLoad"]
-
 # What orders replicas: weight, pending prefill tokens, free pages (more is better), how long ago it was chosen.
 Rank = tuple[int, int, int, int]
 

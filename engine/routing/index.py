@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-__all__ = ["PrefixIndex"]
-
 
 class PrefixIndex:
     """The chunks of each replica. The least recently used are forgotten first, the end of a prefix before the rest.

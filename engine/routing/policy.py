@@ -14,8 +14,6 @@ from itertools import chain as joined
 from engine.routing.fleet import Fleet
 from engine.routing.index import PrefixIndex
 
-__all__ = ["Choice", "Refused", "Rules", "choose"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:

@@ -12,8 +12,6 @@ from engine.routing.fleet import Fleet, ReplicaLoad
 from engine.routing.index import PrefixIndex
 from engine.routing.policy import Choice, Refused, Rules, choose
 
-__all__ = ["PrefixRouter", "Ticket"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ticket:

@@ -20,8 +20,6 @@ from engine.scheduler.scheduler import Scheduler
 from engine.scheduler_process.inbox import Inbox
 from engine.settings import ServerSettings
 
-__all__ = ["GateContext", "GateFactory", "load_attribute", "load_gate"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GateContext:

@@ -14,8 +14,6 @@ import zmq
 from engine.frames import BadFrameError
 from engine.messages import ClientMessage, decode_client_message
 
-__all__ = ["MAX_MESSAGES_A_STEP", "Inbox"]
-
 MAX_MESSAGES_A_STEP = 1024
 MAX_LOGGED_BYTES = 80
 UNBOUNDED = 0

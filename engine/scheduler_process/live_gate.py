@@ -22,8 +22,6 @@ from engine.scheduler_process.idle_audit import IdleAudit
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
 from engine.scheduler_process.step_watch import StepWatch
 
-__all__ = ["LiveGate"]
-
 # One look at the sources waits no longer: what the kernel takes as a number of milliseconds has a limit.
 MAX_WAIT_MS = 86_400_000
 

@@ -26,8 +26,6 @@ from engine.scheduler_process.outbox import ReplySocket
 from engine.scheduler_process.recorded_gate import recorded
 from engine.settings import ServerSettings
 
-__all__ = ["SchedulerPlace", "run_scheduler"]
-
 # Replies of the last step, such as errors for everything live, must leave before the process does.
 LAST_REPLIES_LINGER_S = 0.2
 

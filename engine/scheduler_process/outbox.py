@@ -13,8 +13,6 @@ from engine.messages import Reply, encode
 from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler_process.inbox import UNBOUNDED
 
-__all__ = ["ReplySocket"]
-
 
 class ReplySocket:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:

@@ -16,8 +16,6 @@ from engine.scheduler.ports import Gate
 from engine.scheduler.scheduler import Scheduler
 from engine.settings import ServerSettings
 
-__all__ = ["flight_path", "recorded"]
-
 
 def recorded(gate: Gate, scheduler: Scheduler, settings: ServerSettings) -> Gate:
     """The gate, recorded as the settings ask. Raises ConfigError for a place that cannot be written.

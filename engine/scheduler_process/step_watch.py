@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["StepWatch"]
-
 EXIT_STUCK: Final = 1
 
 TellStuck = Callable[[str], None]

@@ -23,8 +23,6 @@ from engine.serve_app.passed import Head, Headers, PassedRequest, ReplicaLostErr
 from engine.serve_app.request_router import PrefixRequestRouter
 from engine.settings import REVEAL_KEYS, ServerSettings
 
-__all__ = ["ENGINES", "FRONTS", "RayEngines", "application_of"]
-
 ENGINES: Final = "engine"
 FRONTS: Final = "front"
 # A front waits for engines and does little else; the engines bound what there is.

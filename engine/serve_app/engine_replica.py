@@ -20,8 +20,6 @@ from engine.serve_app.passed import Head, Headers, PassedRequest
 from engine.serve_app.proxy import EngineProxy
 from engine.settings import ServerSettings
 
-__all__ = ["EngineReplica"]
-
 
 class EngineReplica:
     """One engine. Serve calls what has no caller here."""

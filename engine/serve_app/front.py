@@ -30,8 +30,6 @@ from engine.serve_app.passed import Engines, Head, PassedRequest, ReplicaLostErr
 from engine.serve_app.prompt import prefix_of
 from engine.settings import ServerSettings
 
-__all__ = ["OF_ALL", "OF_ONE_ENGINE", "PASSED_ON", "front_app"]
-
 # The clients' routes. One engine answers as well as any other.
 PASSED_ON: Final = frozenset(
     {

@@ -17,8 +17,6 @@ from engine.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import read_settings, unread_variables
 
-__all__ = ["VARIABLE_PREFIX", "AppOptions", "read_options"]
-
 VARIABLE_PREFIX: Final = "ENGINE_SERVE_"
 # What one engine has and a replica cannot: Serve listens, and several engines cannot write one file.
 _NOT_OF_REPLICAS: Final = {

@@ -15,8 +15,6 @@ from engine.errors import StartupError
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
 
-__all__ = ["OwnServer"]
-
 # Where this process's stderr goes, as a path: Ray keeps it in a log file of the replica, and the server's with it.
 _LOG: Final = Path("/proc/self/fd/2")
 # What processes need to end after the live requests have.

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Engines", "Head", "Headers", "PassedRequest", "ReplicaLostError"]
-
 Headers = tuple[tuple[str, str], ...]
 
 

@@ -11,8 +11,6 @@ import msgspec
 
 from engine.routing import chunk_hashes
 
-__all__ = ["BYTES_A_TOKEN", "prefix_of"]
-
 # A guess that holds for most tokenizers and texts; it only weighs prompts against one another.
 BYTES_A_TOKEN: Final = 4
 _ROUTES_WITH_PROMPTS: Final = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})

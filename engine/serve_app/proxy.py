@@ -15,8 +15,6 @@ from engine.frontend.errors import ApiError
 from engine.serve_app.passed import Head, Headers, PassedRequest, ReplicaLostError
 from engine.settings import ServerSettings
 
-__all__ = ["EngineProxy"]
-
 # Headers of one connection and not of what is sent over it.
 _OF_A_CONNECTION: Final = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-connection", "host"}

@@ -15,8 +15,6 @@ from engine.routing import PrefixRouter, Refused, ReplicaLoad, Rules, Ticket
 from engine.serve_app.passed import PassedRequest
 from engine.serve_app.prompt import BYTES_A_TOKEN
 
-__all__ = ["PrefixRequestRouter", "refusal_of"]
-
 
 def refusal_of(refused: Refused) -> ApiError:
     if refused is Refused.FULL:

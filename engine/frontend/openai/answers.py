@@ -10,31 +10,6 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-__all__ = [
-    "CalledFunction",
-    "CalledFunctionDelta",
-    "ChatAnswer",
-    "ChatChoice",
-    "ChatChunk",
-    "ChatChunkChoice",
-    "ChatDelta",
-    "ChatLogprob",
-    "ChatLogprobs",
-    "ChatMessage",
-    "CompletionAnswer",
-    "CompletionChoice",
-    "CompletionDetails",
-    "CompletionLogprobs",
-    "ModelCard",
-    "ModelList",
-    "PromptDetails",
-    "PromptTokenLogprob",
-    "ToolCall",
-    "ToolCallDelta",
-    "TopLogprob",
-    "Usage",
-]
-
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens whose KV came from the prefix cache."""

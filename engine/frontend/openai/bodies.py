@@ -43,16 +43,6 @@ from engine.frontend.protocol import (
 from engine.grammar import schema_grammar
 from engine.messages import Grammar, GrammarKind, SamplingParams
 
-__all__ = [
-    "MAX_MESSAGES",
-    "ChatBody",
-    "ChatMessageBody",
-    "CompletionBody",
-    "OpenAiBody",
-    "StreamOptions",
-    "refuse_template_arguments",
-]
-
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096

@@ -33,8 +33,6 @@ from engine.grammar import schema_grammar
 from engine.limits import Limits
 from engine.messages import Generate, Grammar
 
-__all__ = ["chat_order", "completion_order", "requested_lora", "require_model"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -36,8 +36,6 @@ from engine.frontend.requests import Order, ServedModel
 from engine.frontend.sessions import Shaping, finished, listed, spelled
 from engine.frontend.token_texts import TokenTexts
 
-__all__ = ["ChatShape", "CompletionShape", "EchoOffsets", "echoed", "ranked"]
-
 RankedPrompt = list[dict[str, PromptTokenLogprob] | None]
 _Said = TypeVar("_Said", "_PromptEntry", OutputLogprob)
 

@@ -24,8 +24,6 @@ from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from engine.messages import FinishReason
 
-__all__ = ["TOOL_CALLS", "CallCounter", "SpokenChoice"]
-
 # The protocol's reason for an answer that waits for its calls to be answered.
 TOOL_CALLS = "tool_calls"
 

@@ -17,17 +17,6 @@ from engine.frontend.errors import FieldError
 from engine.frontend.protocol import NullableBody
 from engine.frontend.tools.call_grammar import OfferedTool
 
-__all__ = [
-    "MAX_CALL_ID_CHARS",
-    "MAX_TOOLS",
-    "FunctionBody",
-    "NamedToolBody",
-    "ToolBody",
-    "ToolCallBody",
-    "ToolChoice",
-    "require_known_tools",
-]
-
 MAX_TOOLS = 1024
 MAX_NAME_CHARS = 256
 MAX_CALL_ID_CHARS = 256

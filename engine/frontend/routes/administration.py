@@ -46,8 +46,6 @@ from engine.messages import (
 )
 from engine.settings import ServerSettings
 
-__all__ = ["add_administration"]
-
 ADMIN = "administration"
 # The longest that an operator has to say is a path.
 MAX_BODY_BYTES = 65_536

@@ -38,8 +38,6 @@ from engine.frontend.responses import JSON_TYPE
 from engine.frontend.sessions import NativeShape, Session, Shape
 from engine.frontend.token_texts import MarkerDecoder
 
-__all__ = ["CHAT", "COMPLETION", "NATIVE", "PART_WRITER", "GenerationRoutes", "PartWriter", "order_works", "orders_of"]
-
 NATIVE = "native"
 COMPLETION = "completion"
 CHAT = "chat"

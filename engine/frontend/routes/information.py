@@ -24,17 +24,6 @@ from engine.limits import Limits
 from engine.messages import EngineStats
 from engine.settings import ServerSettings
 
-__all__ = [
-    "Load",
-    "ModelInfo",
-    "ServerInfo",
-    "ServerState",
-    "VersionInfo",
-    "add_health",
-    "add_information",
-    "add_models",
-]
-
 INFORMATION = "information"
 OPENAI = "openai"
 # The loop answers between two steps; one that is frozen or very busy does not keep an operator waiting.

@@ -25,15 +25,6 @@ from engine.frontend.protocol import NullableBody, TokenIds, parse_body
 from engine.frontend.requests import ServedModel, check_vocabulary, tokenize
 from engine.frontend.responses import JSON_TYPE
 
-__all__ = [
-    "DetokenizeAnswer",
-    "DetokenizeBody",
-    "TokenizeAnswer",
-    "TokenizeBody",
-    "add_tokenization",
-    "token_works",
-]
-
 TOKENIZE = "tokenize"
 DETOKENIZE = "detokenize"
 TOKENS = "tokens"

@@ -14,16 +14,6 @@ from typing import Any, Final
 from engine.frontend.incoming_text import Emit, IncomingText, Reading
 from engine.frontend.tools.call_parser import LITERAL, SPACE, CallParts
 
-__all__ = [
-    "TaggedValues",
-    "WrittenArguments",
-    "escaped",
-    "is_text",
-    "json_of",
-    "properties_of",
-    "read_python_value",
-]
-
 _TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
 
 

@@ -18,21 +18,6 @@ from engine.frontend.reasoning import BEGIN, END, ReasoningStart
 from engine.frontend.tools.argument_values import is_text, properties_of
 from engine.messages import Grammar, GrammarKind
 
-__all__ = [
-    "ANY_TEXT",
-    "ArgumentForm",
-    "CallForm",
-    "LarkRules",
-    "OfferedTool",
-    "add_arguments",
-    "after_reasoning",
-    "calls_if_any",
-    "calls_or_answer",
-    "required_calls",
-    "rule_body",
-    "spaced",
-]
-
 HEADER = "%llguidance {}"
 # A slash ends a regex in Lark, unless it is escaped already.
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)

@@ -15,18 +15,6 @@ from typing import Any, ClassVar, Final
 from engine.frontend.incoming_text import Emit, IncomingText, Reading, dropped
 from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
 
-__all__ = [
-    "LITERAL",
-    "SPACE",
-    "CallObject",
-    "CallParser",
-    "CallParts",
-    "Properties",
-    "read_string",
-    "read_value",
-    "skip_value",
-]
-
 # The schemas of a tool's arguments by their names.
 Properties = Mapping[str, Mapping[str, Any]]
 

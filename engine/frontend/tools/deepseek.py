@@ -11,8 +11,6 @@ from typing import Final
 from engine.frontend.incoming_text import Reading
 from engine.frontend.tools.call_parser import SPACE, CallParser, read_value
 
-__all__ = ["BEGIN", "CALLS", "END", "END_CALLS", "FENCE", "SEPARATOR", "DeepSeekParser"]
-
 
 def _marker(*words: str) -> str:
     """A marker of the family: a wide bar at both ends, a low block between words."""

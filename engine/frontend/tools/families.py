@@ -15,16 +15,6 @@ from engine.frontend.tools import deepseek, glm45, hermes, llama3, llama4, mistr
 from engine.frontend.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.tools.call_parser import CallParser
 
-__all__ = [
-    "DEEPSEEK_FENCED_FORM",
-    "FAMILIES",
-    "MISTRAL_NAMED_FORM",
-    "Family",
-    "family_of_template",
-    "form_of_template",
-    "new_usual_id",
-]
-
 # Mistral's templates refuse ids of any other length.
 MISTRAL_ID_CHARS = 9
 _LLAMA4_HEADER = "<|header_start|>"

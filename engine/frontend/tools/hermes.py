@@ -7,8 +7,6 @@ from typing import Final
 from engine.frontend.incoming_text import Reading
 from engine.frontend.tools.call_parser import CallParser
 
-__all__ = ["CLOSE", "OPEN", "HermesParser"]
-
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 

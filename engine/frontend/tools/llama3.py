@@ -7,8 +7,6 @@ from typing import Final
 from engine.frontend.incoming_text import Reading
 from engine.frontend.tools.call_parser import CallParser
 
-__all__ = ["PYTHON_TAG", "Llama3Parser"]
-
 PYTHON_TAG: Final = "<|python_tag|>"
 BRACE: Final = "{"
 

@@ -9,8 +9,6 @@ from engine.frontend.incoming_text import Reading
 from engine.frontend.tools.argument_values import WrittenArguments, read_python_value
 from engine.frontend.tools.call_parser import SPACE, CallParser
 
-__all__ = ["END", "START", "Llama4Parser"]
-
 START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 BRACKET: Final = "["

@@ -8,8 +8,6 @@ from typing import Final
 from engine.frontend.incoming_text import Reading
 from engine.frontend.tools.call_parser import SPACE, CallParser, read_value
 
-__all__ = ["ARGS", "CALLS", "MistralParser"]
-
 CALLS: Final = "[TOOL_CALLS]"
 CALL_ID: Final = "[CALL_ID]"
 ARGS: Final = "[ARGS]"

@@ -9,8 +9,6 @@ from engine.frontend.incoming_text import Reading
 from engine.frontend.tools.argument_values import TaggedValues, WrittenArguments
 from engine.frontend.tools.call_parser import SPACE, CallParser
 
-__all__ = ["CLOSE", "END_FUNCTION", "END_PARAMETER", "FUNCTION", "OPEN", "PARAMETER", "Qwen3CoderParser"]
-
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 FUNCTION: Final = "<function="

@@ -19,8 +19,6 @@ from engine.model.batch import emitters_of
 from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Segment
 
-__all__ = ["BlockBatch", "BlockFormat", "BlockPool", "block_names"]
-
 # A port of the graph and what it is given.
 _Arrays = dict[str, NDArray[Any]]
 

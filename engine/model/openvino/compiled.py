@@ -17,8 +17,6 @@ from engine.model.openvino.batch import BlockBatch, BlockFormat, BlockPool
 from engine.model.openvino.paging import with_paged_attention
 from engine.model.stage_slice import StageFacts
 
-__all__ = ["CompiledStage"]
-
 _HINTS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _KINDS: Final = ("key", "value")
 

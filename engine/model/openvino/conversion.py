@@ -26,8 +26,6 @@ from engine.errors import OpenVINOError, StepFailedError
 from engine.model.openvino.paging import Place, StageGraph, mark
 from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
 
-__all__ = ["TracedStage"]
-
 IMPLEMENTATION: Final = "lockstep_openvino"
 _TRACED_TOKENS: Final = 5
 # Matrices are kept as 16 bits where they came so; what is smaller stays as it is.

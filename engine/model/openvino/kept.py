@@ -22,8 +22,6 @@ import openvino as ov
 from engine.model.openvino.paging import StageGraph
 from engine.model.stage_slice import StageFacts
 
-__all__ = ["compiled_graph", "default_folder"]
-
 _log = logging.getLogger(__name__)
 
 _NAME: Final = "stage.xml"

@@ -15,8 +15,6 @@ from typing import Final
 
 from engine.model.file_pages import forget_pages, mapped_places
 
-__all__ = ["give_back_garbage", "read_pages_given_back"]
-
 # A second of packing reads a gigabyte or less.
 _INTERVAL_S: Final = 0.02
 

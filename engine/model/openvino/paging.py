@@ -20,8 +20,6 @@ from engine.model.checkpoint import heads_of
 from engine.model.openvino.batch import block_names
 from engine.model.stage_slice import StageFacts
 
-__all__ = ["Place", "StageGraph", "mark", "with_paged_attention"]
-
 _PREFIX: Final = "lockstep.paged_attention:"
 
 

@@ -33,8 +33,6 @@ from engine.model.stage_slice import OnLoad, StageFacts
 from engine.plan import Segment
 from engine.process.control import Loading
 
-__all__ = ["OpenVINOStage"]
-
 _log = logging.getLogger(__name__)
 
 # The comparison takes two steps: the second one reads what the first one has written.

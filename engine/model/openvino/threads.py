@@ -14,8 +14,6 @@ from engine.limits import Limits
 from engine.model.capacity import weight_bytes
 from engine.model.checkpoint import resolve_folder
 
-__all__ = ["forward_threads", "stage_threads", "usable_cores"]
-
 # A small model has no work for many threads: two, and one more for each of these of its weights.
 _FEWEST: Final = 2
 _BYTES_A_THREAD: Final = 8 << 20

@@ -258,7 +258,7 @@ def test_a_process_that_goes_on_in_time_is_no_death(launch) -> None:
 def test_a_folder_for_flight_records_that_cannot_be_written_is_refused(launch) -> None:
     """A07"""
     server = launch(flight_dir="/proc/x")
-    with pytest.raises(StartupError, match="flight_dir must be a folder that can be written, got '/proc/x'"):
+    with pytest.raises(StartupError, match="flight_dir must be places that can be written, got /proc/x: No such file"):
         server.process.wait_ready(START_BOUND_S)
 
 
