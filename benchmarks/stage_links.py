@@ -31,7 +31,7 @@ from engine.links.proof import Claim, Role
 from engine.links.secret import Secret
 from engine.pipeline.channel import StageChannel, StageChannels, hand_over
 from engine.pipeline.wires import Address
-from engine.placement.stage_order import StageOrder
+from engine.placement.messages import StageOrder
 from engine.process.control import Serving
 from engine.settings import ServerSettings
 

@@ -11,7 +11,7 @@ from engine.cli.flags import refuse_bad_configuration
 from engine.errors import ConfigError
 from engine.links.endpoint import parse_endpoint
 from engine.links.secret import read_secret
-from engine.placement.stage_order import StageOrder
+from engine.placement.messages import StageOrder
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_NODE_CHARS = 80

@@ -45,12 +45,12 @@ from engine.placement.messages import (
     Pulse,
     Refused,
     SendSignal,
+    StageOrder,
     StagePulse,
     Started,
     ToAgent,
     decode_to_agent,
 )
-from engine.placement.stage_order import StageOrder
 from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
 from engine.process.death import EXIT_FAILED, describe_status
 from engine.process.inheritance import die_with_parent, take_no_input

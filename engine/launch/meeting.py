@@ -19,9 +19,9 @@ from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.links.listener import LinkListener, bound_at
 from engine.links.secret import Secret, read_secret
 from engine.pipeline.progress import Phase, StageProgress
+from engine.placement.messages import StageOrder
 from engine.placement.ray_order import RAY, RayOrder, become_driver, require_ray
 from engine.placement.rendezvous import Rendezvous
-from engine.placement.stage_order import StageOrder
 from engine.process.control import Gathering
 from engine.process.private_dir import SECRET_FILE, PrivateDir
 from engine.settings import ServerSettings

@@ -20,7 +20,7 @@ import msgspec
 
 from engine.errors import StartupError
 from engine.frames import decoder_of
-from engine.placement.stage_order import StageOrder
+from engine.placement.messages import StageOrder
 from engine.process.control import Gathering, Serving
 from engine.process.death import read_death_report
 from engine.settings import REVEAL_KEYS, ServerSettings

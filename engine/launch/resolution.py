@@ -1,14 +1,16 @@
 """What is served, as far as it shows before any process is forked: settings, the model's facts, limits.
 
-Refuses what cannot be served. It reads files and measures memory; it starts and computes nothing.
+Refuses what cannot be served, with too few open files too. It reads files and measures memory; it starts nothing.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import resource
 from pathlib import Path
 
 from engine.config import embedded_seed, loras_of, require_lora_names
+from engine.errors import StartupError
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.output_files import require_writable
 from engine.settings import ServerSettings
@@ -65,3 +67,25 @@ def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limit
     if settings.max_total_tokens is not None:
         require_memory(settings, facts, limits)
     return settings, facts, limits
+
+
+# Imports, sockets between processes and the listener took 20 at the most in one process; the rest is for clients.
+LEAST_FOR_A_PROCESS = 64
+# The scheduler has a socket to each stage, and one on which it listens for it; the supervisor a pipe.
+FOR_A_STAGE = 2
+
+
+def least_descriptors(pp_size: int) -> int:
+    """Files that each process of a server must be able to open."""
+    return LEAST_FOR_A_PROCESS + FOR_A_STAGE * pp_size
+
+
+def require_descriptors(pp_size: int) -> None:
+    """Raise StartupError when this process, and so its children, may open too few files."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = least_descriptors(pp_size)
+    if limit != resource.RLIM_INFINITY and limit < least:
+        raise StartupError(
+            f"a server of {pp_size} stages must be able to open {least} files in each process, the limit is {limit}; "
+            f"raise it, with `ulimit -n {least}` or more"
+        )

@@ -21,12 +21,11 @@ from engine.errors import EngineError, StartupError
 from engine.interruption import EXIT_INTERRUPTED
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import Child, fork_child
-from engine.launch.descriptors import require_descriptors
 from engine.launch.first_death import first_death, is_cause
 from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.listener import base_url, bind_listener
 from engine.launch.meeting import Meeting, MeetingPlace
-from engine.launch.resolution import openvino_is_likely, refuse_early, resolve
+from engine.launch.resolution import openvino_is_likely, refuse_early, require_descriptors, resolve
 from engine.limits import Limits, ModelFacts
 from engine.output_files import keep_private
 from engine.pipeline.stage_process import run_stage_process

@@ -1,14 +1,18 @@
-"""Pages of mapped files that this process has read: where they are, and giving them back to the system.
+"""Memory given back to the system: pages of mapped files that this process has read, and garbage.
 
-Owns no file. What is given back is read from its file again when it is needed.
+Owns no file. What is given back of one is read from it again when it is needed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 # Addresses and lengths.
 Places = list[tuple[int, int]]
@@ -38,3 +42,39 @@ def forget_pages(places: Places) -> None:
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for first, size in places:
         advise(first, size, mmap.MADV_DONTNEED)
+
+
+# A second of packing reads a gigabyte or less.
+_INTERVAL_S: Final = 0.02
+
+
+def give_back_garbage() -> None:
+    """Collect what is unreachable, and hand its memory over: allocators keep what large conversions have freed."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@contextmanager
+def read_pages_given_back(file: Path | None) -> Iterator[None]:
+    """For the length of a block, and at its end, give back what this process has read of a file that is mapped.
+
+    Weights are packed anew when a graph is compiled and first computed, and are read from there afterwards; without
+    this the process would hold both by then.
+    """
+    places = [] if file is None else mapped_places([file])
+    over = threading.Event()
+
+    def give_back() -> None:
+        while not over.wait(_INTERVAL_S):
+            forget_pages(places)
+
+    thread = threading.Thread(target=give_back, name="given-back", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        forget_pages(places)

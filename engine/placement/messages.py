@@ -118,3 +118,24 @@ ToAgent = Refused | Assigned | Begin | SendSignal | Pulse | Serving | ProcessDie
 # Each raises BadFrameError for anything else.
 decode_agent_message: Callable[[bytes], AgentMessage] = decoder_of(AgentMessage)
 decode_to_agent: Callable[[bytes], ToAgent] = decoder_of(ToAgent)
+
+
+class StageOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent of a stage is started with, whoever starts it: a person, Ray, or a harness.
+
+    ``join`` is where the server listens; without ``stage`` the agent gets a number that is free.
+
+    ``listen`` is where the stage before connects, unless said the interface by which the server was reached;
+    ``advertise`` is what others are told instead. ``model`` is the checkpoint's path here, if it is another one than on
+    the server. ``node`` is the name of this machine in causes, its host name if empty, and ``address`` its address in
+    its cluster. ``timeout_s`` bounds the wait for a server that is not there yet.
+    """
+
+    join: Endpoint
+    stage: int | None = None
+    listen: Endpoint | None = None
+    advertise: Endpoint | None = None
+    model: str = ""
+    node: str = ""
+    address: str = ""
+    timeout_s: float = 600.0

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from engine import __version__
-from engine.placement.stage_order import StageOrder
+from engine.placement.messages import StageOrder
 
 # A layer above this one, in a process of its own.
 CHILD_MODULE: Final = "engine.launch.agent"

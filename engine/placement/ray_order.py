@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from engine.errors import ConfigError
-from engine.placement.stage_order import StageOrder
+from engine.placement.messages import StageOrder
 from engine.process.control import Control
 
 # The driver's process is named so.

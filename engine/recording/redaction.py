@@ -14,8 +14,7 @@ from typing import Final
 import msgspec
 
 from engine.messages import Completion, Event, Generate, Grammar, PromptLogprob, SamplingParams, TokenOutput
-from engine.recording.checkpoint import Checkpoint
-from engine.recording.snapshot import TreeSnapshot
+from engine.recording.checkpoint import Checkpoint, TreeSnapshot
 from engine.scheduler.ports import StepResult
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler

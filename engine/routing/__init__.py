@@ -5,9 +5,8 @@ Owns what a router knows of its replicas. Never asks a replica: its caller repor
 
 from __future__ import annotations
 
-from engine.routing.chunks import MAX_CHUNKS, chunk_hashes
 from engine.routing.fleet import Fleet, ReplicaLoad
-from engine.routing.index import PrefixIndex
+from engine.routing.index import MAX_CHUNKS, PrefixIndex, chunk_hashes
 from engine.routing.policy import Choice, Refused, Rules, choose
 from engine.routing.router import PrefixRouter, Ticket
 

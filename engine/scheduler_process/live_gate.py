@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import zmq
 
+from engine.clock import Clock
 from engine.errors import ProcessDiedError
+from engine.integrity import audit
 from engine.messages import Event, PipelineEvent, PipelineFailed
 from engine.plan import Microbatch
 from engine.process.control import STAGE_PREFIX, Dying, ProcessDied, Serving, Shutdown
 from engine.scheduler.ports import Step, StepResult
+from engine.scheduler.scheduler import Scheduler
 from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.idle_audit import IdleAudit
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
 from engine.scheduler_process.step_watch import StepWatch
 
@@ -208,3 +210,26 @@ class LiveGate:
 
 def _sooner(one: float | None, other: float | None) -> float | None:
     return other if one is None else one if other is None else min(one, other)
+
+
+# An audit costs 2 to 4 us a node of the prefix tree: half a millisecond with a cache of 1,000 pages, 20 with 16,000. A
+# message that arrives in that moment waits for it, so there is one a minute at most.
+AUDIT_INTERVAL_S: Final = 60.0
+
+
+class IdleAudit:
+    """The audit of an engine in production, before a wait: it wakes no one and changes nothing."""
+
+    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._last = -math.inf
+
+    def look(self) -> None:
+        """Audit an engine that is fully idle, unless that was done a moment ago. Raises IntegrityError."""
+        if not self._scheduler.is_fully_idle:
+            return
+        now = self._clock.now()
+        if now - self._last >= AUDIT_INTERVAL_S:
+            self._last = now
+            audit(self._scheduler)

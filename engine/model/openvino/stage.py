@@ -20,12 +20,12 @@ from engine.config import EngineConfig
 from engine.errors import OpenVINOError, StepFailedError
 from engine.limits import Limits
 from engine.model.batch import Batch, require_hidden
+from engine.model.file_pages import give_back_garbage, read_pages_given_back
 from engine.model.kv_pool import KVPool
 from engine.model.lora import StageLoras
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.kept import compiled_graph
-from engine.model.openvino.memory import give_back_garbage, read_pages_given_back
 from engine.model.openvino.paging import StageGraph
 from engine.model.openvino.threads import stage_threads
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from resident_pages import resident_kib
 
-from engine.model.openvino.memory import give_back_garbage, read_pages_given_back
+from engine.model.file_pages import give_back_garbage, read_pages_given_back
 
 PAGES = 64
 PATIENCE_S = 10.0

@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.placement.stage_order import StageOrder
+from engine.placement.messages import StageOrder
 from engine.process.control import Gathering
 from engine.settings import ServerSettings
 

@@ -23,9 +23,9 @@ from engine import __version__
 from engine.errors import ConfigError, PlacementError
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.placement import ray_actor, ray_driver
+from engine.placement.messages import StageOrder
 from engine.placement.ray_actor import Place, StageHost
 from engine.placement.ray_order import RayOrder, ray_defaults, require_ray
-from engine.placement.stage_order import StageOrder
 from engine.process.control import Control, Shutdown
 from engine.settings import ServerSettings
 

@@ -9,7 +9,7 @@ from engine.errors import IntegrityError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Generate, SamplingParams
 from engine.scheduler import Scheduler
-from engine.scheduler_process.idle_audit import AUDIT_INTERVAL_S, IdleAudit
+from engine.scheduler_process.live_gate import AUDIT_INTERVAL_S, IdleAudit
 from scripted.core.clock import VirtualClock
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.links.endpoint import Endpoint
-from engine.placement.stage_order import StageOrder
+from engine.placement.messages import StageOrder
 from scripted.adapters.lockstep.server.links import LOOPBACK, Route
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.relay import Relay
