@@ -8,14 +8,16 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from engine.errors import EngineError
 from engine.output_files import print_every_character, require_writable, told_of, write_output
 from scripted.adapters.lockstep.bugs import UnknownMutant
+from scripted.cli.console import ADAPTER_OPTION
 from scripted.cli.search import add_commands
+from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 
 __all__ = ["app", "main"]
@@ -24,8 +26,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 DEFAULT_PAGE = Path("out/flush_race.html")
 DEFAULT_PP_SIZE = 4
-DEFAULT_ASYNC_DEPTH = 2
-DEFAULT_CHUNK_TOKENS = 64
+# Of the engine's own scheduler: results stay away for a few steps, and a prompt comes in parts.
+SHELL_DEFAULTS = {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size": "64"}
 
 app = typer.Typer(
     name="scripted",
@@ -158,35 +160,39 @@ def new(
 
 @app.command()
 def shell(
-    pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
-    async_depth: Annotated[int, typer.Option(help="microbatches in flight beyond one a stage")] = DEFAULT_ASYNC_DEPTH,
-    chunk: Annotated[int, typer.Option(help="tokens of a prompt in one part")] = DEFAULT_CHUNK_TOKENS,
+    pp_size: Annotated[int | None, typer.Option(help="pipeline stages; lockstep's default: 4")] = None,
+    async_depth: Annotated[
+        int | None, typer.Option(help="microbatches in flight beyond one a stage; lockstep's default: 2")
+    ] = None,
+    chunk: Annotated[int | None, typer.Option(help="tokens of a prompt in one part; lockstep's default: 64")] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="any other field of the configuration")
     ] = None,
     tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the adapter on")] = None,
+    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
-    """Debug the scheduler by hand, step by step. A session can be read: scripted shell < session.txt."""
-    from engine.config import EngineConfig
-    from scripted.adapters.lockstep.bugs import mutant_named
+    """Debug a scheduler by hand, step by step. A session can be read: scripted shell < session.txt."""
     from scripted.cli.single_run import console
     from scripted.shell import DebugSession, FilePrompt, TerminalPrompt
 
     if tier is not Tier.SIM:
         _refuse("the shell runs in the sim tier only; save the session and run its file with pytest --tier server")
-    if mutant is not None:
-        mutant_named(mutant)
-    fields: dict[str, Any] = {"pp_size": pp_size, "pp_async_depth": async_depth, "chunked_prefill_size": chunk}
+    known = adapter_named(adapter)
+    with known.switched_on(mutant):
+        pass  # An unknown name is refused before anything runs.
+    given = {"pp_size": pp_size, "pp_async_depth": async_depth, "chunked_prefill_size": chunk}
+    fields = {name: str(value) for name, value in given.items() if value is not None}
+    if adapter == OWN:
+        fields = SHELL_DEFAULTS | fields
     for pair in setting or ():
         name, separator, value = pair.partition("=")
         if not separator:
             _refuse(f"--set takes FIELD=VALUE, got {pair!r}; write --set page_size=4")
         fields[name] = value
-    config = EngineConfig(**fields)
     interactive = sys.stdin.isatty()
     prompt = TerminalPrompt() if interactive else FilePrompt(sys.stdin, typer.echo)
-    session = DebugSession(config, prompt, console, mutant=mutant)
+    session = DebugSession(known, known.read_config(fields), prompt, console, mutant=mutant)
     if not session.run() or (session.refused and not interactive):
         raise typer.Exit(EXIT_FAILED)
 

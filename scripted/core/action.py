@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import msgspec
 
 from scripted.core.clock import VirtualClock
-from scripted.core.shell_words import ShellWord
 from scripted.core.verb import Verb
 
 __all__ = ["Action", "RunLike", "SearchBase", "smaller_requests", "verb", "verbs_of"]
@@ -108,8 +107,9 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     becomes, if it becomes one, and ``phrase`` what a report calls it.
     ``is_start``: it begins the request of its ``rid``. ``is_control``: it acts on the world and not on the scheduler,
     before the completions of its step are taken. ``is_extra``: a search adds one with its default values.
-    ``is_strict``: its verb refuses to act on nothing. ``shell_words`` are typed in the shell. ``search_turn`` orders
-    what a search tries at one step; equal ones are tried in the order of their definition.
+    ``is_strict``: its verb refuses to act on nothing. ``shell_words`` are short words that the shell has for verbs; it
+    knows any other verb by its name. ``search_turn`` orders what a search tries at one step; equal ones are tried in
+    the order of their definition.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
@@ -119,7 +119,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     is_control: ClassVar[bool] = False
     is_extra: ClassVar[bool] = False
     is_strict: ClassVar[bool] = False
-    shell_words: ClassVar[tuple[ShellWord, ...]] = ()
+    shell_words: ClassVar[Mapping[str, str]] = {}
     search_turn: ClassVar[int] = 0
 
     @property

@@ -6,14 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from scripted.core.action import Action, RunLike, SearchBase, verb
-from scripted.core.shell_words import ShellWord, alone, numbered, seconds
 from scripted.core.verb import Verb
 
 __all__ = ["AdvanceClock", "HoldResults", "ReleaseResults"]
-
-
-def _read_advance(words: list[str]) -> Verb:
-    return Verb("clock.advance", seconds("advance", words))
 
 
 class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold"):
@@ -22,7 +17,7 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
     examples: ClassVar = ("hold",)
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (alone("hold", "keep results back", "hold_results"),)
+    shell_words: ClassVar = {"hold": "hold_results"}
 
     @staticmethod
     @verb
@@ -48,9 +43,7 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     examples: ClassVar = ("release", "release count=2")
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (
-        numbered("release", "[N]", "let the oldest N held results, or all, through", "release_results"),
-    )
+    shell_words: ClassVar = {"release": "release_results"}
 
     @staticmethod
     @verb
@@ -76,7 +69,7 @@ class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
 
     examples: ClassVar = ("advance seconds=1.5",)
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (ShellWord("advance", "SECONDS", "move virtual time", _read_advance),)
+    shell_words: ClassVar = {"advance": "clock.advance"}
 
     def apply(self, run: RunLike) -> None:
         run.clock.advance(self.seconds)

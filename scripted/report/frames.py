@@ -77,9 +77,11 @@ def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
     return tuple(frame for frame in frames if not Path(frame.file).is_relative_to(_HARNESS))
 
 
-def definition_of(code: types.CodeType) -> Frame:
-    """Where a script begins: the line to show when none of its own is to blame."""
-    return Frame(code.co_filename, code.co_firstlineno, code.co_name, _definition_line(code))
+def definition_of(code: types.CodeType) -> tuple[Frame, ...]:
+    """Where a script begins: the line to show when none of its own is to blame; none for a script of the harness."""
+    if Path(code.co_filename).is_relative_to(_HARNESS):
+        return ()
+    return (Frame(code.co_filename, code.co_firstlineno, code.co_name, _definition_line(code)),)
 
 
 def _definition_line(code: types.CodeType) -> str:

@@ -51,10 +51,10 @@ def step_table(log: StepLog, *, last: int | None = None, around: int | None = No
 
 
 def render_text(renderable: RenderableType, width: int) -> str:
-    """Anything that rich can print, as plain text of at most ``width`` columns, without colours or trailing blanks."""
+    """Anything that rich can print, as plain text of at most ``width`` columns, without colours or blanks around it."""
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False).print(renderable)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
 def _collapsed(rows: list[tuple[ShownStep, list[Text]]]) -> list[tuple[ShownStep, list[Text]]]:

@@ -32,7 +32,8 @@ def with_verbs(actions: Iterable[type[Action]]) -> Callable[[type[_Context]], ty
     """Gives a class of ``t`` the verbs of these actions as its methods."""
 
     def decorate(context: type[_Context]) -> type[_Context]:
-        for action in actions:
+        context.actions = tuple(actions)
+        for action in context.actions:
             for name, verb in verbs_of(action).items():
                 setattr(context, name, verb)
         return context
@@ -54,6 +55,8 @@ class BaseContext(Asked):
     script has to see; if there are any, it can name no others. ``run`` is for verbs: the run that the script drives.
     """
 
+    # Those whose verbs it has.
+    actions: ClassVar[tuple[type[Action], ...]] = ()
     _loose_end_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, run: Any, *, rid_prefix: str = "scripted", must_reach: Sequence[str] = ()) -> None:

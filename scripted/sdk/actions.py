@@ -67,6 +67,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = ("start b prompt=20 new=3", "start b prompt=40 seed=1 priority=1 stop=7")
+    shell_words: ClassVar = {"start": "start_req"}
 
     @staticmethod
     @verb
@@ -204,6 +205,7 @@ class FlushPrefixes(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     force: bool = False
 
     examples: ClassVar = ("flush", "flush force=True")
+    shell_words: ClassVar = {"flush": "flush_cache"}
 
     @staticmethod
     @verb
@@ -243,6 +245,7 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
     mode: str
 
     examples: ClassVar = ("pause mode=keep",)
+    shell_words: ClassVar = {"pause": "pause_generation"}
 
     @staticmethod
     @verb
@@ -279,6 +282,7 @@ class ResumeAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="cont
     """A pause ends."""
 
     examples: ClassVar = ("continue",)
+    shell_words: ClassVar = {"continue": "continue_generation"}
 
     @staticmethod
     @verb
@@ -308,6 +312,7 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
     examples: ClassVar = ("fail",)
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
+    shell_words: ClassVar = {"fail": "fail_next_step"}
 
     @staticmethod
     @verb

@@ -1,6 +1,7 @@
-"""``scripted shell``: a debugger for the scheduler, in the sim tier.
+"""``scripted shell``: a debugger for a scheduler of any adapter, in this process.
 
-A session is a list of statements of a script, each run as it is typed; undo runs all but the last ones on a new engine.
+A session is a list of statements of a script, each run as it is typed; undo runs all but the last ones on a new
+scheduler.
 """
 
 from scripted.shell.debug_session import DebugSession

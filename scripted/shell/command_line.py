@@ -9,42 +9,42 @@ import ast
 import builtins
 import keyword
 import shlex
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from scripted.adapters.lockstep.actions import (
-    Action,
-    AdministrativeCall,
-    DisconnectClient,
-    StartRequest,
-    Verb,
-    all_actions,
-)
-from scripted.core.action import verbs_of
+from scripted.core.phrases import nearest
 from scripted.core.refusals import BadCommand
-from scripted.core.shell_words import ShellWord, only, whole
+from scripted.core.verb import Verb
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
+from scripted.shell.words import Word
 
-__all__ = ["HELP", "Command", "Look", "Save", "Show", "Undo", "read_command"]
+__all__ = ["OWN_WORDS", "Command", "Look", "Save", "Show", "Undo", "help_text", "read_command"]
 
 MAX_STEPS_PER_COMMAND: Final = 10_000
+# The prompt of a request that is started without one.
+DEFAULT_PROMPT_TOKENS: Final = 16
 DEFAULT_HISTORY_STEPS: Final = 12
-_HELP_TOP: Final = """\
-step [N]              run one step, or N
-until EXPR            run steps until a Python expression holds: over t, state (t.state), requests, calls"""
-_HELP_END: Final = """\
-show EXPR             the value of a Python expression over the same names
-state, requests       tables of the engine and of the requests
-history [N]           the last steps
-script                the session as lines of script
-undo [N]              take the last commands back: all others run again on a new engine
-save FILE             write the session as a pytest file that passes
-help, quit"""
-_HELP_COLUMNS: Final = 22
-_NAMES_OF_VERBS: Final = frozenset(name for action in all_actions() for name in verbs_of(action)) | {"warmup_radix"}
+_HELP_TOP: Final = {
+    "step [N]": "run one step, or N",
+    "until EXPR": "run steps until a Python expression holds: over t, state (t.state), requests, calls",
+}
+_HELP_END: Final = {
+    "show EXPR": "the value of a Python expression over the same names",
+    "state, requests": "tables of the scheduler and of the requests",
+    "history [N]": "the last steps",
+    "script": "the session as lines of script",
+    "undo [N]": "take the last commands back: all others run again on a new scheduler",
+    "save FILE": "write the session as a pytest file that passes",
+    "help [WORD]": "this, or all that a word takes",
+    "quit": "leave; the scheduler drains first",
+}
+_HELP_INDENT: Final = 24
+_HELP_WIDTH: Final = 118
+_PROMPTS: Final = ("prompt_len", "prompt_ids", "text")
 
 
 class Show(StrEnum):
@@ -61,11 +61,15 @@ class Show(StrEnum):
 
 @dataclass(frozen=True)
 class Look:
-    """Show something; ``count`` rows of a history, or the value of ``expression``. Leaving is the last look."""
+    """Show something; ``count`` rows of a history, or the value of ``expression``, or the help of ``word``.
+
+    Leaving is the last look.
+    """
 
     what: Show
     count: int = DEFAULT_HISTORY_STEPS
     expression: str = ""
+    word: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,39 +89,42 @@ class Save:
 Command = Statement | Look | Undo | Save
 
 
-def read_command(line: str, before: Sequence[Statement]) -> Command:
+def read_command(line: str, before: Sequence[Statement], words: Mapping[str, Word]) -> Command:
     """What a line that is not empty says; ``before`` are the statements so far. Raises BadCommand, with the remedy."""
     word, _, rest = line.strip().partition(" ")
     if word == "until":
-        return RunUntil(_expression(word, rest))
+        return RunUntil(_expression(word, rest, words))
     if word == Show.VALUE:
-        return Look(Show.VALUE, expression=_expression(word, rest))
+        return Look(Show.VALUE, expression=_expression(word, rest, words))
     try:
-        words = shlex.split(rest)
+        given = shlex.split(rest)
     except ValueError as exc:
         raise BadCommand(f"{line.strip()!r} has a quote that does not end: {exc}") from exc
+    if word == Show.HELP:
+        return _help_of(given, words)
     if word in _READERS:
-        return _READERS[word](words)
-    if word in _VERBS:
-        action, known = _VERBS[word]
-        return _statement(known.read(words), action, before)
-    raise BadCommand(f"there is no command {word!r}; help lists them")
+        return _READERS[word](given)
+    if word in words:
+        return _statement(words[word], given, before)
+    raise BadCommand(f"there is no command {word!r}{nearest(word, [*OWN_WORDS, *words])}; help lists them")
 
 
-def _statement(verb: Verb, action: type[Action], before: Sequence[Statement]) -> VerbCall:
+def _statement(word: Word, given: list[str], before: Sequence[Statement]) -> VerbCall:
     """A verb as a line of the session: what it returns has a name if a script can ask it for something."""
-    if action is StartRequest:
-        return _start(verb, before)
-    if action is DisconnectClient:
-        _rid(verb.arguments[0].text)
-    return VerbCall(str(verb), _call_name(before) if issubclass(action, AdministrativeCall) else None)
+    rids = [statement.rid for statement in before if isinstance(statement, VerbCall) and statement.rid is not None]
+    verb = word.read(given, rids)
+    if word.is_start:
+        return _start(verb, word, rids)
+    return VerbCall(str(verb), _call_name(before) if word.is_call else None)
 
 
-def _start(verb: Verb, before: Sequence[Statement]) -> VerbCall:
-    taken = {statement.rid for statement in before if isinstance(statement, VerbCall) and statement.rid is not None}
+def _start(verb: Verb, word: Word, taken: Sequence[str]) -> VerbCall:
     free = next(f"r{number}" for number in range(1, len(taken) + 2) if f"r{number}" not in taken)
-    rid = _rid(verb.keywords.get("rid", free))
-    return VerbCall(str(Verb(verb.name, **{"rid": rid} | verb.keywords)), rid, rid)
+    given = dict(verb.keywords)
+    rid = _rid(str(given.pop("rid", free)))
+    if word.signature.parameters.keys() >= {*_PROMPTS} and given.keys().isdisjoint(_PROMPTS):
+        given = {"prompt_len": DEFAULT_PROMPT_TOKENS} | given
+    return VerbCall(str(Verb(verb.name, *verb.arguments, rid=rid, **given)), rid, rid)
 
 
 def _rid(rid: str) -> str:
@@ -131,13 +138,15 @@ def _rid(rid: str) -> str:
     return rid
 
 
-def _expression(word: str, text: str) -> str:
+def _expression(word: str, text: str, words: Mapping[str, Word]) -> str:
     """The expression as it stands in a script, where the state is ``t.state``; it only looks."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as exc:
         raise BadCommand(f"{word} takes a Python expression, got {text.strip()!r}: {exc.msg}") from exc
-    if any(isinstance(node, _ACTS) or _is_verb(node) for node in ast.walk(tree)):
+    # What a verb does would be in no script and could not be undone.
+    verbs = {f"t.{known.path}" for known in words.values()}
+    if any(isinstance(node, _ACTS) or _is_one_of(verbs, node) for node in ast.walk(tree)):
         raise BadCommand(f"{word} takes an expression that only looks, got {text.strip()!r}")
     return ast.unparse(_StateOfT().visit(tree))
 
@@ -145,9 +154,8 @@ def _expression(word: str, text: str) -> str:
 _ACTS: Final = (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)
 
 
-def _is_verb(node: ast.AST) -> bool:
-    """``t.flush_cache`` and the like: what it does would be in no script and could not be undone."""
-    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "t" and node.attr in _NAMES_OF_VERBS
+def _is_one_of(verbs: set[str], node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in verbs
 
 
 class _StateOfT(ast.NodeTransformer):
@@ -185,7 +193,7 @@ def _history(words: list[str]) -> Look:
 
 
 def _save(words: list[str]) -> Save:
-    path = Path(only("save", words, "a file"))
+    path = Path(_only("save", words, "a file"))
     if path.suffix != ".py" or not path.name.startswith("test_") or not path.stem.isidentifier():
         raise BadCommand(f"save takes a file that pytest finds, test_<name>.py, got {str(path)!r}")
     return Save(path)
@@ -200,29 +208,50 @@ def _look(what: Show) -> Callable[[list[str]], Look]:
     return read
 
 
+def _help_of(given: list[str], words: Mapping[str, Word]) -> Look:
+    word = _only("help", given, "one word, or none") if given else ""
+    if word and word not in words:
+        raise BadCommand(f"help takes a word of the scheduler, got {word!r}{nearest(word, words)}; help lists them")
+    return Look(Show.HELP, word=word)
+
+
+def _only(word: str, words: list[str], what: str) -> str:
+    """The one word that there is. Raises BadCommand."""
+    if len(words) != 1:
+        raise BadCommand(f"{word} takes {what}, got {' '.join(words) or 'nothing'}")
+    return words[0]
+
+
 def _count(word: str, words: list[str], default: int) -> int:
-    return whole(word, only(word, words, "a whole number")) if words else default
+    if not words:
+        return default
+    text = _only(word, words, "a whole number")
+    try:
+        return int(text)
+    except ValueError as exc:
+        raise BadCommand(f"{word} takes a whole number, got {text!r}") from exc
 
 
-_LOOKS: Final[dict[str, Callable[[list[str]], Command]]] = {
-    show.value: _look(show) for show in Show if show not in (Show.HISTORY, Show.VALUE)
-}
 _READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
-    **_LOOKS,
+    **{show.value: _look(show) for show in (Show.STATE, Show.REQUESTS, Show.SCRIPT, Show.QUIT)},
     "step": _step,
     "undo": _undo,
     "save": _save,
     "history": _history,
 }
-_VERBS: Final[dict[str, tuple[type[Action], ShellWord]]] = {
-    known.word: (action, known) for action in all_actions() for known in action.shell_words
-}
+OWN_WORDS: Final = (*_READERS, "until", "show", "help")
 
 
-def _help() -> str:
-    verbs = (known for _, known in _VERBS.values())
-    lines = (f"{f'{known.word} {known.takes}':{_HELP_COLUMNS}}{known.meaning}" for known in verbs)
-    return "\n".join([_HELP_TOP, *lines, _HELP_END])
+def help_text(words: Mapping[str, Word]) -> str:
+    """All words with what they mean; what begins a request comes first."""
+    ordered = sorted(words.values(), key=lambda word: not word.is_start)
+    verbs = {f"{word.text} {word.takes}".rstrip(): word.meaning for word in ordered}
+    return "\n".join(_help_line(takes, meaning) for takes, meaning in (_HELP_TOP | verbs | _HELP_END).items())
 
 
-HELP: Final = _help()
+def _help_line(takes: str, meaning: str) -> str:
+    """In two columns; a long first one has the second below it."""
+    indent = " " * _HELP_INDENT
+    if len(takes) >= _HELP_INDENT:
+        return f"{takes}\n{textwrap.fill(meaning, _HELP_WIDTH, initial_indent=indent, subsequent_indent=indent)}"
+    return textwrap.fill(f"{takes:{_HELP_INDENT - 1}} {meaning}", _HELP_WIDTH, subsequent_indent=indent)

@@ -1,36 +1,36 @@
 """A debugging session: statements run as they come, in a script that waits for its next line between two steps.
 
 Owns the list of statements, which is all that a session is: undo and a death end the run, and the list runs again on
-a new engine. Never touches the engine but through ``t``.
+a new scheduler. Never touches the scheduler but through ``t``.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.live import Live
 
-from engine.config import EngineConfig
-from scripted.adapters.lockstep.script.context import ScriptContext
-from scripted.adapters.lockstep.sim.runner import ScriptedSim
-from scripted.adapters.lockstep.step_words import log_of
-from scripted.core.phrases import printable
+from scripted.core.phrases import plural, printable
+from scripted.core.protocol import Adapter, ScriptEnded
 from scripted.core.refusals import BadCommand, ScriptDefinitionError
 from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptError
 from scripted.report.failure import FailureReport
+from scripted.report.step_log import StepLog
 from scripted.report.table import render_text, step_table
+from scripted.script.context import BaseContext
 from scripted.script.handles import BaseRequest
 from scripted.script.options import ScriptOptions
 from scripted.script.wait import Steps
-from scripted.shell.command_line import HELP, Command, Look, Save, Show, Undo, read_command
+from scripted.shell.command_line import Command, Look, Save, Show, Undo, help_text, read_command
 from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session
 from scripted.shell.statements import Names, Statement, lines_of, value_of
+from scripted.shell.words import Word, words_of
 
 __all__ = ["DebugSession"]
 
@@ -41,15 +41,19 @@ TABLE_WIDTH_COLUMNS: Final = 118
 
 
 class _RunAgain(BadCall):
-    """Ends a run so that the statements, changed, run again on a new engine."""
+    """Ends a run so that the statements, changed, run again on a new scheduler."""
 
 
 class DebugSession:
-    """Reads lines and does what they say; ``mutant`` switches a bug of the gallery on."""
+    """Reads lines and does what they say to a scheduler of this adapter; ``mutant`` switches a bug of it on."""
 
-    def __init__(self, config: EngineConfig, prompt: Prompt, console: Console, *, mutant: str | None = None) -> None:
+    def __init__(
+        self, adapter: Adapter, config: Any, prompt: Prompt, console: Console, *, mutant: str | None = None
+    ) -> None:
         self.statements: list[Statement] = []
+        self.words: Mapping[str, Word] = {}
         self.refused = 0
+        self._adapter = adapter
         self._config = config
         self._prompt = prompt
         self._console = console
@@ -58,31 +62,33 @@ class DebugSession:
         self._saving: Path | None = None
 
     def run(self) -> bool:
-        """Run until the input ends or quits; True when the engine then drained and every check held."""
-        sim = ScriptedSim(self._config, mutant=self._mutant)
+        """Run until the input ends or quits; True when the scheduler then drained and every check held."""
         options = ScriptOptions(
-            timeout_s=SESSION_TIMEOUT_S, max_steps=SESSION_MAX_STEPS, check_every_step=self._mutant is None
+            timeout_s=SESSION_TIMEOUT_S,
+            max_steps=SESSION_MAX_STEPS,
+            check_every_step=self._mutant is None,
+            record=True,
         )
         while not self._left:
             try:
-                done = sim.run(self._script, options=options)
+                done = self._adapter.run_script(
+                    self._script, {}, config=self._config, options=options, mutant=self._mutant
+                )
             except ScriptError as exc:
                 if not isinstance(exc.__cause__, _RunAgain):
                     self._say(exc.report.render())
-                    self._after_death(_of_the_engine(exc))
+                    self._after_death(exc.report)
                 self._save()
             else:
-                self._say(
-                    f"the engine drained and every check held: {done.steps} steps, digest {done.digest}, "
-                    f"{done.compared} outputs compared"
-                )
+                self._say(_verdict(done))
                 return True
         return False
 
     # -- the script --
 
-    def _script(self, t: ScriptContext) -> Steps:
+    def _script(self, t: BaseContext) -> Steps:
         """Catch up with the statements so far, then go on with each line until the input ends."""
+        self.words = words_of(t)
         names: Names = {"t": t}
         for statement in tuple(self.statements):
             yield from statement.perform(names)
@@ -95,7 +101,7 @@ class DebugSession:
                 yield from self._go(command, t, names)
         self._left = True
 
-    def _go(self, statement: Statement, t: ScriptContext, names: Names) -> Steps:
+    def _go(self, statement: Statement, t: BaseContext, names: Names) -> Steps:
         """Perform a statement and record it; when it fails, everything is as before it, by running the others again."""
         before = set(news_of(names))
         self.statements.append(statement)
@@ -116,7 +122,7 @@ class DebugSession:
         self._say(str(t.state))
 
     @contextlib.contextmanager
-    def _live(self, t: ScriptContext) -> Iterator[Callable[[], None]]:
+    def _live(self, t: BaseContext) -> Iterator[Callable[[], None]]:
         """A table that follows the steps, where a person can see it change."""
         if not self._prompt.is_interactive or not self._console.is_terminal:
             yield lambda: None
@@ -132,7 +138,7 @@ class DebugSession:
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             try:
-                command = read_command(line, self.statements)
+                command = read_command(line, self.statements, self.words)
             except BadCommand as exc:
                 self._refuse(str(exc))
                 continue
@@ -142,19 +148,21 @@ class DebugSession:
             return None if isinstance(command, Look) and command.what is Show.QUIT else command
         return None
 
-    def _look(self, look: Look, t: ScriptContext, names: Names) -> None:
+    def _look(self, look: Look, t: BaseContext, names: Names) -> None:
         if look.what is Show.STATE:
             self._say(render_text(state_table(t.state), TABLE_WIDTH_COLUMNS))
         elif look.what is Show.REQUESTS:
             handles = [value for value in names.values() if isinstance(value, BaseRequest)]
             self._say(render_text(requests_table(handles), TABLE_WIDTH_COLUMNS))
         elif look.what is Show.HISTORY:
-            table = step_table(log_of(t.history, t.scheduler.limits), last=look.count)
-            self._say(render_text(table, TABLE_WIDTH_COLUMNS))
+            self._say_history(self._adapter.as_log(t.history, self._config), look.count)
         elif look.what is Show.VALUE:
             self._show_value(look.expression, names)
         else:
-            self._say(self._text_of_show(look.what))
+            self._say(self._text_of_show(look))
+
+    def _say_history(self, log: StepLog, count: int) -> None:
+        self._say(render_text(step_table(log, last=count), TABLE_WIDTH_COLUMNS))
 
     def _show_value(self, expression: str, names: Names) -> None:
         try:
@@ -162,11 +170,15 @@ class DebugSession:
         except Exception as exc:  # noqa: BLE001 - whatever the expression raises is its answer
             self._refuse(_text_of(exc))
 
-    def _text_of_show(self, what: Show) -> str:
-        return HELP if what is Show.HELP else "\n".join(lines_of(self.statements)) or "nothing yet"
+    def _text_of_show(self, look: Look) -> str:
+        if look.word:
+            return self.words[look.word].help
+        return (
+            help_text(self.words) if look.what is Show.HELP else "\n".join(lines_of(self.statements)) or "nothing yet"
+        )
 
     def _change(self, command: Undo | Save) -> None:
-        """Note what to do, and end the run: nothing else may run in the engine while it is done."""
+        """Note what to do, and end the run: nothing else may run in the scheduler while it is done."""
         if isinstance(command, Undo):
             undone = self.statements[-command.count :]
             del self.statements[-command.count :]
@@ -180,7 +192,7 @@ class DebugSession:
         if path is None:
             return
         try:
-            save_session(path, self._config, self.statements, mutant=self._mutant)
+            save_session(path, self._adapter, self._config, self.statements, mutant=self._mutant)
         except (ScriptDefinitionError, OSError) as exc:
             self._refuse(str(exc))
         else:
@@ -189,16 +201,16 @@ class DebugSession:
     # -- after a death --
 
     def _after_death(self, report: FailureReport) -> None:
-        """The engine has died: only looking back, undo, save and quit are possible now."""
+        """The scheduler has died: only looking back, undo, save and quit are possible now."""
         if self._left:
             return
-        self._say("The engine is dead. undo takes the last command back; history, script, save, help and quit work.")
+        self._say("The scheduler is dead. undo takes the last command back; history, script, save, help and quit work.")
         while (command := self._next_command("dead> ")) is not None:
             if isinstance(command, Look) and command.what is Show.HISTORY:
-                assert report.log is not None, "an engine that has died had steps"
-                self._say(render_text(step_table(report.log, last=command.count), TABLE_WIDTH_COLUMNS))
+                assert report.log is not None, "a scheduler that has died had steps"
+                self._say_history(report.log, command.count)
             elif isinstance(command, Look) and command.what in (Show.HELP, Show.SCRIPT):
-                self._say(self._text_of_show(command.what))
+                self._say(self._text_of_show(command))
             elif isinstance(command, Save):
                 self._saving = command.path
                 self._save()
@@ -207,7 +219,7 @@ class DebugSession:
                     self._change(command)
                 return
             else:
-                self._refuse("the engine is dead; undo first")
+                self._refuse("the scheduler is dead; undo first")
         self._left = True
 
     def _refuse(self, why: str) -> None:
@@ -223,6 +235,7 @@ def _text_of(exc: Exception) -> str:
     return str(exc) if isinstance(exc, (BadCall, BudgetSpent, RequestRefused)) else f"{type(exc).__name__}: {exc}"
 
 
-def _of_the_engine(error: ScriptError) -> FailureReport:
-    assert isinstance(error.report, FailureReport), f"not a script of the engine: {error.report}"
-    return error.report
+def _verdict(done: ScriptEnded) -> str:
+    digest = f", digest {done.log.steps[-1].digest}" if done.log.steps else ""
+    compared = plural(done.counts()["compared"], "output")
+    return f"the scheduler drained and every check held: {plural(done.steps, 'step')}{digest}, {compared} compared"

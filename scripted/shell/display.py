@@ -1,11 +1,12 @@
-"""What the shell shows: the engine and its requests as tables, and what the clients were told.
+"""What the shell shows: a scheduler and its requests as tables, and what the clients were told.
 
-Looks only; takes nothing from the engine that a script could not.
+Looks only; takes nothing from the scheduler that a script could not. What an adapter's own state has more is shown too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from rich.box import ASCII
 from rich.table import Table
@@ -14,14 +15,17 @@ from rich.text import Text
 from scripted.core.phrases import printable
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
-from scripted.script.state import State
+from scripted.script.state import KVState, RowState, Snapshot, State
 from scripted.shell.statements import Names
 
 __all__ = ["news_of", "requests_table", "state_table"]
 
+# What a part of the state is called in the table, where that is not its name.
+_NAMES: Final = {"kv": "pages", "tree": "prefix tree", "window": "window pages", "host": "host pages"}
+
 
 def state_table(state: State) -> Table:
-    """The engine between two steps."""
+    """The scheduler between two steps."""
     table = Table(box=ASCII, title=f"step {state.step}, {state.now:g} s", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -51,7 +55,7 @@ def news_of(names: Names) -> Iterator[str]:
                 f" ({printable(value.error)})" if value.error else ""
             )
         elif isinstance(value, Call) and value.done:
-            yield f"{name} {value.name} -> {value.status}: {printable(value.text)}"
+            yield f"{name} {value.name} -> {value.status}" + (f": {printable(value.text)}" if value.text else "")
 
 
 def _rows(state: State) -> Iterator[tuple[str, str]]:
@@ -63,10 +67,11 @@ def _rows(state: State) -> Iterator[tuple[str, str]]:
     ]
     yield "in flight", "\n".join(flights) or "-"
     yield "paused", state.paused or "no"
-    kv, rows = state.kv, state.rows
-    yield "pages", f"{kv.free} free, {kv.cached} cached, {kv.held} held ({kv.reserved} reserved) of {kv.total}"
-    yield "rows", f"{rows.free} free ({rows.reserved} reserved) of {rows.total}"
-    yield "prefix tree", f"{state.tree.nodes} nodes, {state.tree.locked_nodes} locked"
+    for name in state.__struct_fields__:
+        if isinstance(value := getattr(state, name), Snapshot):
+            yield _NAMES.get(name, name), _sizes(value)
+    if state.counts:
+        yield "counts", ", ".join(f"{name} {count}" for name, count in state.counts.items())
     words = [
         word
         for word, holds in (
@@ -77,3 +82,12 @@ def _rows(state: State) -> Iterator[tuple[str, str]]:
         if holds
     ]
     yield "so it is", ", ".join(words) or "busy"
+
+
+def _sizes(part: Snapshot) -> str:
+    if isinstance(part, KVState):
+        return f"{part.free} free, {part.cached} cached, {part.held} held ({part.reserved} reserved) of {part.total}"
+    if isinstance(part, RowState):
+        return f"{part.free} free ({part.reserved} reserved) of {part.total}"
+    sizes = ((name, getattr(part, name)) for name in part.__struct_fields__)
+    return ", ".join(f"{size} {name.replace('_', ' ')}" for name, size in sizes)

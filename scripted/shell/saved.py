@@ -1,6 +1,6 @@
 """A session as a pytest file: its statements as lines of script, and what clients had been told at its end.
 
-What is asserted comes from a run of its own on the engine as it is, so a file that is written is a file that passes.
+What is asserted comes from a run of its own on the scheduler as it is, so a file that is written is a file that passes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from engine.config import EngineConfig
-from scripted.adapters.lockstep.configs import config_values
-from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.errors import ScriptError
 from scripted.new_files import render_source, write_new
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
+from scripted.script.options import ScriptOptions
 from scripted.script.wait import Steps
 from scripted.shell.statements import Names, Statement, lines_of
 
@@ -25,24 +24,26 @@ __all__ = ["save_session"]
 _TEMPLATE: Final = Path(__file__).with_name("session.py.jinja")
 
 
-def save_session(path: Path, config: EngineConfig, statements: list[Statement], *, mutant: str | None = None) -> None:
+def save_session(
+    path: Path, adapter: Adapter, config: Any, statements: list[Statement], *, mutant: str | None = None
+) -> None:
     """Write the session as a test, ``mutant`` named as what it was found with.
 
     Raises ScriptDefinitionError when the file is there, or when the session does not pass without the mutant.
     """
     ending = _Ending(statements)
     try:
-        steps = ScriptedSim(config).run(ending.script).steps
+        steps = adapter.run_script(ending.script, {}, config=config, options=ScriptOptions(), mutant=None).steps
     except ScriptError as exc:
         raise ScriptDefinitionError(
-            f"{path} was not written: the session does not pass on the engine as it is: {exc.report.headline}"
+            f"{path} was not written: the session does not pass on the scheduler as it is: {exc.report.headline}"
         ) from exc
     if not steps:
         raise ScriptDefinitionError(f"{path} was not written: the session runs no step, so it tests nothing; use step")
     text = render_source(
         _TEMPLATE,
         name=path.stem.removeprefix("test_") or "session",
-        config=", ".join(f"{name}={value!r}" for name, value in config_values(config).items()),
+        head=adapter.test_head(config, ""),
         lines=[*lines_of(statements), *ending.assertions],
         mutant=mutant,
     )

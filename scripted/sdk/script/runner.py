@@ -106,7 +106,7 @@ def _check_blame(run: SdkRun, exc: BaseException) -> None:
 def _report(run: SdkRun, script: ScriptExecution, exc: BaseException, mutant: str | None) -> FailureReport:
     """What pytest shows."""
     code = code_of(script.function)
-    frames = frames_of(exc, inside=code.co_filename) or position_of(script.script) or (definition_of(code),)
+    frames = frames_of(exc, inside=code.co_filename) or position_of(script.script) or definition_of(code)
     words = run.adapter.config_words(run.config)
     context = BaseContext if script.context is None else type(script.context)
     kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED

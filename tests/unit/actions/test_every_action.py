@@ -5,8 +5,9 @@ The tests run over the classes themselves, so a new action takes part by being o
 
 from __future__ import annotations
 
-import contextlib
+import shlex
 import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,6 @@ from engine.messages import (
 )
 from engine.scheduler import StepRecord
 from scripted.adapters.lockstep.actions import (
-    AbortEverything,
     Action,
     AdministrativeCall,
     AdvanceClock,
@@ -54,15 +54,16 @@ from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import call_names, event_text
 from scripted.core.prompts import prompt_of
-from scripted.core.refusals import BadCommand
 from scripted.core.schedule import Schedule
+from scripted.core.verb import Verb
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.search.execution import execute, record
 from scripted.search.extras import extras_of
 from scripted.search.written_test import write_test
-from scripted.shell.command_line import HELP, read_command
-from scripted.shell.statements import lines_of
+from scripted.shell.command_line import help_text, read_command
+from scripted.shell.statements import VerbCall, lines_of
+from scripted.shell.words import Word, words_of
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
 CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)
@@ -95,7 +96,7 @@ NEVER_ADDED: Final = {
 WITHOUT_ACTION: Final = {
     GetStats: "it changes nothing; every run of the search ends with one",
 }
-TYPED_AS: Final = {AbortEverything: "abort all"}
+RIDS: Final = ("a", "b")
 
 ALL: Final = all_actions()
 EXAMPLES: Final = [
@@ -165,8 +166,23 @@ def test_an_action_has_examples_of_its_own_kind(kind: type[Action]) -> None:
     assert all(type(parse_placed(f"1 {text}", all_actions()).action) is kind for text in kind.examples)
 
 
+def words() -> Mapping[str, Word]:
+    """What can be typed on the engine."""
+    found: dict[str, Word] = {}
+
+    def script(t: Any) -> Iterator[None]:
+        found.update(words_of(t))
+        yield
+
+    ScriptedSim(CONFIG).run(script)
+    return found
+
+
+WORDS: Final = words()
+
+
 def test_no_two_actions_have_a_word_in_common() -> None:
-    words = [word.word for kind in ALL for word in kind.shell_words]
+    words = [word for kind in ALL for word in kind.shell_words]
     tags = [kind.__struct_config__.tag for kind in ALL]
     assert len(set(words)) == len(words)
     assert len(set(tags)) == len(tags)
@@ -283,21 +299,21 @@ def test_a_report_has_words_for_it(action: Action) -> None:
 
 @each_action
 def test_it_can_be_typed_in_the_shell(kind: type[Action]) -> None:
-    """What is typed is the line of script of one of its examples, and the help has the word."""
+    """What is typed is the line of script of each of its examples, and the help has the word."""
     verbs = [verb for text in kind.examples for verb in parse_placed(f"1 {text}", all_actions()).action.verbs()]
-    lines = {str(verb) for verb in verbs}
-    typed = [TYPED_AS[kind]] if kind in TYPED_AS else []
-    for word in kind.shell_words:
-        assert any(line.startswith(f"{word.word} ") for line in HELP.splitlines())
-        for verb in verbs:
-            values = [str(getattr(value, "text", value)) for value in verb.arguments]
-            values += [f"{k}={v}" if kind is StartRequest else str(v) for k, v in verb.keywords.items()]
-            typed.append(" ".join([word.word, *values]))
-    said = set()
-    for line in typed:
-        with contextlib.suppress(BadCommand):  # A word of this action need not take all of these values.
-            said |= {text.partition(" = ")[2] or text for text in lines_of([read_command(line, [])])}
-    assert said & lines, f"none of {sorted(lines)} can be typed"
+    paths = {word.path: word for word in WORDS.values()}
+    alive = [VerbCall(f"{rid} = t.start_req()", rid, rid) for rid in RIDS]
+    for verb in verbs:
+        word = paths[verb.name]
+        assert any(f"{line} ".startswith(f"{word.text} ") for line in help_text(WORDS).splitlines())
+        keywords = {name: getattr(value, "value", value) for name, value in verb.keywords.items()}
+        values = [str(getattr(value, "text", value)) for value in verb.arguments]
+        values += [f"{name}={value}" for name, value in keywords.items()]
+        read = read_command(shlex.join([word.text, *values]), [] if kind is StartRequest else alive, WORDS)
+        written = next(lines_of([read])).removeprefix(f"{read.name} = ")
+        # A session has handles where a schedule has rids.
+        line = str(Verb(verb.name, *verb.arguments, **keywords))
+        assert written in {line, *(line.replace(f'"{rid}"', rid) for rid in RIDS)}
 
 
 # -- the engine's events --

@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli import app
 from scripted.cli.new import new_test, write_lint_rules
+from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.errors import ServerDied
@@ -21,9 +22,8 @@ from scripted.new_files import command_of, write_new
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.search.written_test import Draft, script_text
-from scripted.shell.command_line import read_command
 from scripted.shell.saved import save_session
-from scripted.shell.statements import Statement
+from scripted.shell.statements import Statement, StepOn, VerbCall
 
 
 @pytest.mark.parametrize("pp_size", [1, 2, 4])
@@ -54,10 +54,8 @@ def test_a_project_without_suites_gets_tests_without_a_registration(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     written = [new_test("mine").read_text()]
     config = EngineConfig(pp_size=2)
-    typed: list[Statement] = []
-    for line in ("start prompt_len=4", "step"):
-        typed.append(read_command(line, typed))
-    save_session(tmp_path / "test_saved.py", config, typed)
+    typed: list[Statement] = [VerbCall('t.start_req(rid="r1", prompt_len=4)', "r1", "r1"), StepOn(1)]
+    save_session(tmp_path / "test_saved.py", adapter_named(OWN), config, typed)
     written.append((tmp_path / "test_saved.py").read_text())
     written.append(script_text(Draft(Schedule.parse("default; 1 start a prompt=3"), ()), name="found"))
     for text in written:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,13 +12,14 @@ from typer.testing import CliRunner
 from engine.config import EngineConfig
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli import app
+from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import BadCommand
 from scripted.errors import ServerDied
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.shell import DebugSession, FilePrompt
-from scripted.shell.command_line import _READERS, _VERBS, HELP, read_command
-from scripted.shell.statements import StepOn, lines_of
+from scripted.shell.command_line import OWN_WORDS, help_text, read_command
+from scripted.shell.statements import StepOn, VerbCall, lines_of
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
 RACE = ["start prompt_len=125 max_new_tokens=2", "until state.in_flight and state.queues_clear", "flush"]
@@ -29,11 +31,13 @@ AT_THE_END = ScriptOptions(check_every_step=False)
 class Typed:
     """A session that was fed with these lines, and what it showed."""
 
-    def __init__(self, *lines: str, config: EngineConfig = PP4, mutant: str | None = None) -> None:
+    def __init__(self, *lines: str, config: Any = None, adapter: str = OWN, mutant: str | None = None) -> None:
+        known = adapter_named(adapter)
+        config = config or (PP4 if adapter == OWN else known.read_config({}))
         out = io.StringIO()
         console = Console(file=out, width=120)
         prompt = FilePrompt(io.StringIO("\n".join(lines) + "\n"), console.print)
-        self.session = DebugSession(config, prompt, console, mutant=mutant)
+        self.session = DebugSession(known, config, prompt, console, mutant=mutant)
         self.passed = self.session.run()
         self.output = out.getvalue()
 
@@ -44,6 +48,10 @@ class Typed:
     @property
     def states(self) -> list[str]:
         return [line for line in self.output.splitlines() if line.startswith("step ") and ": waiting=" in line]
+
+
+WORDS = Typed().session.words
+HELP = help_text(WORDS)
 
 
 def test_the_flagship_race_by_hand():
@@ -89,7 +97,12 @@ def test_an_undo_of_more_than_there_is_changes_nothing():
         ("exhaust_kv 99999", "is at most"),
         ("release 0", "release_results() takes n >= 1"),
         ("fail 9", "stage must be 0 to 3 with pp_size=4, got 9"),
-        ("disconnect missing", "name 'missing' is not defined"),
+        ("disconnect missing", "disconnect() takes a handle"),
+        ("start stream=7", "stream must be true or false"),
+        ("pause slowly", "pause_generation() takes one of retract, in_place, abort, got 'slowly'"),
+        ("flush soon", "flush_cache() takes timeout_s in virtual seconds, or None, got 'soon'"),
+        ("flush -1", "timeout"),
+        ("advance nan", "t.clock.advance() takes seconds >= 0, got 'nan'"),
     ],
 )
 def test_a_command_that_fails_changes_nothing(line, why):
@@ -106,25 +119,22 @@ def test_a_command_that_fails_changes_nothing(line, why):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("bogus", "there is no command 'bogus'"),
+        ("bogus", "there is no command 'bogus'; help"),
+        ("flsh", "there is no command 'flsh' (did you mean 'flush'?)"),
+        ("help bogus", "help takes a word of the scheduler, got 'bogus'"),
         ("step x", "step takes a whole number, got 'x'"),
         ("step 0", "step takes 1 to 10000 steps"),
         ("step 1 2", "step takes a whole number, got 1 2"),
         ("until (", "until takes a Python expression"),
         ("until (yield)", "only looks"),
         ("until (x := 1)", "only looks"),
-        ("start speed=9", "start takes rid, prompt_len"),
-        ("start stream=7", "takes true or false"),
+        ("start speed=9", "got an unexpected keyword argument 'speed'"),
         ("start rid=a-b", "it must be a name that is free"),
         ("start rid=t", "it must be a name that is free"),
         ("start rid=len", "it must be a name that is free"),
         ("start rid=call_1", "it must be a name that is free"),
-        ("abort", "abort takes a rid, or all"),
-        ("pause slowly", "pause takes one of retract, in_place, abort"),
-        ("continue now", "continue stands alone"),
-        ("flush soon", "flush takes seconds"),
-        ("flush -1", "seconds from 0 on"),
-        ("advance nan", "seconds from 0 on"),
+        ("abort", "abort takes r, got nothing"),
+        ("continue now", "continue takes nothing after it, got now"),
         ("undo 0", "undo takes 1 or more"),
         ("history 0", "history takes 1 step or more"),
         ("save it.py", "test_<name>.py"),
@@ -134,7 +144,7 @@ def test_a_command_that_fails_changes_nothing(line, why):
 )
 def test_what_is_no_command_is_refused_in_words(line, why):
     with pytest.raises(BadCommand) as refusal:
-        read_command(line, [])
+        read_command(line, [], WORDS)
     assert why in str(refusal.value)
 
 
@@ -147,9 +157,10 @@ def test_what_is_no_command_is_refused_in_words(line, why):
             "start rid=a priority=2 ignore_eos=true",
             ['a = t.start_req(rid="a", prompt_len=16, priority=2, ignore_eos=True)'],
         ),
-        ("abort all", ["call_1 = t.abort_all()"]),
+        ("abort_all", ["call_1 = t.abort_all()"]),
         ("abort a-b", ['call_1 = t.abort("a-b")']),
-        ("flush 2.5", ["call_1 = t.flush_cache(timeout_s=2.5)"]),
+        ("flush 2.5", ["call_1 = t.flush_cache(2.5)"]),
+        ("flush timeout_s=2.5", ["call_1 = t.flush_cache(timeout_s=2.5)"]),
         ("pause in_place", ['call_1 = t.pause_generation("in_place")']),
         ("continue", ["call_1 = t.continue_generation()"]),
         ("hold", ["t.hold_results()"]),
@@ -159,12 +170,14 @@ def test_what_is_no_command_is_refused_in_words(line, why):
         ("release_exhausted", ["t.release_exhausted()"]),
         ("evict", ["t.evict()"]),
         ("disconnect a", ["t.disconnect(a)"]),
-        ("advance 3", ["t.clock.advance(3.0)"]),
+        ("start rid=b prompt_ids=[1,2]", ['b = t.start_req(rid="b", prompt_ids=[1, 2])']),
+        ("advance 3", ["t.clock.advance(3)"]),
     ],
 )
 def test_a_command_is_a_line_of_script(line, script):
     expected = script or ["yield from t.run_until(lambda: len(r1.output_ids) >= 2 and (not t.state.paused))"]
-    assert list(lines_of([read_command(line, [])])) == expected
+    started = VerbCall('a = t.start_req(rid="a")', "a", "a")
+    assert list(lines_of([read_command(line, [started], WORDS)])) == expected
 
 
 HELP_WORDS = [
@@ -180,21 +193,21 @@ def test_every_command_of_the_help_is_one(word):
     """The help names no command that is none: without its arguments a word is read, or refused for their sake."""
     why = ""
     try:
-        read_command(word, [])
+        read_command(word, [], WORDS)
     except BadCommand as exc:
         why = str(exc)
     assert not why or why.startswith(f"{word} takes")
 
 
 def test_the_help_names_the_commands():
-    assert set(HELP_WORDS) == {*_READERS, *_VERBS, "until", "show"}
+    assert set(HELP_WORDS) == {*OWN_WORDS, *WORDS}
 
 
 def test_names_of_requests_and_calls_count_on():
-    first = read_command("start", [])
-    second = read_command("start", [first, StepOn(1)])
+    first = read_command("start", [], WORDS)
+    second = read_command("start", [first, StepOn(1)], WORDS)
     assert (first.name, second.name) == ("r1", "r2")
-    assert read_command("flush", [first, read_command("flush", [])]).name == "call_2"
+    assert read_command("flush", [first, read_command("flush", [], WORDS)], WORDS).name == "call_2"
 
 
 def test_memory_results_and_time():
@@ -233,7 +246,7 @@ def test_a_death_is_shown_and_undone(tmp_path):
         *RACE, "until r1.finished", "step", "history 2", "script", "undo 2", "until r1.finished", mutant=MUTANT
     )
     assert "This request holds the node from another tree" in typed.output
-    assert "! the engine is dead; undo first" in typed.output
+    assert "! the scheduler is dead; undo first" in typed.output
     assert typed.output.count("DIED HERE") == 2
     assert typed.passed
     assert "r1 ended: length, 2 tokens" in typed.output
@@ -295,3 +308,77 @@ def test_an_expression_is_shown_and_only_looks():
     assert "! show takes an expression that only looks, got 't.flush_cache()'" in typed.output
     assert "! AttributeError: 'RequestHandle' object has no attribute 'outputs'" in typed.output
     assert typed.script == ['r1 = t.start_req(rid="r1", prompt_len=16)', "for _ in range(2):", "    yield"]
+
+
+OUTSIDE = pytest.mark.parametrize("adapter", ["examples/your_scheduler/mended.py", "scripted.adapters.outside:ADAPTER"])
+
+
+@OUTSIDE
+def test_a_scheduler_of_another_adapter_by_hand(adapter, tmp_path):
+    """Its verbs, its counts, its history; and what is saved is its own test."""
+    path = tmp_path / "test_saved.py"
+    config = adapter_named(adapter).read_config({"chunked_prefill_size": "8"} if "outside" in adapter else {})
+    typed = Typed(
+        "start prompt_len=20 max_new_tokens=3",
+        "until state.in_flight",
+        "hold",
+        "flush",
+        "step 2",
+        "state",
+        "requests",
+        "history 2",
+        "release",
+        "abort r1",
+        "undo",
+        "until r1.finished",
+        "help",
+        f"save {path}",
+        config=config,
+        adapter=adapter,
+    )
+    assert typed.passed, typed.output
+    assert typed.session.refused == 0
+    assert "call_1 /flush_cache -> 400" in typed.output
+    assert "| counts    | waiting 0, " in typed.output
+    assert "| r1  | running |" in typed.output
+    assert "prefill r1[" in typed.output
+    assert "r1 ended: length, 3 tokens" in typed.output
+    assert "start [NAME=VALUE ...]" in typed.output
+    assert "profile" not in typed.output, "a verb of the engine alone"
+    test = load_test(str(path), "test_saved")
+    assert (test.adapter, test.config) == (adapter, config)
+    assert adapter_named(adapter).run_script(test.script, {}, config=config, options=test.options, mutant=None).steps
+
+
+def test_a_scheduler_of_another_adapter_dies_by_hand():
+    typed = Typed(
+        "start prompt_len=20",
+        "step 2",
+        "abort r1",
+        "step 8",
+        "state",
+        "history 2",
+        "undo 2",
+        "until r1.finished",
+        adapter="tests/registered/sdk/example_adapter.py",
+        mutant="aborts-end-nothing",
+    )
+    assert "r1 is told [107] (None), but it has ended (abort)" in typed.output
+    assert "debug_session.py" not in typed.output, "a line of the shell says nothing"
+    assert "! the scheduler is dead; undo first" in typed.output
+    assert typed.passed, typed.output
+
+
+def test_a_verb_that_an_adapter_does_not_declare_is_no_word():
+    typed = Typed("pause keep", "pausing", adapter="examples/your_scheduler/mended.py")
+    assert "! there is no command 'pause'" in typed.output
+
+
+def test_the_command_takes_the_settings_of_an_adapter():
+    run = CliRunner()
+    shell = ["shell", "--adapter", "examples/your_scheduler/mended.py"]
+    good = run.invoke(app, [*shell, "--set", "blocks=20"], input="show state.blocks_free\n")
+    assert good.exit_code == 0, good.output
+    assert "\n20\n" in good.output
+    for wrong in (["--pp-size", "2"], ["--set", "pages=20"], ["--mutant", "none-such"]):
+        assert run.invoke(app, [*shell, *wrong], input="").exit_code, wrong

@@ -20,8 +20,6 @@ from engine.messages import (
 )
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
 from scripted.core.action import Action, RunLike, SearchBase, verb
-from scripted.core.refusals import BadCommand
-from scripted.core.shell_words import ShellWord, alone, only, seconds
 from scripted.core.verb import Verb
 from scripted.errors import BadCall
 from scripted.script.clients import Call
@@ -58,17 +56,6 @@ def check_timeout(call: str, timeout_s: Any) -> None:
         raise BadCall(f"{call} takes timeout_s in virtual seconds, or None, got {timeout_s!r}")
 
 
-def _read_flush(words: list[str]) -> Verb:
-    return Verb("flush_cache", timeout_s=seconds("flush", words)) if words else Verb("flush_cache")
-
-
-def _read_pause(words: list[str]) -> Verb:
-    mode = only("pause", words, f"one of {', '.join(PAUSE_MODES)}")
-    if mode not in PAUSE_MODES:
-        raise BadCommand(f"pause takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
-    return Verb("pause_generation", mode)
-
-
 class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
     """A flush of the cache; with ``timeout_s`` it waits for its chance."""
 
@@ -78,9 +65,7 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     event: ClassVar = FlushCache
     phrase: ClassVar = "flush"
     route: ClassVar = "/flush_cache"
-    shell_words: ClassVar = (
-        ShellWord("flush", "[SECONDS]", "flush the cache; with seconds of virtual time, wait that long", _read_flush),
-    )
+    shell_words: ClassVar = {"flush": "flush_cache"}
 
     @staticmethod
     @verb
@@ -163,7 +148,7 @@ class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     examples: ClassVar = ("pause", "pause mode=in_place", "pause mode=abort")
     event: ClassVar = PauseGeneration
     route: ClassVar = "/pause_generation"
-    shell_words: ClassVar = (ShellWord("pause", "MODE", f"pause generation ({', '.join(PAUSE_MODES)})", _read_pause),)
+    shell_words: ClassVar = {"pause": "pause_generation"}
 
     @staticmethod
     @verb
@@ -212,7 +197,7 @@ class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
     event: ClassVar = ContinueGeneration
     phrase: ClassVar = "continue"
     route: ClassVar = "/continue_generation"
-    shell_words: ClassVar = (alone("continue", "go on after a pause", "continue_generation"),)
+    shell_words: ClassVar = {"continue": "continue_generation"}
     # Worth a run in few workloads only.
     search_turn: ClassVar[int] = 1
 
@@ -246,7 +231,7 @@ class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     event: ClassVar = StartProfile
     phrase: ClassVar = "begin a profile"
     route: ClassVar = "/start_profile"
-    shell_words: ClassVar = (alone("profile", "have the stages profile themselves", "start_profile"),)
+    shell_words: ClassVar = {"profile": "start_profile"}
     search_turn: ClassVar[int] = 1
 
     @staticmethod
@@ -279,7 +264,7 @@ class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     event: ClassVar = StopProfile
     phrase: ClassVar = "end the profile"
     route: ClassVar = "/stop_profile"
-    shell_words: ClassVar = (alone("profile_end", "end the profile", "stop_profile"),)
+    shell_words: ClassVar = {"profile_end": "stop_profile"}
     search_turn: ClassVar[int] = 1
 
     @staticmethod

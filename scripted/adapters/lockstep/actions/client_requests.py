@@ -14,8 +14,6 @@ from scripted.adapters.lockstep.simulated.grammar import DEAD_END, regex_before_
 from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.prompts import prompt_ids
-from scripted.core.refusals import BadCommand
-from scripted.core.shell_words import ShellWord, only, seconds, whole
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.errors import BadCall
 from scripted.script.clients import Call
@@ -23,53 +21,11 @@ from scripted.script.handles import BaseRequest
 
 __all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
 
-DEFAULT_PROMPT_TOKENS: Final = 16
 _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
 _ANOTHER_REGEX: Final = "[p-z]{2}"
-_SHELL_FIELDS: Final[dict[str, type]] = {
-    "rid": str,
-    "prompt_len": int,
-    "prompt_seed": int,
-    "max_new_tokens": int,
-    "priority": int,
-    "ignore_eos": bool,
-    "stream": bool,
-    "timeout_s": float,
-    "waiting_timeout_s": float,
-    "regex": str,
-    "lora": str,
-}
-
-
-def _read_abort(words: list[str]) -> Verb:
-    rid = only("abort", words, "a rid, or all")
-    return Verb("abort_all") if rid == "all" else Verb("abort", rid)
-
-
-def _read_disconnect(words: list[str]) -> Verb:
-    return Verb("disconnect", Code(only("disconnect", words, "a rid")))
-
-
-def _read_start(words: list[str]) -> Verb:
-    given = dict(_assignment(word) for word in words)
-    rid = {"rid": given.pop("rid")} if "rid" in given else {}
-    return Verb("start_req", **rid, **{"prompt_len": DEFAULT_PROMPT_TOKENS} | given)
-
-
-def _assignment(word: str) -> tuple[str, Any]:
-    name, equals, text = word.partition("=")
-    if not equals or name not in _SHELL_FIELDS:
-        raise BadCommand(f"start takes {', '.join(_SHELL_FIELDS)}, each as name=value, got {word!r}")
-    if _SHELL_FIELDS[name] is int:
-        return name, whole(f"start {name}=", text)
-    if _SHELL_FIELDS[name] is float:
-        return name, seconds(f"start {name}=", [text])
-    if _SHELL_FIELDS[name] is bool and text.lower() not in ("true", "false"):
-        raise BadCommand(f"start {name}= takes true or false, got {text!r}")
-    return name, text.lower() == "true" if _SHELL_FIELDS[name] is bool else text
 
 
 class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
@@ -80,7 +36,6 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     examples: ClassVar = ("abort a",)
     event: ClassVar = Abort
     route: ClassVar = "/abort_request"
-    shell_words: ClassVar = (ShellWord("abort", "RID | all", "abort a request, or everything", _read_abort),)
 
     @staticmethod
     @verb
@@ -131,7 +86,6 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
     examples: ClassVar = ("disconnect a",)
     event: ClassVar = Abort
     is_strict: ClassVar[bool] = True
-    shell_words: ClassVar = (ShellWord("disconnect", "RID", "its client hangs up", _read_disconnect),)
 
     @staticmethod
     @verb
@@ -237,9 +191,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 new=8 regex=[a-c]{3} dead_end=True",
     )
     event: ClassVar = Generate
-    shell_words: ClassVar = (
-        ShellWord("start", "[NAME=N ...]", f"start a request: {', '.join(_SHELL_FIELDS)}", _read_start),
-    )
+    shell_words: ClassVar = {"start": "start_req"}
 
     @staticmethod
     @verb

@@ -12,7 +12,6 @@ from engine.messages import GrammarReady
 from scripted.adapters.lockstep.actions.action import EngineAction, EventReader
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
-from scripted.core.shell_words import alone, numbered
 from scripted.core.verb import Verb
 
 __all__ = ["FailGrammar", "HoldGrammars", "ReleaseGrammars"]
@@ -27,7 +26,6 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     examples: ClassVar = ("hold-grammars",)
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (alone("hold_grammars", "let no grammar become ready", "hold_grammars"),)
 
     @staticmethod
     @verb
@@ -59,9 +57,6 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
 
     examples: ClassVar = ("release-grammars", "release-grammars count=1")
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (
-        numbered("release_grammars", "[N]", "let the next N held grammars, or all, become ready", "release_grammars"),
-    )
 
     @staticmethod
     @verb
@@ -87,7 +82,7 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     examples: ClassVar = ("fail-grammar",)
     event: ClassVar = GrammarReady
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (alone("fail_grammar", "the next grammar cannot be compiled", "fail_next_grammar"),)
+    shell_words: ClassVar = {"fail_grammar": "fail_next_grammar"}
 
     @staticmethod
     @verb

@@ -13,8 +13,6 @@ from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventR
 from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds, check_timeout
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
-from scripted.core.refusals import BadCommand
-from scripted.core.shell_words import ShellWord, seconds
 from scripted.core.verb import Verb
 from scripted.errors import BadCall
 from scripted.script.clients import Call
@@ -23,19 +21,6 @@ __all__ = ["LoraLoad", "LoraUnload"]
 
 # Workloads have small seeds; the LoRA that a search loads under a name of theirs has other weights.
 _OTHER_SEED: Final = 9
-
-
-def _read_load(words: list[str]) -> Verb:
-    if len(words) != 2:
-        raise BadCommand(f"load_lora takes a name and a path, for instance x {EMBEDDED_LORA}:1, got {words}")
-    return Verb("load_lora", *words)
-
-
-def _read_unload(words: list[str]) -> Verb:
-    if not words:
-        raise BadCommand("unload_lora takes a name")
-    later = {"timeout_s": seconds("unload_lora", words[1:])} if words[1:] else {}
-    return Verb("unload_lora", words[0], **later)
 
 
 def _names_in(base: SearchBase) -> Iterable[str]:
@@ -53,9 +38,6 @@ class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
     examples: ClassVar = ("load-lora name=y", "load-lora name=y seed=3")
     event: ClassVar = LoadLora
     route: ClassVar = "/v1/load_lora_adapter"
-    shell_words: ClassVar = (
-        ShellWord("load_lora", "NAME PATH", f"load a LoRA, for instance {EMBEDDED_LORA}:1", _read_load),
-    )
 
     @staticmethod
     @verb
@@ -114,7 +96,6 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     examples: ClassVar = ("unload-lora name=x", "unload-lora name=x timeout_s=2.5")
     event: ClassVar = UnloadLora
     route: ClassVar = "/v1/unload_lora_adapter"
-    shell_words: ClassVar = (ShellWord("unload_lora", "NAME [SECONDS]", "unload a LoRA", _read_unload),)
 
     @staticmethod
     @verb

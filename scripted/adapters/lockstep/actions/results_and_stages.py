@@ -15,7 +15,6 @@ from scripted.adapters.lockstep.actions.action import EngineAction, EventReader,
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.phrases import printable
-from scripted.core.shell_words import numbered
 from scripted.core.verb import Verb
 from scripted.errors import BadCall
 
@@ -36,7 +35,7 @@ class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     event: ClassVar = Completion
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (numbered("fail", "N", "fail a stage's next microbatch", "fail_next_step"),)
+    shell_words: ClassVar = {"fail": "fail_next_step"}
 
     @staticmethod
     @verb
@@ -76,7 +75,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     examples: ClassVar = ("kill", "kill stage=1")
     event: ClassVar = PipelineFailed
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (numbered("kill", "N", "kill a stage", "kill_stage"),)
+    shell_words: ClassVar = {"kill": "kill_stage"}
 
     @staticmethod
     @verb
@@ -133,7 +132,7 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
 
     examples: ClassVar = ("stall stage=1",)
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (numbered("stall", "N", "stop a stage", "stall_stage"),)
+    shell_words: ClassVar = {"stall": "stall_stage"}
 
     @staticmethod
     @verb
@@ -161,7 +160,7 @@ class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
 
     examples: ClassVar = ("resume stage=1",)
     is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (numbered("resume", "N", "let a stopped stage go on", "resume_stage"),)
+    shell_words: ClassVar = {"resume": "resume_stage"}
 
     @staticmethod
     @verb

@@ -13,7 +13,6 @@ from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventR
 from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds, check_timeout
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import plural, printable
-from scripted.core.shell_words import ShellWord, alone, numbered, only
 from scripted.core.verb import Verb
 from scripted.errors import BadCall
 from scripted.script.clients import Call
@@ -28,10 +27,6 @@ def _check_pressure(call: str, value: int, most: int, what: str) -> None:
         raise BadCall(f"{call} takes a whole number >= 0, got {value!r}")
     if value > most:
         raise BadCall(f"{call} is at most {most} now, because no more {what} while requests own the rest; got {value}")
-
-
-def _read_update(words: list[str]) -> Verb:
-    return Verb("update_weights", only("update", words, "weights, for instance embedded:7"))
 
 
 def _weights_of(seed: int) -> str:
@@ -58,9 +53,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     examples: ClassVar = ("update", "update seed=3 timeout_s=2.5")
     event: ClassVar = UpdateWeights
     route: ClassVar = "/update_weights_from_disk"
-    shell_words: ClassVar = (
-        ShellWord("update", "WEIGHTS", "update the weights, for instance to embedded:7", _read_update),
-    )
+    shell_words: ClassVar = {"update": "update_weights"}
 
     @staticmethod
     @verb
@@ -132,12 +125,6 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
     examples: ClassVar = ("pressure pages=1", "pressure rows=0", "pressure unlocked=0", "pressure window=0")
     event: ClassVar = SetPressure
     is_strict: ClassVar[bool] = True
-    shell_words: ClassVar = (
-        numbered("exhaust_kv", "N", "keep pages from requests until N are free", "exhaust_kv"),
-        numbered("exhaust_window", "N", "the same for pages of the window pool", "exhaust_window"),
-        numbered("exhaust_rows", "N", "the same for rows", "exhaust_rows"),
-        numbered("exhaust_locks", "N", "lock nodes of the prefix tree until N are unlocked", "exhaust_locks"),
-    )
 
     @staticmethod
     @verb
@@ -249,7 +236,6 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
     examples: ClassVar = ("relieve",)
     event: ClassVar = ReleasePressure
     phrase: ClassVar = "pressure off"
-    shell_words: ClassVar = (alone("release_exhausted", "give back what the exhaust words keep", "release_exhausted"),)
 
     @staticmethod
     @verb
@@ -276,7 +262,6 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
     examples: ClassVar = ("evict", "evict pages=1")
     event: ClassVar = EvictCache
     is_strict: ClassVar[bool] = True
-    shell_words: ClassVar = (numbered("evict", "[PAGES]", "evict unlocked cache", "evict"),)
 
     @staticmethod
     @verb

@@ -97,7 +97,7 @@ class EngineExecution(ScriptExecution):
     def report(self, run: Any, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
         """The report of a script that raised ``exc``, itself or under it."""
         code = code_of(self.function)
-        frames = frames_of(exc, inside=code.co_filename) or position_of(self.script) or (definition_of(code),)
+        frames = frames_of(exc, inside=code.co_filename) or position_of(self.script) or definition_of(code)
         died = kind is FailureKind.DIED
         kept = run.records if self.options.record else run.records[-REPORTED_STEPS:]
         return FailureReport(

@@ -166,7 +166,7 @@ class ScriptedServer(ScriptRunner):
         check_plain({f"argument {number}": value for number, value in enumerate(args, 1)} | kwargs)
         self._steps.clear()
         # Until the process that it runs in says where it stands.
-        self._position = (definition_of(script.__code__),)
+        self._position = definition_of(script.__code__)
         command = RunScript(
             file=file_of(script),
             name=script.__qualname__,

@@ -1,0 +1,113 @@
+"""The shell's words for the verbs of ``t``: which there are, what each takes, and how what is typed after one is read.
+
+A word is what the action's class says, or the verb's own name. Signature and docstring are those of the verb, so that a
+verb of any adapter can be typed. Reading gives a call; only the verb itself refuses a value.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from scripted.core.action import Action, verbs_of
+from scripted.core.refusals import BadCommand
+from scripted.core.verb import Code, Verb
+from scripted.script.context import BaseContext
+
+__all__ = ["Word", "words_of"]
+
+_SPELT: Final = {"true": True, "false": False, "none": None, "null": None}
+_NAMED: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
+
+class Word(NamedTuple):
+    """``path`` is the verb below ``t``; ``is_start``: it begins a request; ``is_call``: its answer is waited for."""
+
+    text: str
+    path: str
+    signature: inspect.Signature
+    doc: str
+    is_start: bool
+    is_call: bool
+
+    @property
+    def takes(self) -> str:
+        """What is typed after it: ``[PAGES]`` may be left out."""
+        parameters = self.signature.parameters.values()
+        plain = [
+            name.upper() if default is inspect.Parameter.empty else f"[{name.upper()}]"
+            for name, default, kind in ((one.name, one.default, one.kind) for one in parameters)
+            if kind not in _NAMED
+        ]
+        named = ["[NAME=VALUE ...]"] if any(one.kind in _NAMED for one in parameters) else []
+        return " ".join([*plain, *named])
+
+    @property
+    def meaning(self) -> str:
+        """The first sentence of the verb's docstring."""
+        return " ".join(self.doc.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".").replace("``", "")
+
+    @property
+    def help(self) -> str:
+        """All that the verb says of itself."""
+        plain = [one.replace(annotation=one.empty) for one in self.signature.parameters.values()]
+        return f"{self.text} {self.takes}".rstrip() + f"\nt.{self.path}{inspect.Signature(plain)}\n{self.doc}"
+
+    def read(self, words: list[str], rids: Collection[str]) -> Verb:
+        """The call: plain words in their order, the rid of a request as its handle; ``NAME=VALUE`` by name.
+
+        Raises BadCommand.
+        """
+        arguments: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for word in words:
+            name, separator, value = word.partition("=")
+            if separator and name.isidentifier():
+                keywords[name] = _value(value)
+            else:
+                arguments.append(Code(word) if word in rids else _value(word))
+        try:
+            self.signature.bind(*arguments, **keywords)
+        except TypeError as exc:
+            names = ", ".join(self.signature.parameters) or "nothing after it"
+            got = " ".join(words) or "nothing"
+            raise BadCommand(f"{self.text} takes {names}, got {got}: {exc}") from exc
+        return Verb(self.path, *arguments, **keywords)
+
+
+def words_of(t: BaseContext) -> Mapping[str, Word]:
+    """What can be typed in a session with this ``t``, in the order of its actions."""
+    words = {}
+    for action in t.actions:
+        short = {path: text for text, path in action.shell_words.items()}
+        for path in dict.fromkeys([*verbs_of(action), *action.shell_words.values()]):
+            word = _word(t, action, short.get(path, path), path)
+            words[word.text] = word
+    return words
+
+
+def _word(t: BaseContext, action: type[Action], text: str, path: str) -> Word:
+    owner, _, name = path.rpartition(".")
+    function = getattr(type(operator.attrgetter(owner)(t) if owner else t), name)
+    signature = inspect.signature(function)
+    return Word(
+        text,
+        path,
+        signature.replace(parameters=list(signature.parameters.values())[1:]),
+        inspect.getdoc(function) or "",
+        action.is_start,
+        str(signature.return_annotation).endswith("Call"),
+    )
+
+
+def _value(text: str) -> Any:
+    """A Python literal where it is one, else the text itself."""
+    if text.lower() in _SPELT:
+        return _SPELT[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
