@@ -24,6 +24,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     ``window_tokens`` is how many tokens its window layers see, 0 for a model without such layers. Of the two sizes in
     bytes one is for the window layers, and ``kv_bytes_per_token`` for all others: 0 when there are no others.
+    ``draft_kv_bytes_per_token`` is the part of a draft model in these.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     window_tokens: int = 0
     window_kv_bytes_per_token: int = 0
+    draft_kv_bytes_per_token: int = 0
     eos_token_ids: tuple[int, ...] = ()
 
     def with_draft(self, draft: ModelFacts) -> ModelFacts:
@@ -45,7 +47,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
             )
         total = self.kv_bytes_per_token + draft.kv_bytes_per_token
         context_length = min(self.context_length, draft.context_length)
-        return msgspec.structs.replace(self, kv_bytes_per_token=total, context_length=context_length)
+        return msgspec.structs.replace(
+            self,
+            kv_bytes_per_token=total,
+            draft_kv_bytes_per_token=draft.kv_bytes_per_token,
+            context_length=context_length,
+        )
 
 
 # The embedded model: a tiny Qwen3 with a byte-level vocabulary. 256 bytes, then the special tokens; four layers, so
@@ -82,8 +89,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say.
 
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
-    ``ngram_max`` and ``ngram_min`` are. ``loras`` are the LoRAs that are there from the start, by name and path;
-    ``max_loras`` is 0 where there can be none. ``waiting_timeout_s`` is in seconds, None for no limit.
+    ``ngram_max`` and ``ngram_min`` are. With ``drafts_itself`` the draft model has the weights of the model. ``loras``
+    are the LoRAs that are there from the start, by name and path; ``max_loras`` is 0 where there can be none.
+    ``waiting_timeout_s`` is in seconds, None for no limit.
     """
 
     pp_size: int
@@ -108,6 +116,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ngram_max: int = 0
     ngram_min: int = 0
     has_draft_model: bool = False
+    drafts_itself: bool = False
     waiting_timeout_s: float | None = None
     microbatch_requests: int | None = None
     dynamic_chunking: bool = False
@@ -167,6 +176,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             ngram_max=config.speculative_ngram_max if looks_up else 0,
             ngram_min=config.speculative_ngram_min if looks_up else 0,
             has_draft_model=config.speculative_algorithm == "draft_model",
+            drafts_itself=config.speculative_draft_model == config.model,
             waiting_timeout_s=config.waiting_timeout_s,
             microbatch_requests=config.pp_max_micro_batch_size,
             dynamic_chunking=config.dynamic_chunking,
@@ -183,6 +193,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def decode_budget_tokens(self) -> int:
         """Most tokens in one decode microbatch: one of each row, and its drafts."""
         return self.rows * (1 + self.draft_tokens)
+
+    @property
+    def draft_scratch_pages(self) -> int:
+        """Pages that a draft model has beside those of plans, for guesses beyond the pages of each request."""
+        return min(self.rows, self.most_requests) * self.pages_for(self.draft_tokens) if self.has_draft_model else 0
 
     @property
     def most_requests(self) -> int:

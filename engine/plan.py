@@ -69,6 +69,16 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     grammar_id: int = 0
 
     @property
+    def for_guesses(self) -> SamplingSpec:
+        """How a draft model chooses for it: greedily, of what its biases and ``suppressed_ids`` leave."""
+        return SamplingSpec(
+            seed=0,
+            logit_bias=self.logit_bias,
+            suppressed_ids=self.suppressed_ids,
+            suppressed_until=self.suppressed_until,
+        )
+
+    @property
     def has_penalty(self) -> bool:
         """True when a choice depends on what was said before."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0

@@ -59,6 +59,7 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
     weights = int(weight_bytes(resolve_folder(config)) * part)
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
         weights += weight_bytes(resolve_folder(config.draft_config()))
+    weights += _scratch_bytes(Limits.of(config, facts, sys.maxsize), facts)
     if config.most_loras:
         weights += int((config.most_loras + 1) * _lora_bytes(resolve_folder(config), config.max_lora_rank) * part)
     # Of a GPU's memory the second tier takes nothing.
@@ -91,7 +92,7 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits, *, s
     if stages_here is not None:
         kv = kv * stages_here // config.pp_size
         host = host * stages_here // config.pp_size
-    needed = books + host + (kv if _cuda_memory(config) is None else 0)
+    needed = books + host + (kv + _scratch_bytes(limits, facts) if _cuda_memory(config) is None else 0)
     present = psutil.virtual_memory().total
     if needed > present >= needed - host:
         raise ConfigError(
@@ -115,6 +116,11 @@ def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
     if both <= most:
         return both
     return (room - most * window) // full if full else sys.maxsize
+
+
+def _scratch_bytes(limits: Limits, facts: ModelFacts) -> int:
+    """What a draft model's guesses take beyond the pages of requests."""
+    return limits.draft_scratch_pages * limits.page_size * facts.draft_kv_bytes_per_token
 
 
 def weight_bytes(folder: Path) -> int:

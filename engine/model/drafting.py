@@ -1,7 +1,8 @@
 """The draft model: a smaller model on the last stage that guesses the next tokens of each request.
 
 It computes what the plans compute, into KV of its own under the same page tables, so that it follows chunks, cached
-prefixes and retractions without a plan of its own. It guesses greedily; the next decode verifies.
+prefixes and retractions without a plan of its own. It guesses greedily; the next decode verifies. Beyond the pages of a
+request its guesses are computed in pages of its own pool that no plan names, because no one reads them again.
 """
 
 from __future__ import annotations
@@ -10,24 +11,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.limits import Limits
 from engine.messages import Completion
 from engine.model.backend import make_stage
 from engine.model.host_pool import HostPool
+from engine.model.sampling import Sampler
 from engine.plan import Microbatch, Segment
 
 
 @dataclass(slots=True)
 class _Guessing:
-    """One request's guesses in the making: ``token`` goes to ``position``; there is room up to ``end``."""
+    """One request's guesses in the making: ``token`` goes to ``position``."""
 
     segment: Segment
     token: int
     position: int
-    end: int
     guesses: tuple[int, ...] = ()
 
 
@@ -42,28 +45,31 @@ class DraftModel:
         # It guesses without LoRAs: what is said does not depend on it.
         alone = msgspec.structs.replace(limits, pp_size=1, window_tokens=0, window_pages=0, max_loras=0, loras=())
         placed = config.draft_config().model_copy(update={"device": str(device)})
-        self._model = make_stage(placed, alone, 0)
+        with_scratch = msgspec.structs.replace(alone, total_pages=limits.total_pages + limits.draft_scratch_pages)
+        self._model = make_stage(placed, with_scratch, 0)
         self._host = HostPool(self._model.pool, alone) if alone.host_pages else None
-        self._never = torch.tensor(list(never), dtype=torch.int64, device=device)
-        self._count = limits.draft_tokens
-        self._page_size = limits.page_size
+        self._sampler = Sampler(never=never, vocab_size=limits.vocab_size, device=device)
+        self._limits = limits
 
     def adopt(self, microbatch: Microbatch) -> None:
         """Bring the page tables up to date, also for a microbatch that is not computed."""
         for segment in microbatch.segments:
             self._model.pool.adopt(segment)
+            if segment.sampling is not None:
+                self._sampler.adopt(msgspec.structs.replace(segment, sampling=segment.sampling.for_guesses))
+
+    def forget(self) -> None:
+        """Forget how to choose for each row; only while no request owns a row."""
+        self._sampler.forget()
 
     def guess(self, microbatch: Microbatch, result: Completion) -> tuple[tuple[int, ...], ...]:
-        """Compute the microbatch's KV, then guess on from its result: for each segment that emits, up to its room.
-
-        A guess is computed in pages that the microbatch itself uses; they are its request's until the result is seen.
-        """
+        """Compute the microbatch's KV, then guess on from its result for each segment that emits."""
         if microbatch.copies is not None and self._host is not None:
             self._host.carry_out(microbatch.copies, self._model.pool)
         self._model.forward(self._model.batch(microbatch.segments), None)
         every = list(self._begin(microbatch, result))
-        for number in range(self._count):
-            going = [one for one in every if len(one.guesses) == number and one.position < one.end]
+        for _ in range(self._limits.draft_tokens):
+            going = [one for one in every if one.position < self._limits.context_length]
             if not going:
                 break
             segments = [
@@ -71,21 +77,27 @@ class DraftModel:
                 for one in going
             ]
             logits = self._model.forward(self._model.batch(segments), None)
-            if len(self._never):
-                logits = logits.index_fill(1, self._never, float("-inf"))
-            for one, token in zip(going, torch.argmax(logits, dim=-1).tolist(), strict=True):
+            tokens, _ = self._sampler.sample(logits, segments, _no_history)
+            for one, token in zip(going, tokens, strict=True):
                 one.guesses += (token,)
                 one.token, one.position = token, one.position + 1
         return tuple([one.guesses for one in every])
 
     def _begin(self, microbatch: Microbatch, result: Completion) -> Iterator[_Guessing]:
-        tokens, accepted, used = result.token_ids, iter(result.accepted), 0
-        for segment in microbatch.segments:
-            if not segment.emits:
-                continue
+        tokens, accepted, used, limits = result.token_ids, iter(result.accepted), 0, self._limits
+        scratch = range(limits.total_pages, limits.total_pages + limits.draft_scratch_pages)
+        each = limits.pages_for(limits.draft_tokens)
+        for number, segment in enumerate([one for one in microbatch.segments if one.emits]):
             count = 1 + next(accepted) if segment.drafts else 1
             end = segment.start + len(segment.token_ids)
-            room = -(-end // self._page_size) * self._page_size
-            newest = tokens[used + count - 1]
-            yield _Guessing(segment, newest, end - segment.drafts + count - 1, room)
+            position = end - segment.drafts + count - 1
+            # Behind the pages of the microbatch; the plan that adds pages there puts them in their place.
+            place, stop = map(limits.pages_for, (end, min(position + limits.draft_tokens, limits.context_length)))
+            pages = tuple(scratch[number * each :][: max(0, stop - place)])
+            self._model.pool.adopt(Segment(segment.rid, segment.row, end, (), place, pages, emits=False))
+            yield _Guessing(segment, tokens[used + count - 1], position)
             used += count
+
+
+def _no_history(segment: Segment) -> NDArray[np.int32]:
+    raise AssertionError(f"guesses for {segment.rid} depend on nothing that was said")

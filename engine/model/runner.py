@@ -143,6 +143,8 @@ class StageRunner:
         self.counters = RunnerCounters()
         self._record.forget()
         self._sampler.forget()
+        if self._draft_model is not None:
+            self._draft_model.forget()
         if self._newest is not None:
             self._newest.forget()
         self.grammars.clear()

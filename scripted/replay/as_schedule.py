@@ -271,7 +271,8 @@ def _speculation_of(limits: Limits) -> dict[str, Any]:
         return {}
     guessing = {"speculative_num_draft_tokens": limits.draft_tokens}
     if limits.has_draft_model:
-        return guessing | {"speculative_algorithm": "draft_model", "speculative_draft_model": EMBEDDED_MODEL}
+        drafter = EMBEDDED_MODEL if limits.drafts_itself else f"{EMBEDDED_MODEL}:{limits.seed + 1}"
+        return guessing | {"speculative_algorithm": "draft_model", "speculative_draft_model": drafter}
     patterns = {"speculative_ngram_max": limits.ngram_max, "speculative_ngram_min": limits.ngram_min}
     return guessing | patterns | {"speculative_algorithm": "ngram"}
 

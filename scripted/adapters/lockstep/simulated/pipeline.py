@@ -41,13 +41,14 @@ from scripted.adapters.lockstep.simulated.model import (
     prompt_logprobs_of,
     salt_of,
 )
-from scripted.core.tokens import CHAIN, FIRST_TOKEN, MASK, START, links_of
+from scripted.core.tokens import CHAIN, MASK, START, links_of
 
 __all__ = ["SimulatedPipeline"]
 
 _CORRUPTED: Final = 0x1EADBEEF
-# The simulated draft model is wrong once in this many guesses.
+# A draft model with other weights is wrong once in this many guesses.
 _GUESSES_PER_MISTAKE: Final = 3
+_MISTAKE: Final = 0x5EED
 
 
 class _Row:
@@ -80,6 +81,7 @@ class SimulatedPipeline:
     def __init__(self, limits: Limits, *, alphabet: int | None = None) -> None:
         self._alphabet = alphabet or alphabet_of(limits)
         self._guessed = limits.draft_tokens if limits.has_draft_model else 0
+        self._drafts_itself = limits.drafts_itself
         self._page_size = limits.page_size
         self._stages = limits.pp_size
         self._seed = limits.seed
@@ -125,6 +127,8 @@ class SimulatedPipeline:
         # What is on the host, by host page.
         self._host_kv: list[list[int]] = [[]] * self._host_pages
         self._writes = [0] * self._total_pages
+        # How many slots of a page and of a host page were ever written: stages do not forget what is of no more use.
+        self._filled, self._host_filled = [0] * self._total_pages, [0] * self._host_pages
 
     # -- the pipeline protocol --
 
@@ -289,7 +293,7 @@ class SimulatedPipeline:
                 accepted.append(len(tokens) - before - 1)
             row.newest = tokens[-1]
             if self._guessed:
-                guesses.append(self._guess(fingerprint, end, tokens[-1], row))
+                guesses.append(self._guess(fingerprint, end, tokens[-1], row.spec, is_adapted=segment.lora > 0))
         return Completion(
             microbatch_id=microbatch.id,
             token_ids=tuple(tokens),
@@ -317,14 +321,20 @@ class SimulatedPipeline:
             del self._loras[change.drop]
         return None
 
-    def _guess(self, fingerprint: int, position: int, token: int, row: _Row) -> tuple[int, ...]:
-        """What a draft model would guess after ``token``: what this model will say, but for some of it."""
-        guesses: list[int] = []
+    def _guess(
+        self, fingerprint: int, position: int, token: int, spec: SamplingSpec, *, is_adapted: bool
+    ) -> tuple[int, ...]:
+        """What a draft model guesses after ``token``: what this model says greedily, without penalties or a grammar.
+
+        One with other weights makes mistakes, and each of them does for a LoRA; none where a bias decides.
+        """
+        guesses, greedy = list[int](), spec.for_guesses
+        is_itself = self._drafts_itself and self._root == START and not is_adapted
         for number in range(1, self._guessed + 1):
             (_, fingerprint) = links_of(fingerprint, (token,))
-            token = choose(fingerprint ^ row.salt, position + number, row.spec, self._alphabet)
-            if fingerprint % _GUESSES_PER_MISTAKE == 0:
-                token = FIRST_TOKEN + (token - FIRST_TOKEN + 1) % self._alphabet
+            is_mistaken = not is_itself and fingerprint % _GUESSES_PER_MISTAKE == 0
+            value = fingerprint ^ _MISTAKE if is_mistaken else fingerprint
+            token = choose(value, position + number, greedy, self._alphabet)
             guesses.append(token)
         return tuple(guesses)
 
@@ -343,8 +353,10 @@ class SimulatedPipeline:
         """Copy pages to the host, then pages from it: whatever was known to be in these is overwritten."""
         for page, host in copies.out:
             self._host_kv[host] = list(self._kv[page])
+            self._host_filled[host] = self._filled[page]
         for host, page in copies.into:
             self._kv[page] = list(self._host_kv[host])
+            self._filled[page] = self._host_filled[host]
             self._writes[page] += 1
 
     def describe(self) -> tuple[StageView, ...]:
@@ -358,7 +370,7 @@ class SimulatedPipeline:
                 microbatches=self._microbatches,
                 failed=self._failed,
                 tokens=self._tokens,
-                slots_written=sum(max(0, len(page) - 1) for page in self._kv),
+                slots_written=sum(self._filled),
                 slots_digest=f"{self.kv_digest():016x}",
             )
             for stage in range(self._stages)
@@ -498,6 +510,7 @@ class SimulatedPipeline:
                 slots[offset + 1 :] = links[done + 1 : done + take + 1]
             else:
                 self._kv[page] = links[done + 1 : done + take + 1]
+            self._filled[page] = max(self._filled[page], offset + take)
             self._writes[page] += 1
             row.seen[index] = self._writes[page]
             if self._window_tokens:
