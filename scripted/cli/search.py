@@ -109,6 +109,7 @@ def _summary(report: SearchReport) -> str:
     return (
         f"{report.schedules} schedules in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
         f"{report.per_cpu_second:.0f} a second and core), {how}; {report.unreached} events met nothing to act on; "
+        f"{report.rejoined} runs ended early as their target again; "
         f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure"
     )
 

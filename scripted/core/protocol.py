@@ -224,6 +224,13 @@ class Adapter(Protocol):
         """The run as it is now, to be gone on from any number of times; None when it cannot be copied."""
         ...
 
+    def digests(self, run: Any) -> Iterable[bytes | None]:
+        """The whole state of a run between two steps, in parts; None for a part that this run lacks.
+
+        Runs whose parts are equal go on alike. Raises UnreadableState where a state cannot be read.
+        """
+        ...
+
     # -- mutants --
 
     def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:

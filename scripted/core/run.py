@@ -126,6 +126,19 @@ class Run:
         """The configuration of the machine."""
         return self._schedule.config
 
+    @property
+    def previous(self) -> Any:
+        """The output of the last step; None before the first."""
+        return self._previous
+
+    @property
+    def own_state(self) -> tuple[Any, ...]:
+        """What the steps to come depend on beside machine, device, oracle and schedule."""
+        said = self._previous
+        said = None if said is None else (said.again, said.deadline, said.microbatch is None)
+        own = self.step, self.results, self._holding, self._turn, self._empty_steps, self.arrived
+        return *own, self.clock.now(), said
+
     # -- the gate protocol of the loop --
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.account import Account
 from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.forks import Copier, Frozen
@@ -17,6 +18,8 @@ from scripted.core.phrases import nearest, text_of
 from scripted.core.placed import Placed
 from scripted.core.protocol import ADAPTER_API
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.results import Results
+from scripted.core.states import StateReader
 from scripted.core.violation import Violation
 from scripted.core.written import TestHead
 from scripted.report.step_log import StepLog
@@ -38,6 +41,11 @@ _WIDTH: Final = 116
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
 # A request that never was; nothing a schedule names is called this.
 UNKNOWN_RID: Final = "nobody-ever"
+_STATES: Final = StateReader({
+    Account: ("calls",),
+    Results: ("_has_kept", "_in_vain"),
+    SdkOracle: ("_can", "_fresh", "_limits"),
+})  # fmt: skip
 
 
 def _default_of(name: str, config: type[msgspec.Struct]) -> Any:
@@ -227,6 +235,10 @@ class SchedulerAdapter:
     def freeze(self, run: Any) -> Frozen[Any] | None:
         """As it is now, where it can be copied."""
         return None if self._copier is None else Frozen(run, self._copier)
+
+    def digests(self, run: Any) -> Iterator[bytes]:
+        """All of it. Raises UnreadableState for a machine with something inside that does not say what it is."""
+        yield _STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
 
     # -- mutants --
 

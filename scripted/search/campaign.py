@@ -17,7 +17,7 @@ from typing import Final
 from scripted.core.named import adapter_named
 from scripted.search.coverage import Coverage
 from scripted.search.ray_pool import ray_pool
-from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, run_unit, strategy_of
+from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
 __all__ = ["Campaign", "SearchReport"]
 
@@ -36,6 +36,7 @@ class SearchReport:
         self.started = time.monotonic()
         self.schedules = 0
         self.unreached = 0
+        self.rejoined = 0
         self.cpu_s = 0.0
         self.seconds = 0.0
         self.coverage = Coverage()
@@ -51,6 +52,7 @@ class SearchReport:
     def add(self, result: UnitResult) -> None:
         self.schedules += result.schedules
         self.unreached += result.unreached
+        self.rejoined += result.rejoined
         self.cpu_s += result.cpu_s
         self.seconds = time.monotonic() - self.started
         self.coverage.merge(result.cells)
@@ -69,6 +71,7 @@ class Campaign:
 
     def run(self) -> SearchReport:
         """Search until there is nothing left to do."""
+        forget_targets()
         units = self._units()
         if self._plan.ray is not None:
             ended = self._run_on_ray(units, self._plan.ray)

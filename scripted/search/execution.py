@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from scripted.core.protocol import Freezer
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Cell, Phase, Run
 from scripted.core.schedule import Schedule
+from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation
 from scripted.errors import Overdue
 from scripted.script.watchdog import watchdog
@@ -27,6 +29,8 @@ __all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
 _SIGNATURE_LENGTH: Final = 60
 # A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.
 RUN_TIMEOUT_S: Final = 10.0
+# What was no effect of such events so often is not looked for again.
+_LOOKS_IN_VAIN: Final = 3
 _OVERDUE: Final = "a run did not end: after {:g} s it was in line {line} of {name}"
 
 
@@ -104,7 +108,7 @@ def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
         with watchdog(timeout_s or RUN_TIMEOUT_S, _OVERDUE):
             gate.adapter.drive(gate)
         _check_ended(gate)
-    except HarnessError:
+    except (HarnessError, _Rejoined):
         raise
     except Exception as exc:
         if gate.phase is not Phase.ADAPTER and not isinstance(exc, (Violation, *gate.adapter.violations)):
@@ -133,17 +137,29 @@ def _with_records_checked(schedule: Schedule) -> Outcome:
     return outcome
 
 
+class _Rejoined(Exception):
+    """A run is in a state of its base: the rest of it is known."""
+
+
 class Prefixes:
     """A base schedule, frozen before each of its steps: a schedule that only adds to it starts where it first differs.
 
-    ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
-    Where a run cannot be copied, every schedule starts at the beginning.
+    It ends where it is the base again: when its whole state equals the base's before the same step, and nothing that
+    was added is left. ``rejoined`` counts those. ``steps`` ends with the first one in which the base had to be settled;
+    what is added later would have come first. Where a run cannot be copied, every schedule starts at the beginning.
     """
 
     def __init__(self, base: Schedule) -> None:
         self.base = base
         self.steps = 0
+        self.rejoined = 0
+        self._is_readable = True
         self._frozen: list[Freezer] = []
+        # Before each step: what can be seen of it at once, and how much was noted of the base by then.
+        self._passed: list[tuple[Any, int, int]] = []
+        # Looks by what was added that showed another state.
+        self._in_vain: Counter[tuple[str, ...]] = Counter()
+        self._digests: dict[int, tuple[bytes | None, ...]] = {}
         gate = Run(base, watch=self._freeze)
         self.outcome = finish(gate)
         if self.outcome.failure is None:
@@ -162,10 +178,22 @@ class Prefixes:
         first = min(placed.step for placed in extra)
         if first > len(self._frozen):
             return execute(schedule)
-        gate = self._frozen[first - 1].thaw(extra)
-        assert isinstance(gate, Run)
+        gate = self._thawed(first, extra)
         gate.follow(schedule)
-        return finish(gate)
+        if self._is_readable and self.outcome.failure is None:
+            last = max(placed.step for placed in extra)
+            kinds = tuple([placed.action.kind for placed in extra])
+            gate.watch = lambda run: self._compare(run, last, kinds)
+        try:
+            return finish(gate)
+        except _Rejoined:
+            self.rejoined += 1
+            return self._rejoined(gate)
+
+    def _thawed(self, step: int, extra: tuple[Placed, ...]) -> Run:
+        gate = self._frozen[step - 1].thaw(extra)
+        assert isinstance(gate, Run)
+        return gate
 
     def _freeze(self, gate: Run) -> None:
         gate.watch = None
@@ -175,4 +203,49 @@ class Prefixes:
         frozen = gate.adapter.freeze(gate)
         if frozen is not None:
             self._frozen.append(frozen)
+            self._passed.append((_outline(gate), len(gate.cells), len(gate.unreached)))
         gate.watch = self._freeze
+
+    def _compare(self, gate: Run, last: int, kinds: tuple[str, ...]) -> None:
+        """Leave a run that is the base again after its last event. A look costs as much as two steps."""
+        if gate.step < last:
+            return
+        gate.watch = None
+        if gate.was_settled or gate.step >= len(self._frozen) or _outline(gate) != self._passed[gate.step][0]:
+            return
+        if self._in_vain[kinds] >= _LOOKS_IN_VAIN:
+            return
+        self._in_vain[kinds] += 1
+        try:
+            base = self._digests_before(gate.step + 1)
+            if all(one in (None, other) for one, other in zip(gate.adapter.digests(gate), base, strict=True)):
+                self._in_vain[kinds] -= 1
+                raise _Rejoined
+        except UnreadableState:
+            self._is_readable = False
+
+    def _digests_before(self, step: int) -> tuple[bytes | None, ...]:
+        if step not in self._digests:
+            gate = self._thawed(step, ())
+            self._digests[step] = tuple(gate.adapter.digests(gate))
+        return self._digests[step]
+
+    def _rejoined(self, gate: Run) -> Outcome:
+        """What its own run would have come to."""
+        _, cells, unreached = self._passed[gate.step]
+        base = self.outcome
+        return Outcome(
+            None,
+            base.steps,
+            (*gate.unreached, *base.unreached[unreached:]),
+            base.implied,
+            (*gate.cells, *base.cells[cells:]),
+        )
+
+
+def _outline(gate: Run) -> Any:
+    """What two equal states have in common, and most others do not: to read all of a state takes long."""
+    live = [(rid, life.computed, len(life.said), life.aborted) for rid, life in gate.oracle.account.live.items()]
+    deadline = None if gate.previous is None else gate.previous.deadline
+    busy = gate.is_holding, len(gate.results), gate.clock.now(), deadline, gate.adapter.obstacle(gate)
+    return busy, live, dict(gate.machine.counts())

@@ -24,10 +24,14 @@ _SCENARIO: Final = re.compile(r"\bSchedule\b")
 
 
 class Target(Protocol):
-    """``base`` says what may be added; ``outcome`` is how it ends by itself."""
+    """``base`` says what may be added; ``outcome`` is how it ends by itself.
+
+    ``rejoined`` counts the runs that ended early because they had become the target itself again.
+    """
 
     base: Schedule
     outcome: Outcome
+    rejoined: int
 
     @property
     def steps(self) -> int:

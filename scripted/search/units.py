@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -17,7 +18,7 @@ from scripted.search.execution import Failure
 from scripted.search.strategies import Exhaustive, Pairs, Pct, RandomEvents, Strategy, StrategyName
 from scripted.search.targets import Target, schedule_of, target_named
 
-__all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "run_unit", "strategy_of"]
+__all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "forget_targets", "run_unit", "strategy_of"]
 
 
 class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +69,12 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class UnitResult(msgspec.Struct, frozen=True):
-    """What one unit did. ``cpu_s`` are seconds of process time."""
+    """What one unit did. ``rejoined`` runs became their target again; ``cpu_s`` are seconds of process time."""
 
     target: str
     schedules: int
     unreached: int
+    rejoined: int
     cells: tuple[tuple[Cell, int], ...]
     findings: tuple[Finding, ...]
     cpu_s: float
@@ -91,10 +93,30 @@ def strategy_of(plan: SearchPlan) -> Strategy:
             return Pct(plan.seed)
 
 
+# A target that was prepared serves all units of its campaign in a process. It holds about a megabyte.
+_PREPARED_LIMIT: Final = 512
+_prepared: dict[tuple[str, str, str | None], Target] = {}
+
+
+def forget_targets() -> None:
+    """A new campaign: a file that a target is read from may have changed."""
+    _prepared.clear()
+
+
+def _prepared_target(name: str, plan: SearchPlan) -> Target:
+    key = name, plan.adapter, plan.mutant
+    if key not in _prepared:
+        if len(_prepared) >= _PREPARED_LIMIT:
+            del _prepared[next(iter(_prepared))]
+        _prepared[key] = target_named(name, plan.adapter)
+    return _prepared[key]
+
+
 def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
-    """Do one unit of a campaign in this process."""
+    """Do one unit of a campaign in this process, with the mutant of its plan switched on."""
     started, counted = time.process_time(), Coverage()
-    target = target_named(unit.target, plan.adapter)
+    target = _prepared_target(unit.target, plan)
+    rejoined = target.rejoined
     findings: dict[str, Finding] = {}
     schedules = unreached = 0
     for extra in _extras(unit, plan, target):
@@ -112,7 +134,9 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
             break
     cells = tuple(counted.counts.items())
     spent = time.process_time() - started
-    return UnitResult(unit.target, schedules, unreached, cells, tuple(findings.values()), spent)
+    return UnitResult(
+        unit.target, schedules, unreached, target.rejoined - rejoined, cells, tuple(findings.values()), spent
+    )
 
 
 def _extras(unit: Unit, plan: SearchPlan, target: Target) -> Iterator[tuple[Placed, ...]]:

@@ -16,7 +16,7 @@ from scripted.adapters.lockstep.actions import Flush, ReleaseGrammars, Relieve, 
 from scripted.adapters.lockstep.bugs import MUTANTS
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import config_values, limits_of, smaller_configs
-from scripted.adapters.lockstep.copies import FrozenRun
+from scripted.adapters.lockstep.copies import STATES, FrozenRun
 from scripted.adapters.lockstep.engine_oracle import EngineOracle
 from scripted.adapters.lockstep.gallery_page import write_gallery
 from scripted.adapters.lockstep.machine import EngineMachine
@@ -143,6 +143,12 @@ class LockstepAdapter:
     def freeze(self, run: Run) -> FrozenRun:
         """As it is now."""
         return FrozenRun(run)
+
+    def digests(self, run: Run) -> Iterator[bytes | None]:
+        """The engine with its pipeline and its checks; then the specification, with which not all are compared."""
+        yield STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
+        conformance = run.oracle.checks.conformance
+        yield None if conformance is None else STATES.digest(conformance)
 
     # -- mutants --
 

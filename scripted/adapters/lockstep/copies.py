@@ -1,17 +1,28 @@
-"""Runs of the engine that are frozen and thawed; two thawed runs in three are compared with the specification."""
+"""Runs of the engine, frozen, thawed and told apart; two thawed ones in three are compared with the specification."""
 
 from __future__ import annotations
 
 import zlib
 from typing import Final
 
-from engine.scheduler import Launched
+from engine.scheduler import Launched, Scheduler
+from engine.scheduler.counters import Counters
+from scripted.adapters.lockstep.engine_oracle import EngineOracle
+from scripted.adapters.lockstep.oracle.step_checks import Checks
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.specification.calls import SpecifiedCalls
 from scripted.adapters.lockstep.specification.conformance import Conformance
+from scripted.adapters.lockstep.specification.loras import SpecifiedLoras
+from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
+from scripted.adapters.lockstep.specification.specification import Specification
+from scripted.core.account import Account
 from scripted.core.forks import Copier, Frozen
 from scripted.core.placed import Placed
+from scripted.core.results import Results
 from scripted.core.run import Run
+from scripted.core.states import StateReader
 
-__all__ = ["COPIER", "UNSPECIFIED_EVERY_RUNS", "FrozenRun", "is_specified"]
+__all__ = ["COPIER", "STATES", "UNSPECIFIED_EVERY_RUNS", "FrozenRun", "is_specified"]
 
 # The executable specification costs as much again as all other checks. Of the runs that share a beginning one in this
 # many is not compared with it; every run that starts from its beginning is.
@@ -27,6 +38,23 @@ COPIER: Final = Copier(
     },
     uniform=True,
 )
+
+
+# Of the counters three are used again: they number microbatches, requests and weights.
+_USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
+STATES: Final = StateReader({
+    Account: ("calls",),
+    Checks: ("conformance",),
+    Counters: set(Counters.__slots__) - _USED_COUNTERS,
+    EngineOracle: ("_sent",),
+    Results: ("_has_kept", "_in_vain"),
+    Scheduler: ("_handlers", "_replies", "digests", "last_microbatch"),
+    SimulatedPipeline: ("_describes", "_failed", "_microbatches", "_tokens", "last_microbatch"),
+    Specification: ("replies", "totals"),
+    SpecifiedCalls: ("_totals",),
+    SpecifiedLoras: ("_totals",),
+    SpecifiedMemory: ("evictions",),
+})  # fmt: skip
 
 
 class FrozenRun:

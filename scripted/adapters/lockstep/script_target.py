@@ -32,6 +32,8 @@ class ScriptTarget:
     own invariants and the oracle count, and the script ends at its first failed assertion.
     """
 
+    rejoined: int = 0
+
     def __init__(self, test: ScriptedTest) -> None:
         self._test = test
         # The added event may close a window that the script must reach.

@@ -190,10 +190,12 @@ class Pages:
             else:
                 self._forget_user(page)
         fresh = []
+        own = {page for index, page in enumerate(tenancy.pages[:first]) if index not in tenancy.lost}
         for index, page in enumerate(segment.pages, first):
             self._users[page] = self._users.get(page, 0) + 1
-            if self._users[page] > 1 and len(tenancy.uses_of(page)) > 1:
+            if page in own:
                 raise Violation(f"{tenancy} has page {page} twice in its table {tenancy.pages}")
+            own.add(page)
             if index - first < len(before) and before[index - first] == page:
                 continue
             if index >= segment.start // size:

@@ -1,0 +1,71 @@
+"""Schedules a second and core over all workloads: ``python -m benchmarks.search_speed [--against CHECKOUT]``.
+
+Single added events, spread over each sweep, in units as a campaign hands them out; by process time. With another
+checkout of this repository the two run in turn, so that what else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from engine.interruption import interruptible
+
+__all__ = ["main"]
+
+ROUNDS: Final = 3
+UNITS: Final = 4
+SCHEDULES_A_UNIT: Final = 30
+# What both checkouts understand; a round is a process of its own.
+_ROUND: Final = """
+import sys, time
+from scripted.core.named import adapter_named
+from scripted.search.units import SearchPlan, Unit, run_unit
+units, size = map(int, sys.argv[1:])
+targets = tuple(adapter_named("lockstep").workloads)
+plan = SearchPlan(targets=targets)
+began, done = time.process_time(), 0
+for unit in range(units):
+    for target in targets:
+        parts = 4 + unit
+        done += run_unit(Unit(target, unit, parts, size), plan).schedules
+print(done, time.process_time() - began)
+"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, measured in turn")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    folders = [Path.cwd(), *([options.against] if options.against else [])]
+    rates: dict[Path, list[float]] = {folder: [] for folder in folders}
+    for _ in range(options.rounds):
+        for folder in folders:
+            rates[folder].append(_rate(folder))
+    for folder in folders:
+        print(  # noqa: T201 - a command's answer
+            f"{folder.name}: {statistics.median(rates[folder]):.0f} schedules/s and core, median of {options.rounds} "
+            f"({min(rates[folder]):.0f} to {max(rates[folder]):.0f}); load {os.getloadavg()[0]:.1f} on "
+            f"{os.cpu_count()} cores"
+        )
+
+
+def _rate(folder: Path) -> float:
+    """Schedules a second of process time of one round of the checkout in this folder."""
+    command = [sys.executable, "-c", _ROUND, str(UNITS), str(SCHEDULES_A_UNIT)]
+    environment = os.environ | {"PYTHONPATH": str(folder.resolve()), "PYTHONSAFEPATH": "1"}
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=environment)  # noqa: S603
+    schedules, seconds = map(float, said.stdout.split())
+    return schedules / seconds
+
+
+if __name__ == "__main__":
+    with interruptible("benchmarks.search_speed"):
+        main()

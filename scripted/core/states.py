@@ -1,0 +1,194 @@
+"""The whole state of a run as a short digest: two runs of equal digests go on alike, whatever brought them there.
+
+Reads by structure, knowing no class: every object that can be reached, in the order in which it is met. Equal states
+may have different digests, which costs a run; different states never have equal ones, which would hide a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import marshal
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["StateReader", "UnreadableState"]
+
+_ATOMS: Final = frozenset({int, str, bool, float, bytes, type(None)})
+_DIGEST_BYTES: Final = 16
+_KNOWN_LIMIT: Final = 20_000
+# The newer formats say which objects are the same one, which two equal states may differ in.
+_FORMAT: Final = 2
+# One that cannot be packed: it is never confused with a value.
+_OBJECT: Final = "\0object"
+
+
+class UnreadableState(Exception):
+    """Something in a run does not say what it consists of."""
+
+
+class StateReader:
+    """``left_out`` are attributes by class that no later step depends on: counters, answers that were given."""
+
+    def __init__(self, left_out: Mapping[type, Collection[str]] | None = None) -> None:
+        self._left_out = dict(left_out or {})
+        self._shapes: dict[Any, tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {}
+        # What messages and plans consist of, by the address of each, which is kept alive with it.
+        self.known: dict[int, tuple[Any, Any]] = {}
+        self._readers: dict[type, Callable[[_Reading, Any], Any]] = {
+            list: _Reading.builtin,
+            tuple: _Reading.builtin,
+            deque: _Reading.each,
+            dict: _Reading.builtin,
+            set: _Reading.unordered,
+            frozenset: _Reading.unordered,
+            bytearray: lambda _, value: bytes(value),
+            types.MethodType: _Reading.method,
+            functools.partial: _Reading.partial,
+            random.Random: lambda _, value: repr(value.getstate()),
+        }
+
+    def digest(self, *roots: Any) -> bytes:
+        """Of all that can be reached from here. Raises UnreadableState."""
+        if len(self.known) > _KNOWN_LIMIT:
+            self.known.clear()
+        reading = _Reading(self)
+        found: list[Any] = [reading.value(root) for root in roots]
+        # The list of instances grows while their attributes are read.
+        found += map(reading.attributes, reading.instances)
+        return hashlib.blake2b(marshal.dumps(found, _FORMAT), digest_size=_DIGEST_BYTES).digest()
+
+    def reader_of(self, kind: type) -> Callable[[_Reading, Any], Any]:
+        """How objects of a class are read."""
+        reader = self._readers.get(kind)
+        if reader is None:
+            reader = self._readers[kind] = _reader_of(kind)
+        return reader
+
+    def attributes_of(self, value: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+        """The names of those that belong to the state, in one order for all copies, and what reads them."""
+        kind = type(value)
+        shape = kind, *getattr(value, "__dict__", ())
+        known = self._shapes.get(shape)
+        if known is None:
+            out = {name for base in kind.__mro__ for name in self._left_out.get(base, ())}
+            fields = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else _slots_of(kind)
+            # A class that says nothing of a slot leaves it empty in some objects; those are read with what they have.
+            names = tuple(sorted({name for name in (*fields, *shape[1:]) if hasattr(value, name)} - out))
+            known = names, attrgetter(*names, "__class__", "__class__")
+            if len(names) == len({*fields, *shape[1:]} - out):
+                self._shapes[shape] = known
+        return known
+
+
+class _Reading:
+    """One digest being made: objects get a number when they are met first, and are read in that order."""
+
+    def __init__(self, states: StateReader) -> None:
+        self._readers = states._readers  # noqa: SLF001 - of the same file, and asked for each object
+        self._states = states
+        self._numbers: dict[int, int] = {}
+        self._met = 0
+        self.instances: list[Any] = []
+
+    def value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        return (self._readers.get(kind) or self._states.reader_of(kind))(self, value)
+
+    def builtin(self, value: Any) -> Any:
+        """A list, a tuple or a dict: as it is, if there is nothing but numbers and text in it."""
+        try:
+            return marshal.dumps(value, _FORMAT)
+        except ValueError:
+            if type(value) is dict:
+                return self.each(value), self.each(value.values())
+            return self.each(value)
+
+    def each(self, values: Iterable[Any]) -> Any:
+        return tuple([item if type(item) in _ATOMS else self.value(item) for item in values])
+
+    def unordered(self, value: Any) -> Any:
+        return sorted([self.value(item) for item in value], key=repr)
+
+    def method(self, value: types.MethodType) -> Any:
+        return value.__func__.__qualname__, self.value(value.__self__)
+
+    def partial(self, value: functools.partial[Any]) -> Any:
+        return self.value(value.func), self.each(value.args), self.builtin(value.keywords)
+
+    def struct(self, value: msgspec.Struct) -> Any:
+        known = self._states.known.get(id(value))
+        if known is not None:
+            return known[1]
+        met = self._met
+        read = type(value).__name__, self.each(self._states.attributes_of(value)[1](value)[:-2])
+        if self._met == met and type(value).__struct_config__.frozen:
+            self._states.known[id(value)] = value, read
+        return read
+
+    def instance(self, value: Any) -> Any:
+        self._met += 1
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self.instances)
+            self.instances.append(value)
+        return _OBJECT, number
+
+    def attributes(self, value: Any) -> Any:
+        names, read = self._states.attributes_of(value)
+        inside = ()
+        if isinstance(value, dict):
+            inside = self.each(value), self.each(value.values())
+        elif isinstance(value, list | tuple | deque | set):
+            inside = self.unordered(value) if isinstance(value, set) else self.each(value)
+        return type(value).__qualname__, names, self.each(read(value)[:-2]), inside
+
+
+def _reader_of(kind: type) -> Callable[[_Reading, Any], Any]:
+    if issubclass(kind, Enum):
+        return lambda _, value: f"{kind.__name__}.{value.name}"
+    if issubclass(kind, msgspec.Struct):
+        return _Reading.struct
+    if issubclass(kind, type | types.ModuleType):
+        return lambda _, value: value.__name__
+    if issubclass(kind, types.FunctionType | types.BuiltinFunctionType):
+        return _function
+    if issubclass(kind, int | str | float | bytes):
+        return lambda _, value: repr(value)
+    if kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, list | dict | tuple | set | deque):
+        return _Reading.instance
+    if kind is object:
+        return _Reading.instance
+    return _unreadable
+
+
+def _function(reading: _Reading, value: Any) -> Any:
+    """A function that remembers something is part of the state."""
+    cells = getattr(value, "__closure__", None) or ()
+    owner = getattr(value, "__self__", None)
+    if owner is not None and not isinstance(owner, types.ModuleType | type):
+        return value.__qualname__, reading.value(owner)
+    return value.__qualname__, reading.each([cell.cell_contents for cell in cells])
+
+
+def _unreadable(_: _Reading, value: Any) -> Any:
+    kind = type(value)
+    raise UnreadableState(f"a {kind.__module__}.{kind.__qualname__} does not say what it consists of")
+
+
+@functools.cache
+def _slots_of(kind: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names += (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

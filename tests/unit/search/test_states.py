@@ -1,0 +1,115 @@
+"""States: a digest is the same for a copy, another one for whatever differs, and none for what cannot be read."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any
+
+import pytest
+
+from scripted.adapters.lockstep.copies import COPIER, STATES
+from scripted.core.forks import Frozen
+from scripted.core.named import adapter_named
+from scripted.core.run import Run
+from scripted.core.states import StateReader, UnreadableState
+from scripted.search import units
+from scripted.search.campaign import Campaign
+from scripted.search.execution import Prefixes, execute
+from scripted.search.strategies import Exhaustive
+from scripted.search.targets import target_named, workload_named
+from scripted.search.units import SearchPlan
+
+
+class Thing:
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+def digest(value: Any) -> bytes:
+    return StateReader({Thing: ("count",)}).digest(value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Thing(a=1, b=[2]), Thing(b=[2], a=1)),
+        (Thing(count=1), Thing(count=2)),
+        ({3, 1, 2}, {1, 2, 3}),
+        ([deque([Thing()])], [deque([Thing()])]),
+    ],
+)
+def test_equal_states_have_one_digest(one: Any, other: Any) -> None:
+    assert digest(one) == digest(other)
+
+
+SHARED = Thing()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Thing(a=1), Thing(a=2)),
+        (Thing(a=1), Thing(b=1)),
+        ([-1], [-2]),
+        ([1, 2], [2, 1]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ([SHARED, SHARED], [SHARED, Thing()]),
+        (Thing(a=Thing(b=1)), Thing(a=Thing(b=2))),
+        (lambda one=SHARED: one, None),
+    ],
+)
+def test_different_states_have_two(one: Any, other: Any) -> None:
+    assert digest(one) != digest(other)
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    with pytest.raises(UnreadableState, match="generator"):
+        digest([(one for one in "ab")])
+
+
+def test_a_copy_has_the_state_of_its_original_until_one_of_them_goes_on() -> None:
+    gate = Run(workload_named("warm-prefix"))
+    gate.next_step(None)
+
+    def state(run: Run) -> bytes:
+        return STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
+
+    other = Frozen(gate, COPIER).thaw()
+    assert state(other) == state(gate)
+    other.machine.scheduler.memory.pages.allocate(1)
+    assert state(other) != state(gate)
+
+
+@pytest.mark.parametrize("name", ["twins", "warm-prefix", "full-pages"])
+def test_a_run_that_becomes_its_target_again_ends_there_and_says_the_same(name: str) -> None:
+    """B15: a refused flush and an abort of nobody leave nothing behind."""
+    prefixes = Prefixes(workload_named(name))
+    sweep = list(Exhaustive().additions(name, prefixes.base, prefixes.steps))
+    for extra in itertools.islice(sweep, 0, None, 3):
+        before = prefixes.rejoined
+        outcome = prefixes.execute(*extra)
+        if prefixes.rejoined > before:
+            assert outcome == execute(prefixes.base.with_placed(extra)), extra
+    assert len(sweep) / 30 < prefixes.rejoined < len(sweep) / 3
+
+
+def test_an_adapter_reads_the_same_state_of_a_run_that_was_thawed_twice() -> None:
+    prefixes = Prefixes(workload_named("twins"))
+    adapter = adapter_named("lockstep")
+    one, two = (tuple(adapter.digests(prefixes._frozen[4].thaw(()))) for _ in range(2))
+    assert one == two
+    assert None not in one
+
+
+def test_a_campaign_prepares_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[str] = []
+
+    def counted(name: str, adapter: str) -> Any:
+        prepared.append(name)
+        return target_named(name, adapter)
+
+    monkeypatch.setattr(units, "target_named", counted)
+    plan = SearchPlan(targets=("one-row", "twins"), strategy=units.StrategyName.RANDOM, schedules=450)
+    assert Campaign(plan).run().schedules == 450
+    assert sorted(prepared) == ["one-row", "twins"]
