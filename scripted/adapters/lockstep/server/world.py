@@ -176,9 +176,11 @@ class ServerWorld:
 
     def lose_node(self, stage: int) -> PipelineEvent:
         """Reset the connections and kill the processes: what comes first is chance, as on a machine that fails."""
-        self._order("lose_node", DropLink(stage=stage))
+        # They are looked up while they live: a stage ends by itself when its link does.
         stage_process = psutil.Process(self._pid(stage))
-        for process in (stage_process.parent(), stage_process):
+        node = (stage_process.parent(), stage_process)
+        self._order("lose_node", DropLink(stage=stage))
+        for process in node:
             if process is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
                     process.kill()
