@@ -5,7 +5,9 @@ A schedule's text, the search, scripts, recordings, the shell and reports ask th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
@@ -106,7 +108,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     ``examples`` are clauses without their steps, of requests called a and b. ``event`` is the type of the event that it
     becomes, if it becomes one, and ``phrase`` what a report calls it.
     ``is_start``: it begins the request of its ``rid``. ``is_control``: it acts on the world and not on the scheduler,
-    before the completions of its step are taken. ``is_extra``: a search adds one with its default values.
+    before the completions of its step are taken. ``is_extra``: a search adds one with its default values;
+    ``added_beside`` is the tag of an action that a workload must have for that.
     ``is_strict``: its verb refuses to act on nothing. ``shell_words`` are short words that the shell has for verbs; it
     knows any other verb by its name. ``search_turn`` orders what a search tries at one step; equal ones are tried in
     the order of their definition.
@@ -118,6 +121,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     is_start: ClassVar[bool] = False
     is_control: ClassVar[bool] = False
     is_extra: ClassVar[bool] = False
+    added_beside: ClassVar[str] = ""
     is_strict: ClassVar[bool] = False
     shell_words: ClassVar[Mapping[str, str]] = {}
     search_turn: ClassVar[int] = 0
@@ -130,7 +134,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     @property
     def target_rid(self) -> str | None:
         """The rid of the request that it aims at, if it aims at one."""
-        return None
+        return None if self.is_start else getattr(self, "rid", None)
 
     # -- what it does --
 
@@ -140,12 +144,22 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     def reaches(self, run: RunLike) -> bool:
         """Whether there is something for it to act on."""
-        del run
-        return True
+        return self.target_rid is None or run.is_live(self.target_rid)
 
     def verbs(self) -> tuple[Verb, ...]:
-        """The calls of a script that do the same."""
-        raise NotImplementedError(f"{type(self).__name__} says which verb of t does it")
+        """The calls of a script that do the same: the verb of its class, which takes its fields in their order."""
+        ((name, function),) = verbs_of(type(self)).items()
+        arguments: list[Any] = []
+        keywords: dict[str, Any] = {}
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        for parameter, field in zip(parameters, self.__struct_fields__, strict=False):
+            value = getattr(self, field)
+            value = value.value if isinstance(value, Enum) else value
+            if parameter.name == field and parameter.default is not inspect.Parameter.empty:
+                keywords |= {field: value} if value != parameter.default else {}
+            elif value != parameter.default:
+                arguments.append(value)
+        return (Verb(name, *arguments, **keywords),)
 
     def perform(self, t: Any) -> bool:
         """Do it in a script; False when there was nothing to act on."""
@@ -158,8 +172,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """What of this kind can be added to a base schedule, at any step."""
-        del base
-        return (cls(),) if cls.is_extra else ()
+        if not cls.is_start and "rid" in cls.__struct_fields__:
+            return [cls(rid=rid) for rid in base.rids]
+        is_beside = any(kind.__struct_config__.tag == cls.added_beside for kind in base.kinds)
+        return (cls(),) if cls.is_extra or is_beside else ()
 
     def smaller(self) -> Iterator[Action]:
         """Smaller actions of the same kind, for shrinking."""
@@ -169,9 +185,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @classmethod
     def read_back(cls, event: Any, reader: Any) -> Self | None:
-        """The action that became this event, which is of type ``event``; None when it was another one's."""
-        del event, reader
-        return cls()
+        """The action that became this event, which is of type ``event``; None when it was another one's.
+
+        As it stands here, its fields are those of the event that have their names.
+        """
+        del reader
+        return cls(**{name: getattr(event, name) for name in cls.__struct_fields__ if hasattr(event, name)})
 
     @classmethod
     def words(cls, event: Any) -> str:

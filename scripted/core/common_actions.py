@@ -32,9 +32,6 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
         """There may be results."""
         return not run.is_settled
 
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("hold_results"),)
-
 
 class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release"):
     """``count`` held results may come, oldest first; without a count all of them, and nothing is held any more."""
@@ -57,9 +54,6 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     def reaches(self, run: RunLike) -> bool:
         return run.is_holding
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("release_results") if self.count is None else Verb("release_results", self.count),)
 
 
 class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="advance"):

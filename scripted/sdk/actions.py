@@ -180,23 +180,8 @@ class CancelRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         """Its client gives a request up, by handle or exact rid."""
         t.run.act(CancelRequest(rid=t.rid_of("abort()", r)))
 
-    @property
-    def target_rid(self) -> str:
-        return self.rid
-
     def apply(self, run: RunLike) -> None:
         run.give(Abort(rid=self.rid))
-
-    def reaches(self, run: RunLike) -> bool:
-        return run.is_live(self.rid)
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("abort", self.rid),)
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Of each request."""
-        return [cls(rid=rid) for rid in base.rids]
 
 
 class FlushPrefixes(Action, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
@@ -269,9 +254,6 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
         """There is something to pause."""
         return not run.is_settled
 
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("pause_generation", self.mode),)
-
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """In each mode."""
@@ -282,6 +264,7 @@ class ResumeAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="cont
     """A pause ends."""
 
     examples: ClassVar = ("continue",)
+    added_beside: ClassVar = "pause"
     shell_words: ClassVar = {"continue": "continue_generation"}
 
     @staticmethod
@@ -296,14 +279,6 @@ class ResumeAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="cont
 
     def reaches(self, run: RunLike) -> bool:
         return run.oracle.paused is not None
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("continue_generation"),)
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """One, where something pauses."""
-        return (cls(),) if PauseAll in base.kinds else ()
 
 
 class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
@@ -329,9 +304,6 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
     def reaches(self, run: RunLike) -> bool:
         """There may be a batch."""
         return not run.is_settled
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("fail_next_step", 0),)
 
 
 # Whatever an adapter of the SDK may declare.

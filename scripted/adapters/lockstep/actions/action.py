@@ -13,6 +13,7 @@ import msgspec
 
 from engine.messages import ClientMessage, Generate, Grammar, OperatorEvent
 from scripted.core.action import Action, RunLike
+from scripted.script.clients import Call
 
 __all__ = [
     "AdministrativeCall",
@@ -72,13 +73,14 @@ class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         take_in(cls)
 
     def reaches(self, run: RunLike) -> bool:
-        """Whether there is something for it to act on: an engine that has not failed."""
-        return run.machine.scheduler.failure is None
+        """Whether there is something for it to act on: a request that is alive, or an engine that has not failed."""
+        return super().reaches(run) if self.target_rid is not None else run.machine.scheduler.failure is None
 
 
 class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
     """An action that is an administrative call: POST to ``route``, one message, one answer."""
 
+    event: ClassVar[Any]
     route: ClassVar[str]
 
     @property
@@ -92,8 +94,15 @@ class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=
         return None
 
     def message(self, call_id: str) -> ClientMessage:
-        """What the front end makes of the call."""
-        raise NotImplementedError(f"{type(self).__name__} says which message it is")
+        """What the front end makes of the call: its event, with the fields that have the same names."""
+        names = set(self.__struct_fields__) & set(self.event.__struct_fields__)
+        message: ClientMessage = self.event(call_id=call_id, **{name: getattr(self, name) for name in names})
+        return message
+
+    def post(self, t: Any) -> Call:
+        """Make the call from a script."""
+        call: Call = t.run.call(self)
+        return call
 
     def is_sent_as(self, message: ClientMessage) -> bool:
         """Whether this message is this call, whatever its id."""
@@ -108,11 +117,13 @@ class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=
 class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
     """An action of an operator who holds the gate: effective at once, between two steps."""
 
+    event: ClassVar[Any]
     is_control: ClassVar[bool] = True
 
     def operator_event(self) -> OperatorEvent:
-        """What the operator does."""
-        raise NotImplementedError(f"{type(self).__name__} says which operator's event it is")
+        """What the operator does: its event, with the same fields."""
+        event: OperatorEvent = self.event(**msgspec.structs.asdict(self))
+        return event
 
     def apply(self, run: RunLike) -> None:
         event = self.operator_event()

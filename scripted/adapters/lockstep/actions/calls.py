@@ -18,9 +18,8 @@ from engine.messages import (
     StartProfile,
     StopProfile,
 )
-from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
+from scripted.adapters.lockstep.actions.action import AdministrativeCall
 from scripted.core.action import Action, RunLike, SearchBase, verb
-from scripted.core.verb import Verb
 from scripted.errors import BadCall
 from scripted.script.clients import Call
 
@@ -72,8 +71,7 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     def flush_cache(t: Any, timeout_s: float | None = None) -> Call:
         """POST ``/flush_cache``; ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine."""
         check_timeout("flush_cache()", timeout_s)
-        call: Call = t.run.call(Flush(timeout_s=timeout_s))
-        return call
+        return Flush(timeout_s=as_seconds(timeout_s)).post(t)
 
     @property
     def kind(self) -> str:
@@ -85,12 +83,6 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
         """The timeout is in the query."""
         return self.route if self.timeout_s is None else f"{self.route}?timeout={self.timeout_s}"
 
-    def message(self, call_id: str) -> FlushCache:
-        return FlushCache(call_id=call_id, timeout_s=as_seconds(self.timeout_s))
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("flush_cache") if self.timeout_s is None else Verb("flush_cache", timeout_s=self.timeout_s),)
-
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """At once, and deferred."""
@@ -99,10 +91,6 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     def smaller(self) -> Iterator[Action]:
         if self.timeout_s is not None:
             yield msgspec.structs.replace(self, timeout_s=None)
-
-    @classmethod
-    def read_back(cls, event: FlushCache, reader: EventReader) -> Flush:
-        return cls(timeout_s=event.timeout_s)
 
     @classmethod
     def words(cls, event: FlushCache) -> str:
@@ -123,21 +111,14 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
     @verb
     def abort_all(t: Any) -> Call:
         """POST ``/abort_request`` for everything that is alive."""
-        call: Call = t.run.call(AbortEverything())
-        return call
+        return AbortEverything().post(t)
 
     @property
     def body(self) -> Mapping[str, Any]:
         return {"abort_all": True}
 
-    def message(self, call_id: str) -> AbortAll:
-        return AbortAll(call_id=call_id)
-
     def reaches(self, run: RunLike) -> bool:
         return not run.is_settled
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("abort_all"),)
 
 
 class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
@@ -156,8 +137,7 @@ class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
         if mode not in PAUSE_MODES:
             raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
-        call: Call = t.run.call(PauseServing(mode=PauseMode(mode)))
-        return call
+        return PauseServing(mode=PauseMode(mode)).post(t)
 
     @property
     def kind(self) -> str:
@@ -168,22 +148,12 @@ class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     def body(self) -> Mapping[str, Any]:
         return {"mode": self.mode.value}
 
-    def message(self, call_id: str) -> PauseGeneration:
-        return PauseGeneration(call_id=call_id, mode=self.mode)
-
     def reaches(self, run: RunLike) -> bool:
         return not run.is_settled
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("pause_generation", self.mode.value),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         return [cls(mode=mode) for mode in PauseMode]
-
-    @classmethod
-    def read_back(cls, event: PauseGeneration, reader: EventReader) -> PauseServing:
-        return cls(mode=event.mode)
 
     @classmethod
     def words(cls, event: PauseGeneration) -> str:
@@ -194,6 +164,7 @@ class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
     """Generation goes on."""
 
     examples: ClassVar = ("continue",)
+    added_beside: ClassVar = "pause"
     event: ClassVar = ContinueGeneration
     phrase: ClassVar = "continue"
     route: ClassVar = "/continue_generation"
@@ -205,29 +176,18 @@ class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
     @verb
     def continue_generation(t: Any) -> Call:
         """POST ``/continue_generation``."""
-        call: Call = t.run.call(ResumeServing())
-        return call
-
-    def message(self, call_id: str) -> ContinueGeneration:
-        return ContinueGeneration(call_id=call_id)
+        return ResumeServing().post(t)
 
     def reaches(self, run: RunLike) -> bool:
         """There is a pause."""
         return bool(run.oracle.is_paused)
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("continue_generation"),)
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """One, where something pauses."""
-        return (cls(),) if PauseServing in base.kinds else ()
 
 
 class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
     """The stages begin to profile themselves. It takes a place in the pipeline."""
 
     examples: ClassVar = ("profile",)
+    added_beside: ClassVar = "profile"
     event: ClassVar = StartProfile
     phrase: ClassVar = "begin a profile"
     route: ClassVar = "/start_profile"
@@ -238,8 +198,7 @@ class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     @verb
     def start_profile(t: Any) -> Call:
         """POST ``/start_profile``: the stages begin to profile themselves, with a microbatch without tokens."""
-        call: Call = t.run.call(BeginProfile())
-        return call
+        return BeginProfile().post(t)
 
     def message(self, call_id: str) -> StartProfile:
         return StartProfile(call_id=call_id, folder=_TRACES)
@@ -248,19 +207,12 @@ class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
         """The front end gives the folder its name."""
         return isinstance(message, StartProfile)
 
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("start_profile"),)
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """One, where something profiles."""
-        return (cls(),) if cls in base.kinds else ()
-
 
 class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile-end"):
     """The profile that is being taken ends."""
 
     examples: ClassVar = ("profile-end",)
+    added_beside: ClassVar = "profile"
     event: ClassVar = StopProfile
     phrase: ClassVar = "end the profile"
     route: ClassVar = "/stop_profile"
@@ -271,16 +223,4 @@ class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     @verb
     def stop_profile(t: Any) -> Call:
         """POST ``/stop_profile``."""
-        call: Call = t.run.call(EndProfile())
-        return call
-
-    def message(self, call_id: str) -> StopProfile:
-        return StopProfile(call_id=call_id)
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("stop_profile"),)
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """One, where something profiles."""
-        return (cls(),) if BeginProfile in base.kinds else ()
+        return EndProfile().post(t)

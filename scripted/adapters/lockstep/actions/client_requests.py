@@ -41,29 +41,11 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     @verb
     def abort(t: Any, r: Any) -> Call:
         """POST ``/abort_request`` for one request, by its exact rid."""
-        call: Call = t.run.call(AbortRequest(rid=t.rid_of("abort()", r)))
-        return call
-
-    @property
-    def target_rid(self) -> str:
-        return self.rid
+        return AbortRequest(rid=t.rid_of("abort()", r)).post(t)
 
     @property
     def body(self) -> Mapping[str, Any]:
         return {"rid": self.rid}
-
-    def message(self, call_id: str) -> Abort:
-        return Abort(rid=self.rid, call_id=call_id)
-
-    def reaches(self, run: RunLike) -> bool:
-        return run.is_live(self.rid)
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("abort", self.rid),)
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return [cls(rid=rid) for rid in base.rids]
 
     @classmethod
     def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
@@ -99,16 +81,9 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         t.run.world.clients.disconnect(r.client)
         t.run.await_arrival(lambda m: isinstance(m, Abort) and m.rid == r.rid)
 
-    @property
-    def target_rid(self) -> str:
-        return self.rid
-
     def apply(self, run: RunLike) -> None:
         """The next step sees the front end's abort."""
         run.give(Abort(rid=self.rid))
-
-    def reaches(self, run: RunLike) -> bool:
-        return run.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
         """``t.disconnect(a)``, of a handle."""
@@ -118,10 +93,6 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         """None: to a script's engine it is an abort, which is added as well."""
         del t
         return False
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return [cls(rid=rid) for rid in base.rids]
 
     def smaller(self) -> Iterator[Action]:
         """An abort by rid needs no handle."""

@@ -12,7 +12,6 @@ from engine.messages import GrammarReady
 from scripted.adapters.lockstep.actions.action import EngineAction, EventReader
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
-from scripted.core.verb import Verb
 
 __all__ = ["FailGrammar", "HoldGrammars", "ReleaseGrammars"]
 
@@ -40,9 +39,6 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def reaches(self, run: RunLike) -> bool:
         """There may be a request with one."""
         return not run.is_settled
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("hold_grammars"),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
@@ -72,9 +68,6 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
     def reaches(self, run: RunLike) -> bool:
         return bool(run.device.holds_grammars)
 
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("release_grammars") if self.count is None else Verb("release_grammars", self.count),)
-
 
 class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-grammar"):
     """The next grammar that would become ready cannot be compiled; the engine goes on."""
@@ -98,9 +91,6 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     def reaches(self, run: RunLike) -> bool:
         """There may be a request with one."""
         return not run.is_settled
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("fail_next_grammar"),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:

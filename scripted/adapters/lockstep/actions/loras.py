@@ -48,8 +48,7 @@ class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
         """
         if not isinstance(path, str):
             raise BadCall(f"load_lora() takes path as a text, such as 'embedded-lora:1', got {path!r}")
-        call: Call = t.run.call(LoraLoad(name=name, path_of_lora=path))
-        return call
+        return LoraLoad(name=name, path_of_lora=path).post(t)
 
     @property
     def path_given(self) -> str:
@@ -102,8 +101,7 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     def unload_lora(t: Any, name: str, timeout_s: float | None = None) -> Call:
         """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
         check_timeout("unload_lora()", timeout_s)
-        call: Call = t.run.call(LoraUnload(name=name, timeout_s=timeout_s))
-        return call
+        return LoraUnload(name=name, timeout_s=as_seconds(timeout_s)).post(t)
 
     @property
     def kind(self) -> str:
@@ -114,16 +112,9 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     def body(self) -> Mapping[str, Any]:
         return {"lora_name": self.name} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
-    def message(self, call_id: str) -> UnloadLora:
-        return UnloadLora(call_id=call_id, name=self.name, timeout_s=as_seconds(self.timeout_s))
-
     def reaches(self, run: RunLike) -> bool:
         """The engine knows a LoRA of this name."""
         return self.name in run.machine.scheduler.loras.known and super().reaches(run)
-
-    def verbs(self) -> tuple[Verb, ...]:
-        later = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
-        return (Verb("unload_lora", self.name, **later),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
@@ -133,10 +124,6 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     def smaller(self) -> Iterator[Action]:
         if self.timeout_s is not None:
             yield msgspec.structs.replace(self, timeout_s=None)
-
-    @classmethod
-    def read_back(cls, event: UnloadLora, reader: EventReader) -> LoraUnload:
-        return cls(name=event.name, timeout_s=event.timeout_s)
 
     @classmethod
     def words(cls, event: UnloadLora) -> str:

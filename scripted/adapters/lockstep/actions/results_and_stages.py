@@ -15,7 +15,6 @@ from scripted.adapters.lockstep.actions.action import EngineAction, EventReader,
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.phrases import printable
-from scripted.core.verb import Verb
 from scripted.errors import BadCall
 
 __all__ = ["FailStage", "KillStage", "ResumeStage", "StallStage"]
@@ -52,9 +51,6 @@ class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     def reaches(self, run: RunLike) -> bool:
         """There may be a microbatch."""
         return not run.is_settled
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("fail_next_step", self.stage),)
 
     @classmethod
     def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
@@ -110,9 +106,6 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
         """Something can be lost."""
         return not run.is_settled
 
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("kill_stage", self.stage),)
-
     @classmethod
     def read_back(cls, event: PipelineFailed, reader: EventReader) -> KillStage | None:
         """The stage that died, if it was one."""
@@ -149,9 +142,6 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
         """There may be results."""
         return not run.is_settled
 
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("stall_stage", self.stage),)
-
 
 class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="resume"):
     """A stopped stage goes on."""
@@ -179,9 +169,6 @@ class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
 
     def reaches(self, run: RunLike) -> bool:
         return self.stage % run.machine.limits.pp_size in run.stalled
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("resume_stage", self.stage),)
 
 
 take_in(AdvanceClock)

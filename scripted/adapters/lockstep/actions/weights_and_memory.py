@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -22,11 +22,36 @@ __all__ = ["Evict", "Press", "Relieve", "Update"]
 _LEFT_PAGES: Final = 1
 
 
-def _check_pressure(call: str, value: int, most: int, what: str) -> None:
+class _Scarce(NamedTuple):
+    """What an operator keeps: as the event says it, as the scheduler says how much can be left, the verb, the words."""
+
+    event: str
+    most: str
+    verb: str
+    one: str
+
+
+_SCARCE: Final = {
+    "pages": _Scarce("leave_pages", "most_free_pages", "exhaust_kv", "free page"),
+    "rows": _Scarce("leave_rows", "most_free_rows", "exhaust_rows", "free row"),
+    "unlocked": _Scarce("leave_unlocked", "most_unlocked_nodes", "exhaust_locks", "unlocked node"),
+    "window": _Scarce("leave_window_pages", "most_free_window_pages", "exhaust_window", "free window page"),
+}
+
+
+def _press(t: Any, call: str, name: str, value: int) -> None:
+    """Leave this much. Raises BadCall for what cannot be left."""
+    scarce = _SCARCE[name]
+    most = getattr(t.scheduler.pressure, scarce.most)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BadCall(f"{call} takes a whole number >= 0, got {value!r}")
     if value > most:
-        raise BadCall(f"{call} is at most {most} now, because no more {what} while requests own the rest; got {value}")
+        state, what = scarce.one.split(" ", 1)
+        raise BadCall(
+            f"{call} is at most {most} now, because no more {what}s can be {state} while requests own the rest; "
+            f"got {value}"
+        )
+    t.run.act(Press(**{name: value}))
 
 
 def _weights_of(seed: int) -> str:
@@ -66,8 +91,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
         if not isinstance(model_path, str):
             raise BadCall(f"update_weights() takes model_path as a text, such as 'embedded:7', got {model_path!r}")
         check_timeout("update_weights()", timeout_s)
-        call: Call = t.run.call(Update(path_of_weights=model_path, timeout_s=timeout_s))
-        return call
+        return Update(path_of_weights=model_path, timeout_s=as_seconds(timeout_s)).post(t)
 
     @property
     def kind(self) -> str:
@@ -130,9 +154,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
     @verb
     def exhaust_kv(t: Any, leave_pages: int) -> None:
         """Keep pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if it must."""
-        most = t.scheduler.pressure.most_free_pages
-        _check_pressure("exhaust_kv(leave_pages)", leave_pages, most, "pages can be free")
-        t.run.act(Press(pages=leave_pages))
+        _press(t, "exhaust_kv(leave_pages)", "pages", leave_pages)
 
     @staticmethod
     @verb
@@ -146,63 +168,43 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
                 "exhaust_window(leave_pages) needs a model with window layers, and this one has none; "
                 "use EngineConfig(model='embedded-window'), or exhaust_kv for the pages of all other layers"
             )
-        most = t.scheduler.pressure.most_free_window_pages
-        _check_pressure("exhaust_window(leave_pages)", leave_pages, most, "window pages can be free")
-        t.run.act(Press(window=leave_pages))
+        _press(t, "exhaust_window(leave_pages)", "window", leave_pages)
 
     @staticmethod
     @verb
     def exhaust_rows(t: Any, leave_rows: int) -> None:
         """Keep rows from requests until exactly ``leave_rows`` are free."""
-        most = t.scheduler.pressure.most_free_rows
-        _check_pressure("exhaust_rows(leave_rows)", leave_rows, most, "rows can be free")
-        t.run.act(Press(rows=leave_rows))
+        _press(t, "exhaust_rows(leave_rows)", "rows", leave_rows)
 
     @staticmethod
     @verb
     def exhaust_locks(t: Any, leave_unlocked: int) -> None:
         """Lock nodes of the prefix tree until exactly ``leave_unlocked`` are unlocked, so that no other is evicted."""
-        most = t.scheduler.pressure.most_unlocked_nodes
-        _check_pressure("exhaust_locks(leave_unlocked)", leave_unlocked, most, "nodes can be unlocked")
-        t.run.act(Press(unlocked=leave_unlocked))
+        _press(t, "exhaust_locks(leave_unlocked)", "unlocked", leave_unlocked)
 
     @property
     def kind(self) -> str:
         """The scarce resource makes the kind."""
-        return "-".join(["pressure", *(name for name in self.__struct_fields__ if getattr(self, name) is not None)])
+        return "-".join(["pressure", *self._asked])
+
+    @property
+    def _asked(self) -> dict[str, int]:
+        return {name: count for name, count in msgspec.structs.asdict(self).items() if count is not None}
 
     def operator_event(self) -> SetPressure:
         """What the operator does."""
-        return SetPressure(
-            leave_pages=self.pages,
-            leave_rows=self.rows,
-            leave_unlocked=self.unlocked,
-            leave_window_pages=self.window,
-        )
+        return SetPressure(**{_SCARCE[name].event: count for name, count in self._asked.items()})
 
     def reaches(self, run: RunLike) -> bool:
         """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
         if self.window is not None and not run.machine.limits.window_tokens:
             return False
         pressure = run.machine.scheduler.pressure
-        most = (
-            pressure.most_free_pages,
-            pressure.most_free_rows,
-            pressure.most_unlocked_nodes,
-            pressure.most_free_window_pages,
-        )
-        asked = self.pages, self.rows, self.unlocked, self.window
-        return all(count is None or count <= limit for count, limit in zip(asked, most, strict=True))
+        return all(count <= getattr(pressure, _SCARCE[name].most) for name, count in self._asked.items())
 
     def verbs(self) -> tuple[Verb, ...]:
         """``t.exhaust_kv(1)`` and its like."""
-        given = {
-            "exhaust_kv": self.pages,
-            "exhaust_rows": self.rows,
-            "exhaust_locks": self.unlocked,
-            "exhaust_window": self.window,
-        }
-        return tuple(Verb(verb, count) for verb, count in given.items() if count is not None)
+        return tuple(Verb(_SCARCE[name].verb, count) for name, count in self._asked.items())
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
@@ -212,21 +214,11 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     @classmethod
     def read_back(cls, event: SetPressure, reader: EventReader) -> Press:
-        return cls(
-            pages=event.leave_pages,
-            rows=event.leave_rows,
-            unlocked=event.leave_unlocked,
-            window=event.leave_window_pages,
-        )
+        return cls(**{name: getattr(event, scarce.event) for name, scarce in _SCARCE.items()})
 
     @classmethod
     def words(cls, event: SetPressure) -> str:
-        left = (
-            (event.leave_pages, "free page"),
-            (event.leave_rows, "free row"),
-            (event.leave_unlocked, "unlocked node"),
-            (event.leave_window_pages, "free window page"),
-        )
+        left = [(getattr(event, scarce.event), scarce.one) for scarce in _SCARCE.values()]
         return "pressure: " + ", ".join(plural(count, what) for count, what in left if count is not None)
 
 
@@ -243,15 +235,8 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
         """Give back all that the ``exhaust`` verbs keep; nothing to do when they keep nothing."""
         t.run.act(Relieve())
 
-    def operator_event(self) -> ReleasePressure:
-        """What the operator does."""
-        return ReleasePressure()
-
     def reaches(self, run: RunLike) -> bool:
         return bool(run.machine.is_pressed)
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("release_exhausted"),)
 
 
 class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="evict"):
@@ -283,20 +268,9 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
         del base
         return cls(), cls(pages=1)
 
-    def operator_event(self) -> EvictCache:
-        """What the operator does."""
-        return EvictCache(pages=self.pages)
-
     def reaches(self, run: RunLike) -> bool:
         """Whether this much can be evicted."""
         return bool(run.machine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0))
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("evict") if self.pages is None else Verb("evict", self.pages),)
-
-    @classmethod
-    def read_back(cls, event: EvictCache, reader: EventReader) -> Evict:
-        return cls(pages=event.pages)
 
     @classmethod
     def words(cls, event: EvictCache) -> str:
