@@ -25,6 +25,7 @@ from scripted.script.loader import find_test
 from scripted.script.options import ScriptOptions
 from scripted.search import shrinking, written_test
 from scripted.search.campaign import Campaign, SearchReport
+from scripted.search.generated import first_of, generated_schedule
 from scripted.search.shrinking import SHRINK_BUDGET_S, Shrunk
 from scripted.search.strategies.base import StrategyName
 from scripted.search.targets import is_one_word, target_named, workload_named
@@ -39,7 +40,8 @@ def search(
     target: str | Schedule | None = None,
     *,
     adapter: str = OWN,
-    strategy: str = StrategyName.EXHAUSTIVE,
+    corpus: bool = False,
+    strategy: str | None = None,
     schedules: int | None = None,
     minutes: float | None = None,
     seed: int = 0,
@@ -51,10 +53,11 @@ def search(
 ) -> SearchReport:
     """Look for schedules under which a scheduler breaks a promise; ``report.findings`` has the first of each kind.
 
-    ``target`` is a workload's name, a schedule, or ``FILE::NAME`` of a script or a Schedule; None is all workloads of
-    the adapter. ``strategy`` is what is added to it. A strategy without an end stops after a minute, unless
-    ``schedules`` or ``minutes`` say when. ``watch`` is called with the report as it grows. Raises
-    ScriptDefinitionError, or what the adapter raises for a bad configuration or an unknown mutant.
+    ``target`` is a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or a Schedule. None
+    is generated targets, other ones for each ``seed``, or with ``corpus`` the workloads of the adapter. ``strategy`` is
+    what is added: if it is not given, random events to generated targets, else one event everywhere. A search without
+    an end stops after a minute, unless ``schedules`` or ``minutes`` say when. ``watch`` is called with the report as it
+    grows. Raises ScriptDefinitionError, or what the adapter raises for a bad configuration or an unknown mutant.
     """
     if minutes is not None and not 0 < minutes < float("inf"):
         raise ScriptDefinitionError(
@@ -66,10 +69,15 @@ def search(
     known = adapter_named(adapter)
     with known.switched_on(mutant):
         pass  # An unknown name is refused before anything runs.
-    endless = strategy in (StrategyName.RANDOM, StrategyName.PCT) and minutes is None and schedules is None
+    generated = target is None and not corpus
+    if generated:
+        generated_schedule(0, adapter)
+    how = StrategyName(strategy or (StrategyName.RANDOM if generated else StrategyName.EXHAUSTIVE))
+    endless = (generated or how in (StrategyName.RANDOM, StrategyName.PCT)) and minutes is None and schedules is None
     plan = SearchPlan(
-        targets=tuple(known.workloads) if target is None else (target,),
-        strategy=StrategyName(strategy),
+        targets=() if generated else tuple(known.workloads) if target is None else (target,),
+        generated_from=first_of(seed),
+        strategy=how,
         seed=seed,
         schedules=schedules,
         seconds=_SECONDS_PER_MINUTE if endless else None if minutes is None else minutes * _SECONDS_PER_MINUTE,

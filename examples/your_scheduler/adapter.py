@@ -1,6 +1,6 @@
 """The adapter: the scheduler beside this file as an adapter of the search.
 
-``scripted explore --adapter examples/your_scheduler/adapter.py``
+``scripted explore --adapter examples/your_scheduler/adapter.py --corpus``
 """
 
 import msgspec

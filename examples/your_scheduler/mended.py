@@ -1,6 +1,6 @@
 """The same adapter with the bug mended: what a request computed after its end is not shared.
 
-``scripted explore --adapter examples/your_scheduler/mended.py``
+``scripted explore --adapter examples/your_scheduler/mended.py --corpus``
 """
 
 from adapter import Config, Machine, adapter_of

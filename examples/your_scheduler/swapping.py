@@ -1,6 +1,6 @@
 """The same scheduler with priorities, and with preemption by swap: blocks go to host memory and come back.
 
-``scripted explore --adapter examples/your_scheduler/swapping.py``
+``scripted explore --adapter examples/your_scheduler/swapping.py --corpus``
 """
 
 from collections import deque

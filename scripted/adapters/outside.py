@@ -179,6 +179,7 @@ ADAPTER: Final = SchedulerAdapter(
         fail=True,
         priority=config.priority_preemption,
     ),
+    settings={"schedule_policy": ("fcfs", "lpm", "dfs-weight")},
     mutants=MUTANTS,
     copier=COPIER,
     # The tables of rows are the runner's, and a row keeps its last one; digests and heaps are thinned now and then.

@@ -43,12 +43,18 @@ def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
 def explore(
     target: Annotated[
         str | None,
-        typer.Argument(help="a workload, a schedule, or FILE::NAME of a script or Schedule; default: all workloads"),
+        typer.Argument(
+            help="a workload, generated:N, a schedule, or FILE::NAME of a script or Schedule; default: generated ones"
+        ),
     ] = None,
-    strategy: Annotated[StrategyName, typer.Option(help="what is added to a target")] = StrategyName.EXHAUSTIVE,
+    corpus: Annotated[bool, typer.Option("--corpus", help="search the workloads that are kept by hand")] = False,
+    strategy: Annotated[
+        StrategyName | None,
+        typer.Option(help="what is added to a target", show_default="random for generated targets, else exhaustive"),
+    ] = None,
     schedules: Annotated[int | None, typer.Option(min=1, help="stop after this many schedules")] = None,
     minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, more than 0")] = None,
-    seed: Annotated[int, typer.Option(help="of random and pct")] = 0,
+    seed: Annotated[int, typer.Option(help="of generated targets and of what is drawn")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster, 'auto' for the one around, or 'local'")
@@ -82,6 +88,7 @@ def explore(
         report = api.search(
             target,
             adapter=adapter,
+            corpus=corpus,
             strategy=strategy,
             schedules=schedules,
             minutes=minutes,

@@ -31,6 +31,7 @@ from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 from scripted.sdk.records import Record, Step
 from scripted.sdk.shape import wrong_in_machine, wrong_in_step
+from scripted.sdk.space import SchedulerSpace
 from scripted.sdk.step_words import log_of
 from scripted.sdk.workloads import workloads_of
 
@@ -67,7 +68,8 @@ class SchedulerAdapter:
     fields all have defaults. ``limits`` says the numbers of a configuration and ``can`` what such a machine can do.
     ``copier`` copies a machine between two steps; None if it cannot be copied, then every schedule starts at its
     beginning. ``may_grow`` are parts of the paths of containers that need not be empty in the end. ``workloads`` are
-    further base schedules by name. ``api`` is the version of this interface that the adapter is written for.
+    further base schedules by name, ``settings`` further values of settings that generated targets try. ``api`` is the
+    version of this interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -81,6 +83,7 @@ class SchedulerAdapter:
         limits: Callable[[Any], Limits],
         can: Callable[[Any], Capabilities],
         workloads: Mapping[str, str] | None = None,
+        settings: Mapping[str, Sequence[Any]] | None = None,
         mutants: Sequence[Mutant] = (),
         copier: Copier | None = None,
         may_grow: Collection[str] = (),
@@ -103,6 +106,7 @@ class SchedulerAdapter:
             **workloads_of(limits(default), can(default)),
             **(workloads or {}),
         }
+        self.space = SchedulerSpace(self, config, settings or {})
         # What some configuration can do is part of the language of schedules.
         self.actions: tuple[type[Action], ...] = actions_of(can(default))
         self.undoing: tuple[Action, ...] = (

@@ -16,6 +16,7 @@ from typing import Final
 
 from scripted.core.named import adapter_named
 from scripted.search.coverage import Coverage
+from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
 from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
@@ -25,6 +26,8 @@ __all__ = ["Campaign", "SearchReport"]
 _for_life: Final = ExitStack()
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
+# Runs of a generated target beside the one by itself: the next target finds more than more runs of one.
+_GENERATED_RUNS: Final = 19
 # Parts that a complete strategy over one target is cut into for several processes, so that none has to wait long.
 _PARTS: Final = 4
 
@@ -85,6 +88,9 @@ class Campaign:
         """The targets by themselves first; then small pieces of all of them."""
         plan = self._plan
         until = None if plan.seconds is None else time.time() + plan.seconds
+        if not plan.targets:
+            yield from self._generated(until)
+            return
         targets = plan.targets[: plan.schedules]
         yield from (Unit(target) for target in targets)
         left = None if plan.schedules is None else plan.schedules - len(targets)
@@ -98,6 +104,21 @@ class Campaign:
                     return
                 left = None if left is None else left - count
                 yield Unit(target, batch * _BATCH_RUNS, 1, count, until)
+
+    def _generated(self, until: float | None) -> Iterator[Unit]:
+        """One target after the other: by itself, then a few runs of it, all of them where the strategy is complete."""
+        few = None if strategy_of(self._plan).complete else _GENERATED_RUNS
+        left = self._plan.schedules
+        for number in itertools.count(self._plan.generated_from):
+            target = generated_target(number)
+            yield Unit(target)
+            count = few if left is None else min(few or left, left - 1)
+            if count != 0:
+                yield Unit(target, 0, 1, count, until)
+            if left is not None and few is not None:
+                left -= 1 + few
+                if left <= 0:
+                    return
 
     def _parts(self, targets: tuple[str, ...], left: int | None, until: float | None) -> Iterator[Unit]:
         """The parts of a complete strategy. In one process a part gets all that is left, in several its share of it."""

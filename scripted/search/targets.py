@@ -16,6 +16,7 @@ from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Outcome, Prefixes
+from scripted.search.generated import generated_schedule, number_of
 
 __all__ = ["Target", "is_one_word", "schedule_of", "target_named", "workload_named"]
 
@@ -42,7 +43,7 @@ class Target(Protocol):
 
 
 def target_named(target: str, of: str = OWN) -> Target:
-    """The target of a workload's name, a schedule's text, or ``FILE::NAME`` of a script or a Schedule.
+    """The target of a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or Schedule.
 
     ``of`` is the adapter that is searched. Raises ScriptDefinitionError for anything else.
     """
@@ -58,7 +59,10 @@ def schedule_of(target: str, of: str = OWN) -> Schedule | None:
 
 
 def workload_named(name: str, of: str = OWN) -> Schedule:
-    """The adapter's base workload of this name. Raises ScriptDefinitionError with all names."""
+    """The adapter's base workload of this name, or its generated one. Raises ScriptDefinitionError with all names."""
+    number = number_of(name)
+    if number is not None:
+        return generated_schedule(number, of)
     workloads = adapter_named(of).workloads
     if name not in workloads:
         guess = nearest(name, workloads)

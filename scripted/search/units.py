@@ -24,10 +24,12 @@ __all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "forget_targets", "run
 class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to search: targets of ``adapter``, as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it.
 
+    Without targets it is generated ones, from the number ``generated_from`` on and without end.
     ``ray`` is the address of the Ray that runs it, 'local' for one of its own, None for none.
     """
 
-    targets: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+    generated_from: int = 0
     strategy: StrategyName = StrategyName.EXHAUSTIVE
     seed: int = 0
     schedules: int | None = None

@@ -72,6 +72,7 @@ ROOMS = (
     "scripted.adapters",
     "scripted.adapters.vllm",
     "scripted.adapters.lockstep.workloads",
+    "scripted.adapters.lockstep.space",
     "scripted.adapters.lockstep.copies",
     "scripted.adapters.outside",
     "scripted.adapters.lockstep.places",

@@ -27,6 +27,7 @@ from scripted.adapters.lockstep.script.history import record_step
 from scripted.adapters.lockstep.script_target import ScriptTarget
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.space import SPACE
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.adapters.lockstep.workloads import TEXTS
 from scripted.adapters.lockstep.written_tests import settling, test_head
@@ -38,6 +39,7 @@ from scripted.core.run import Run
 from scripted.core.written import TestHead
 from scripted.report.step_log import StepLog
 from scripted.script.loader import find_test
+from scripted.search.generated import Space
 from scripted.search.mutant_search import Found
 
 __all__ = ["ADAPTER", "LockstepAdapter"]
@@ -57,6 +59,7 @@ class LockstepAdapter:
     )
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
     workloads: Mapping[str, str] = TEXTS
+    space: Space = SPACE
 
     # -- configurations --
 

@@ -158,7 +158,8 @@ def explore(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """The command in this process: its exit status, and what it said on stdout and on stderr."""
 
     def run(path: Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["scripted", "explore", "--adapter", str(path), "--schedules", "20"])
+        words = ["explore", "--adapter", str(path), "--corpus", "--schedules", "20"]
+        monkeypatch.setattr(sys, "argv", ["scripted", *words])
         with pytest.raises(SystemExit) as ended:
             main()
         return int(ended.value.code or 0), *capsys.readouterr()

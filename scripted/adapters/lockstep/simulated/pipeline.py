@@ -287,7 +287,9 @@ class SimulatedPipeline:
                 token = choose(value, end, spec, self._alphabet, allowed)
                 tokens.append(token)
                 logprobs.append(logprob_of(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
-                if is_stuck or (draft and token != segment.token_ids[-draft]):
+                # A grammar allows nothing after an end, which a draft may be.
+                is_over = is_stuck or (spec.grammar_id > 0 and token in self._ends)
+                if is_over or (draft and token != segment.token_ids[-draft]):
                     break
             if segment.drafts:
                 accepted.append(len(tokens) - before - 1)

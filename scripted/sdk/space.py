@@ -1,0 +1,122 @@
+"""What generated targets of a scheduler of the usual shape are drawn from: its settings, its limits, what it can do."""
+
+from __future__ import annotations
+
+import functools
+import random
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from scripted.core.placed import Placed
+from scripted.core.protocol import Adapter
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.sdk.actions import SubmitRequest
+from scripted.search.generated import REQUEST_FEATURES, Marks, Row, drawn_events, drawn_requests, event_kinds
+
+__all__ = ["SchedulerSpace"]
+
+_OTHER: Final = "other"
+_PRIORITIES: Final = (0, 1, 1, 2, 5)
+_LONGEST: Final = 80
+# How many values of settings are tried together before they count as refused.
+_TRIES: Final = 8
+
+
+class SchedulerSpace:
+    """Implements ``scripted.search.generated.Space``.
+
+    ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
+    values the others, and a number is halved, doubled or moved by one.
+    """
+
+    def __init__(self, adapter: Adapter, config: type[msgspec.Struct], settings: Mapping[str, Sequence[Any]]) -> None:
+        self._adapter = adapter
+        self._default = config()
+        hints = typing.get_type_hints(config)
+        self._settings: dict[str, tuple[Any, ...]] = {}
+        for name in config.__struct_fields__:
+            default = getattr(self._default, name)
+            values = (*settings.get(name, ()), *_others(hints[name], default))
+            self._settings[name] = tuple(dict.fromkeys(value for value in values if value != default))
+        self._is_possible: Callable[[Any], bool] = functools.lru_cache(maxsize=4096)(self._makes_a_machine)
+
+    @functools.cached_property
+    def features(self) -> dict[str, tuple[str, ...]]:
+        """Settings, requests, events. Raises ScriptDefinitionError where the default makes no machine."""
+        self._adapter.new_parts(self._default, record=False)
+        alone = Schedule(self._default, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
+        priorities = {"priorities": ("some",)} if self._adapter.limits_of(self._default)[1].priority else {}
+        return {
+            **{
+                name: (_OTHER,)
+                for name, values in self._settings.items()
+                if any(self._is_possible(self._with({name: value})) for value in values)
+            },
+            **REQUEST_FEATURES,
+            **priorities,
+            **dict.fromkeys(event_kinds(alone), ("on",)),
+        }
+
+    def allows(self, row: Row) -> bool:
+        """Whether some of the values of these settings make a machine; with many of them a few are tried."""
+        rng = random.Random(0)  # noqa: S311 - the same each time
+        return any(self._is_possible(self._with(self._values(row, rng))) for _ in range(_TRIES))
+
+    def draw(self, row: Row, rng: random.Random) -> Schedule:
+        """Raises ScriptDefinitionError for settings that do not go together."""
+        config = self._with(self._values(row, rng))
+        if not self._is_possible(config):
+            raise ScriptDefinitionError(f"{self._adapter.name} makes no machine of these settings together")
+        limits, can = self._adapter.limits_of(config)
+        fits = max(1, min(limits.pool_tokens, limits.context_tokens) - 2)
+        if not can.chunked:
+            fits = min(fits, limits.batch_tokens)
+        sizes = {limits.block_size, 2 * limits.block_size, limits.batch_tokens, fits // 2, fits // 3}
+        marks = Marks(
+            block=limits.block_size,
+            sizes=tuple(sorted(min(size, _LONGEST) for size in sizes if size)),
+            bounds=tuple(sorted({min(fits + 2, _LONGEST), min(limits.batch_tokens, _LONGEST)})),
+            most=min(fits, _LONGEST),
+        )
+        placed = []
+        for step, fields in drawn_requests(row, rng, marks):
+            if "priorities" in row and can.priority:
+                fields["priority"] = rng.choice(_PRIORITIES)
+            placed.append(Placed(step, SubmitRequest(**fields)))
+        schedule = Schedule(config, (), self._adapter.name).with_placed(placed)
+        return schedule.with_placed(list(drawn_events(row, rng, schedule)))
+
+    def _values(self, row: Row, rng: random.Random) -> dict[str, Any]:
+        return {name: rng.choice(values) for name, values in self._settings.items() if name in row}
+
+    def _with(self, values: Mapping[str, Any]) -> Any:
+        """The configuration; None where it refuses these values."""
+        try:
+            return msgspec.structs.replace(self._default, **values)
+        except ValueError:
+            return None
+
+    def _makes_a_machine(self, config: Any) -> bool:
+        if config is None:
+            return False
+        try:
+            self._adapter.limits_of(config)
+            self._adapter.new_parts(config, record=False)
+        except (ValueError, ScriptDefinitionError):
+            return False
+        return True
+
+
+def _others(hint: Any, default: Any) -> tuple[Any, ...]:
+    """Other values of a setting of this type."""
+    if isinstance(default, bool):
+        return (not default,)
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    if isinstance(default, int):
+        return tuple(value for value in (default // 2, default - 1, default + 1, 2 * default) if value >= 0)
+    return ()

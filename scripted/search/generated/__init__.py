@@ -1,0 +1,27 @@
+"""Generated targets: configurations and workloads that are drawn from what an adapter declares, not written by hand."""
+
+from scripted.search.generated.requests import REQUEST_FEATURES, Marks, drawn_events, drawn_requests, event_kinds
+from scripted.search.generated.space import (
+    Row,
+    Space,
+    first_of,
+    generated_schedule,
+    generated_target,
+    number_of,
+    row_of,
+)
+
+__all__ = [
+    "REQUEST_FEATURES",
+    "Marks",
+    "Row",
+    "Space",
+    "drawn_events",
+    "drawn_requests",
+    "event_kinds",
+    "first_of",
+    "generated_schedule",
+    "generated_target",
+    "number_of",
+    "row_of",
+]

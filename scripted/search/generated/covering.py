@@ -1,0 +1,85 @@
+"""A covering array over pairs: rows of a few features each, so that every two levels that go together meet in one.
+
+Each row is a swarm (Groce et al., Swarm Testing, 2012): a few features are on, all others off, because a feature may
+keep others from ever happening.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+__all__ = ["Row", "covering_rows", "pairs_of"]
+
+# Of each feature that is on, its level.
+Row = Mapping[str, str]
+_Level = tuple[str, str]
+_FEWEST_ON: Final = 3
+_MOST_ON: Final = 14
+
+
+def pairs_of(features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool]) -> list[tuple[_Level, _Level]]:
+    """Every two levels of different features that go together."""
+    levels = [(feature, level) for feature, levels in features.items() for level in levels]
+    pairs = itertools.combinations(levels, 2)
+    return [(one, other) for one, other in pairs if one[0] != other[0] and allows(dict([one, other]))]
+
+
+def covering_rows(
+    features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool], seed: int
+) -> Iterator[dict[str, str]]:
+    """Endless; all pairs are covered, then all are covered again. Equal arguments yield the same.
+
+    Greedy: a row begins with a pair that no row has yet, and is given the level that brings the most new pairs, until
+    it is as large as it was drawn to be.
+    """
+    rng = random.Random(seed)  # noqa: S311 - the same from the same seed
+    pairs = pairs_of(features, allows)
+    levels = [(feature, level) for feature, levels in features.items() for level in levels]
+    numbers = {level: number for number, level in enumerate(levels)}
+    together = [0] * len(levels)
+    for one, other in pairs:
+        together[numbers[one]] |= 1 << numbers[other]
+        together[numbers[other]] |= 1 << numbers[one]
+    if not pairs:
+        # Nothing goes with anything else: one feature at a time.
+        alone = [dict([level]) for level in levels if allows(dict([level]))]
+        yield from itertools.cycle(alone or [{}])
+    while True:
+        rng.shuffle(pairs)
+        missing = together.copy()
+        for one, other in pairs:
+            first, second = numbers[one], numbers[other]
+            if not missing[first] >> second & 1:
+                continue
+            row = _row(levels, (first, second), together, missing, allows, rng)
+            on = sum(1 << number for number in row)
+            for number in row:
+                missing[number] &= ~on
+            yield dict(levels[number] for number in row)
+
+
+def _row(
+    levels: Sequence[_Level],
+    pair: tuple[int, int],
+    together: Sequence[int],
+    missing: Sequence[int],
+    allows: Callable[[Row], bool],
+    rng: random.Random,
+) -> list[int]:
+    row, size = list(pair), rng.randint(_FEWEST_ON, _MOST_ON)
+    on = sum(1 << number for number in row)
+    candidates = rng.sample(range(len(levels)), len(levels))
+    while len(row) < size:
+        # Levels of one feature do not go together.
+        candidates = [number for number in candidates if together[number] & on == on]
+        if not candidates:
+            break
+        best = max(candidates, key=lambda number: (missing[number] & on).bit_count())
+        candidates.remove(best)
+        if allows(dict(levels[number] for number in (*row, best))):
+            row.append(best)
+            on |= 1 << best
+    return row

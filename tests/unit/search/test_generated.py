@@ -1,0 +1,254 @@
+"""Generated targets: every pair of features meets, a number is one schedule everywhere, a healthy engine keeps its
+promises under them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+
+from scripted import api
+from scripted.adapters.lockstep.space import SPACE
+from scripted.core.named import OWN, adapter_named
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
+from scripted.search.generated import (
+    Marks,
+    Row,
+    Space,
+    drawn_requests,
+    first_of,
+    generated_schedule,
+    generated_target,
+    number_of,
+    row_of,
+)
+from scripted.search.generated.covering import covering_rows, pairs_of
+from scripted.search.targets import target_named
+
+OUTSIDE = "scripted.adapters.outside:ADAPTER"
+EXAMPLE = "examples/your_scheduler/mended.py"
+
+
+def space_of(of: str) -> Space:
+    return adapter_named(of).space  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("of", "first", "targets"), [(OWN, 0, 250), (OWN, 7000, 250), (OUTSIDE, 0, 60), (EXAMPLE, 0, 40)]
+)
+def test_every_pair_of_features_meets_in_the_first_targets(of: str, first: int, targets: int) -> None:
+    space = space_of(of)
+    missing = set(pairs_of(space.features, space.allows))
+    assert len(missing) > 200
+    for number in range(first, first + targets):
+        on = set(row_of(number, of).items())
+        missing = {pair for pair in missing if not on.issuperset(pair)}
+    assert not missing
+
+
+def test_only_what_the_configuration_refuses_does_not_meet() -> None:
+    """Each pair that is left out is refused by the engine's own configuration, with any numbers."""
+    levels = [(feature, level) for feature, levels in SPACE.features.items() for level in levels]
+    allowed = set(pairs_of(SPACE.features, SPACE.allows))
+    refused = {pair for pair in itertools.combinations(levels, 2) if pair[0][0] != pair[1][0] and pair not in allowed}
+    assert refused == {
+        *((("stages", "async"), ("drafts", level)) for level in SPACE.features["drafts"]),
+        *((("stages", "even-chunks"), ("chunk", level)) for level in ("off",)),
+        *((("cache", "off"), ("host", level)) for level in SPACE.features["host"]),
+        *((("window", window), ("host", host)) for window in ("wide", "tight") for host in ("small", "large")),
+    }
+    for number, pair in itertools.product(range(20), sorted(refused)):
+        with pytest.raises(ValueError, match=r"needs|must be"):
+            SPACE.draw(dict(pair), random.Random(number))
+
+
+def test_what_is_on_is_in_the_schedule() -> None:
+    """A feature that is on is seen in the line: nothing that was drawn is dropped."""
+    signs = {
+        ("cache", "off"): "radix_cache=False",
+        ("stages", "async"): "async_scheduling=True",
+        ("loras", "one"): " lora=x",
+        ("grammars", "dead-end"): "dead_end=True",
+        ("event-pause", "on"): " pause",
+        ("event-unload-lora", "on"): " unload-lora name=",
+        ("event-hold-grammars", "on"): " hold-grammars",
+        ("window", "tight"): "max_window_tokens=",
+        ("rids", "prefixes"): " start r-1 ",
+    }
+    met = set()
+    for number in range(120):
+        line = str(generated_schedule(number, OWN))
+        for feature in row_of(number, OWN).items():
+            if feature in signs:
+                met.add(feature)
+                assert signs[feature] in line, (feature, line)
+    assert met == set(signs)
+
+
+def test_a_number_is_one_schedule_in_every_process() -> None:
+    numbers = (0, 17, 3017)
+    code = (
+        "from scripted.search.generated import generated_schedule\n"
+        f"for n in {numbers}: print(generated_schedule(n, {OWN!r}))\n"
+        f"print(generated_schedule(5, {OUTSIDE!r}))"
+    )
+    expected = [str(generated_schedule(number, OWN)) for number in numbers] + [str(generated_schedule(5, OUTSIDE))]
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
+        assert done.stdout.splitlines() == expected, done.stderr
+
+
+def test_a_generated_schedule_is_read_back_from_its_line() -> None:
+    for number in range(60):
+        schedule = generated_schedule(number, OWN)
+        assert Schedule.parse(str(schedule)) == schedule
+
+
+def test_equal_blocks_stand_behind_different_prefixes() -> None:
+    """The class that no written workload had: a block hash that ignores what is before a block."""
+    marks, found = Marks(block=4, sizes=(4, 8, 12), bounds=(48,), most=40), 0
+    for number in range(40):
+        prompts = []
+        for _, fields in drawn_requests({"sharing": "blocks"}, random.Random(number), marks):
+            start = adapter_named(OWN).actions
+            kind = next(action for action in start if action.is_start)
+            prompts.append(kind(**fields).prompt_ids)  # type: ignore[attr-defined]
+        blocks = {(at, prompt[at : at + 4]): prompt[:at] for prompt in prompts for at in range(0, len(prompt) - 3, 4)}
+        for (at, block), before in blocks.items():
+            found += any(block == other and before != ahead for (_, other), ahead in blocks.items()) and at > 0
+    assert found > 40
+
+
+class _Stubborn:
+    """A space whose numbers never make a configuration."""
+
+    features: ClassVar = {"a": ("on",), "b": ("on",)}
+
+    def allows(self, row: Row) -> bool:
+        return True
+
+    def draw(self, row: Row, rng: random.Random) -> Schedule:
+        raise ValueError("a must not be b")
+
+
+def test_numbers_that_are_refused_are_drawn_again_and_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapter_named(OWN)
+    stubborn, draws = _Stubborn(), []
+    monkeypatch.setattr(type(adapter), "space", stubborn)
+    with pytest.raises(HarnessError, match=r"makes no configuration in 100 draws of .*: a must not be b"):
+        generated_schedule(987_000, OWN)
+
+    def second(row: Row, rng: random.Random) -> Schedule:
+        draws.append(row)
+        if len(draws) < 2:
+            raise ValueError("not this time")
+        return Schedule.parse("default; 1 start a prompt=3")
+
+    monkeypatch.setattr(stubborn, "draw", second, raising=False)
+    assert str(generated_schedule(987_001, OWN)) == "default; 1 start a prompt=3"
+
+
+def test_rows_never_end_and_stay_within_what_is_allowed() -> None:
+    features = {"a": ("1", "2"), "b": ("1", "2"), "c": ("1",), "d": ("1",)}
+
+    def allows(row: Row) -> bool:
+        return not (row.get("a") == "1" and row.get("b") == "1") and len(row) < 4
+
+    rows = list(itertools.islice(covering_rows(features, allows, 0), 50))
+    assert all(allows(row) for row in rows)
+    assert {pair for row in rows for pair in itertools.combinations(sorted(row.items()), 2)} == {
+        tuple(sorted(pair)) for pair in pairs_of(features, allows)
+    }
+
+
+def test_features_that_go_with_nothing_come_alone() -> None:
+    rows = covering_rows({"a": ("1", "2"), "b": ("1",)}, lambda row: len(row) < 2, 0)
+    assert [dict(row) for row in itertools.islice(rows, 4)] == [{"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1"}]
+    assert next(covering_rows({"a": ("1",)}, lambda row: not row, 0)) == {}
+
+
+def test_seeds_search_other_targets() -> None:
+    assert first_of(0) == 0
+    assert {str(generated_schedule(first_of(seed), OWN)) for seed in range(5)}.__len__() == 5
+
+
+@pytest.mark.parametrize("text", ["generated:", "generated:x", "generated:-1", "generated:12345678901"])
+def test_a_target_needs_its_number(text: str) -> None:
+    assert number_of(generated_target(12)) == 12
+    assert number_of("one-stage") is None
+    with pytest.raises(ScriptDefinitionError, match=f"at most ten digits, got '{text}'"):
+        target_named(text)
+
+
+def test_an_adapter_without_a_space_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(type(adapter_named(OWN)), "space")
+    with pytest.raises(ScriptDefinitionError, match=r"declares no space .* --corpus"):
+        generated_schedule(986_000, OWN)
+
+
+# -- searched --
+
+
+@pytest.mark.parametrize("of", [OWN, OUTSIDE, EXAMPLE])
+def test_a_healthy_scheduler_keeps_its_promises_under_generated_targets(of: str) -> None:
+    for number in range(first_of(41), first_of(41) + 40):
+        schedule = generated_schedule(number, of)
+        failure = execute(schedule).failure
+        assert failure is None, (schedule, failure)
+
+
+# A draft that ends an output which its grammar completes.
+DRAFTED_END = (
+    "speculative_algorithm=draft_model speculative_draft_model=embedded max_total_tokens=128; "
+    "1 start d prompt=1 new=7 biased=257 bias=100.0 regex=[a-c]{5}"
+)
+
+
+@pytest.mark.parametrize("line", [DRAFTED_END])
+def test_what_generated_targets_found_stays_mended(line: str) -> None:
+    assert execute(Schedule.parse(line)).failure is None
+
+
+def test_a_search_without_a_target_generates_them() -> None:
+    report = api.search(schedules=45, seed=2)
+    first = first_of(2)
+    assert report.by_target == {
+        generated_target(first): 20,
+        generated_target(first + 1): 20,
+        generated_target(first + 2): 5,
+    }
+    assert report.schedules == 45
+    assert not report.findings
+
+
+def test_the_corpus_is_searched_apart() -> None:
+    report = api.search(corpus=True, schedules=3)
+    assert list(report.by_target) == list(adapter_named(OWN).workloads)[:3]
+
+
+def test_every_event_is_added_to_a_generated_target_by_a_complete_strategy() -> None:
+    report = api.search(strategy="exhaustive", schedules=30, seed=3)
+    assert list(report.by_target) == [generated_target(first_of(3))]
+    assert not report.complete
+
+
+def test_a_finding_of_a_generated_target_is_shrunk_and_replayed() -> None:
+    report = api.search(mutant="flush-ignores-in-flight", schedules=2000, stop_at_first=True)
+    (finding,) = report.findings.values()
+    assert number_of(finding.target) is not None
+    shrunk = api.shrink(finding)
+    assert shrunk.fails
+    with adapter_named(OWN).switched_on(finding.mutant):
+        failure = execute(Schedule.parse(str(shrunk.schedule))).failure
+    assert failure is not None
+    assert failure.signature == finding.failure.signature
