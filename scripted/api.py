@@ -18,7 +18,8 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.written import WrittenTest
 from scripted.errors import ScriptError
-from scripted.replay.rerun import Rerun, is_recording, rerun
+from scripted.replay.rerun import is_recording, rerun
+from scripted.report.rerun import Rerun
 from scripted.report.trace import Trace, TraceHeader
 from scripted.script.decorator import ScriptedTest, spec_of
 from scripted.script.loader import find_test

@@ -10,13 +10,12 @@ import typer
 from rich.console import Console
 
 from engine.output_files import require_writable
-from engine.recording import Recording, RecordingError, read_recording
+from engine.recording import RecordingError
 from scripted.cli.console import ADAPTER_OPTION, plain_console, save_test
 from scripted.core.named import OWN
-from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
-    from scripted.replay import Rerun
+    from scripted.report.rerun import Rerun
 
 __all__ = ["replay", "show_replay"]
 
@@ -63,19 +62,15 @@ def show_replay(
     from scripted.core.schedule import Schedule
     from scripted.replay import is_recording
     from scripted.report.trace import write_trace
-    from scripted.sdk.recording import is_portable_recording
 
     recorded = is_recording(what)
-    if recorded and to_script is not None and is_portable_recording(what):
-        raise ScriptDefinitionError(
-            f"a test is made of a schedule, and {what} has steps only; find a schedule with `scripted explore`"
-        )
     whole = twice or trace is not None or to_script is not None or not recorded
     begun = time.monotonic()
     try:
         run = api.replay(what, adapter=adapter, until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
-    except RecordingError:
-        _show_what_went_in(console, read_recording(what))
+    except RecordingError as exc:
+        for line in getattr(exc, "__notes__", ()):
+            console.print(line, soft_wrap=True)
         raise
     seconds = time.monotonic() - begun
     _show(console, run)
@@ -100,7 +95,7 @@ def _write_script(console: Console, path: Path, until: int | None, to_script: Pa
     False when no test of it is right.
     """
     from scripted import api
-    from scripted.replay.as_schedule import schedule_of_recording
+    from scripted.replay import schedule_of_recording
 
     translation = schedule_of_recording(path, until=until, mutant=mutant)
     schedule = translation.schedule
@@ -123,17 +118,6 @@ def _write_script(console: Console, path: Path, until: int | None, to_script: Pa
             f"{len(schedule.placed)} and none of them fails; give --until STEP"
         )
     return save_test(console, schedules, to_script, name=path.stem, mutant=mutant)
-
-
-def _show_what_went_in(console: Console, recording: Recording) -> None:
-    """What is left of a recording that cannot be replayed: plans and replies are in it as check sums only."""
-    from scripted.adapters.lockstep.step_words import event_text
-
-    for step in recording.steps[-_SHOWN_STEPS:]:
-        events = ", ".join(event_text(event) for event in step.events) or "nothing"
-        console.print(f"step {step.step}, {step.now:.3f} s: {events}", soft_wrap=True, markup=False)
-    if recording.end is not None and recording.end.error is not None:
-        console.print(f"there it died of {recording.end.error}", soft_wrap=True, markup=False)
 
 
 def _show(console: Console, run: Rerun) -> None:

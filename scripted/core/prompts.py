@@ -5,13 +5,23 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-__all__ = ["prompt_ids", "prompt_of"]
+import msgspec
+
+__all__ = ["Recipe", "prompt_ids", "prompt_of"]
 
 # Prompts are printable ASCII, so that their text is one character a token with the embedded tokenizer.
 _FIRST_PROMPT_ID: Final = 32
 _PROMPT_IDS: Final = 95
 _MIX: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt's tokens: all of ``seed``, or ``shared`` of them and the rest of ``tail``."""
+
+    seed: int
+    shared: int = 0
+    tail: int = 0
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

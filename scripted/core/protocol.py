@@ -231,6 +231,23 @@ class Adapter(Protocol):
         """
         ...
 
+    # -- recordings --
+
+    def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Any:
+        """Do the recorded steps again and compare them: a ``scripted.report.rerun.Rerun``.
+
+        All steps are done up to ``until``; ``last_steps`` of them are kept, or all. Raises what a bad file raises.
+        """
+        ...
+
+    def schedule_of_recording(self, path: Path, *, until: int | None) -> Any:
+        """The recorded steps as a schedule, as far as one can say them: a ``scripted.core.translation.Translated``."""
+        ...
+
+    def plan_of(self, record: Any) -> object:
+        """What a step launched, in a form in which two runs can be compared; None for nothing."""
+        ...
+
     # -- mutants --
 
     def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:

@@ -16,9 +16,9 @@ from engine.output_files import write_output
 from scripted.core.named import OWN
 from scripted.report.step_log import Note, ShownStep, StepLog
 
-__all__ = ["ConfigValue", "Note", "Trace", "TraceError", "TraceHeader", "read_trace", "write_trace"]
+__all__ = ["Note", "Trace", "TraceError", "TraceHeader", "read_trace", "write_trace"]
 
-ConfigValue = str | int | float | bool | None
+_ConfigValue = str | int | float | bool | None
 
 _FORMAT: Final = "lockstep-trace-2"
 # The format name in the first frame of every recording.
@@ -41,7 +41,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     tier: Literal["sim", "server"] = "sim"
     adapter: str = OWN
-    config: dict[str, ConfigValue] = {}
+    config: dict[str, _ConfigValue] = {}
     outcome: str
     mutant: str | None = None
     died: bool = False

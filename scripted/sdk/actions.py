@@ -15,7 +15,7 @@ from scripted.errors import BadCall
 from scripted.script.asked import check_count
 from scripted.script.clients import Call
 from scripted.sdk.capabilities import Capabilities, Limits
-from scripted.sdk.messages import Abort, Add, FlushCache, Pause, Resume
+from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume
 
 __all__ = [
     "ACTIONS",
@@ -68,6 +68,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     is_start: ClassVar[bool] = True
     examples: ClassVar = ("start b prompt=20 new=3", "start b prompt=40 seed=1 priority=1 stop=7")
     shell_words: ClassVar = {"start": "start_req"}
+    event: ClassVar = Add
 
     @staticmethod
     @verb
@@ -149,6 +150,20 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         """Shorter prompts and outputs, no priority, smaller seeds."""
         return smaller_requests(self)
 
+    @classmethod
+    def read_back(cls, event: Add, reader: Any) -> SubmitRequest:
+        """As long as it became, without its stop tokens: the text of a schedule is another one."""
+        recipe = reader.recipe_of(event.prompt_ids)
+        return cls(
+            rid=reader.new_name_of(event.rid),
+            prompt=len(event.prompt_ids),
+            new=max(1, reader.length_of(event.rid, event.max_new_tokens)),
+            seed=recipe.seed,
+            shared=recipe.shared,
+            tail=recipe.tail,
+            priority=event.priority,
+        )
+
 
 def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, stops: tuple[int, ...], priority: int) -> Add:
     """The message of a request; no other of its rid is alive."""
@@ -173,6 +188,7 @@ class CancelRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     rid: str
 
     examples: ClassVar = ("abort a",)
+    event: ClassVar = Abort
 
     @staticmethod
     @verb
@@ -183,6 +199,10 @@ class CancelRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     def apply(self, run: RunLike) -> None:
         run.give(Abort(rid=self.rid))
 
+    @classmethod
+    def read_back(cls, event: Abort, reader: Any) -> CancelRequest:
+        return cls(rid=reader.name_of(event.rid))
+
 
 class FlushPrefixes(Action, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
     """The prefix cache is emptied, if it can be; with ``force`` what runs is preempted for it."""
@@ -191,6 +211,7 @@ class FlushPrefixes(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     examples: ClassVar = ("flush", "flush force=True")
     shell_words: ClassVar = {"flush": "flush_cache"}
+    event: ClassVar = FlushCache
 
     @staticmethod
     @verb
@@ -231,6 +252,7 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
 
     examples: ClassVar = ("pause mode=keep",)
     shell_words: ClassVar = {"pause": "pause_generation"}
+    event: ClassVar = Pause
 
     @staticmethod
     @verb
@@ -266,6 +288,7 @@ class ResumeAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="cont
     examples: ClassVar = ("continue",)
     added_beside: ClassVar = "pause"
     shell_words: ClassVar = {"continue": "continue_generation"}
+    event: ClassVar = Resume
 
     @staticmethod
     @verb
@@ -288,6 +311,7 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"fail": "fail_next_step"}
+    event: ClassVar = BatchFailed
 
     @staticmethod
     @verb

@@ -20,15 +20,19 @@ from scripted.core.protocol import ADAPTER_API
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
 from scripted.core.states import StateReader
+from scripted.core.translation import Translated
 from scripted.core.violation import Violation
 from scripted.core.written import TestHead
+from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.sdk.actions import ResumeAll, actions_of
+from scripted.sdk.as_schedule import plan_of, schedule_of
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.messages import Abort, Event, FlushCache, Stepped
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
+from scripted.sdk.recording import read_recording, replayed
 from scripted.sdk.records import Record, Step
 from scripted.sdk.shape import wrong_in_machine, wrong_in_step
 from scripted.sdk.space import SchedulerSpace
@@ -243,6 +247,22 @@ class SchedulerAdapter:
     def digests(self, run: Any) -> Iterator[bytes]:
         """All of it. Raises UnreadableState for a machine with something inside that does not say what it is."""
         yield _STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
+
+    # -- recordings --
+
+    def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
+        """What a ``Recorder`` wrote. Raises ScriptDefinitionError for anything else."""
+        del last_steps
+        return replayed(self, read_recording(path), until=until)[0]
+
+    def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
+        """The steps that a ``Recorder`` wrote. Raises ScriptDefinitionError for anything else."""
+        recording = read_recording(path)
+        return schedule_of(self, self.read_config(recording.header.config), recording.records[:until])
+
+    def plan_of(self, record: Record) -> object:
+        """Requests, positions and blocks."""
+        return plan_of(record, {})
 
     # -- mutants --
 

@@ -1,4 +1,4 @@
-"""Recordings of portable machines: every step of one that runs anywhere, as lines of JSON, and the same steps again.
+"""Recordings of machines of the SDK: every step of one that runs anywhere, as lines of JSON, and the same steps again.
 
 A machine is deterministic, so what it was given and when is all that it takes. The tokens may be those of a real model.
 """
@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from scripted.core.named import adapter_named
+from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.sdk.adapter import SchedulerAdapter
+from scripted.report.rerun import Rerun
 from scripted.sdk.messages import Event, Stepped
 from scripted.sdk.records import Record, Step
 
@@ -21,13 +21,15 @@ __all__ = [
     "Header",
     "Recorder",
     "Recording",
-    "Replayed",
-    "is_portable_recording",
-    "read_portable_recording",
+    "read_recording",
+    "recorded_adapter",
     "replayed",
 ]
 
 FORMAT: Final = "lockstep-steps-1"
+# Where the format stands in the first line, and how long that is at most.
+_FORMAT_WITHIN_BYTES: Final = 200
+_LONGEST_HEADER_BYTES: Final = 1 << 20
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -43,17 +45,6 @@ class Recording(msgspec.Struct, frozen=True):
 
     header: Header
     records: tuple[Record, ...]
-
-
-class Replayed(msgspec.Struct, frozen=True):
-    """What the same steps did this time. ``differs`` says where it was something else, ``error`` what it died of."""
-
-    records: tuple[Record, ...]
-    adapter: str
-    config: Any
-    differs: str | None = None
-    error: str | None = None
-    recorded_error: str | None = None
 
 
 class Recorder:
@@ -101,39 +92,42 @@ class Recorder:
         self._file.write(msgspec.json.encode(line) + b"\n")
 
 
-def is_portable_recording(path: str | Path) -> bool:
-    """Whether a file begins as one."""
+def recorded_adapter(path: str | Path) -> str | None:
+    """The name of the adapter whose steps a file has; None for a file that does not begin as a recording of steps."""
     with Path(path).open("rb") as file:
-        return FORMAT.encode() in file.readline(200)
+        first = file.readline(_LONGEST_HEADER_BYTES)
+    if FORMAT.encode() not in first[:_FORMAT_WITHIN_BYTES]:
+        return None
+    return _header(path, first).adapter
 
 
-def read_portable_recording(path: str | Path) -> Recording:
+def _header(path: str | Path, line: bytes) -> Header:
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except msgspec.DecodeError as exc:
+        raise ScriptDefinitionError(f"{path} is no recording of steps: line 1 cannot be read: {exc}") from exc
+
+
+def read_recording(path: str | Path) -> Recording:
     """Raises ScriptDefinitionError that names file and line for anything else."""
     first, *lines = Path(path).read_bytes().split(b"\n")
-    records: list[Record] = []
-    try:
-        header = msgspec.json.decode(first, type=Header)
-        # What was cut off while it was written has no end of line.
-        for line in lines[:-1]:
-            records.append(msgspec.json.decode(line, type=Record))  # noqa: PERF401 - the error says which line
-    except msgspec.DecodeError as exc:
-        raise ScriptDefinitionError(
-            f"{path} is no recording of steps: line {len(records) + 2 if lines else 1} cannot be read: {exc}"
-        ) from exc
+    header, records = _header(path, first), []
+    # What was cut off while it was written has no end of line.
+    for number, line in enumerate(lines[:-1], 2):
+        try:
+            records.append(msgspec.json.decode(line, type=Record))
+        except msgspec.DecodeError as exc:
+            raise ScriptDefinitionError(
+                f"{path} is no recording of steps: line {number} cannot be read: {exc}"
+            ) from exc
     return Recording(header, tuple(records))
 
 
-def replayed(recording: Recording, *, until: int | None = None) -> Replayed:
-    """Give a new machine of the recording's adapter the same steps, and compare what it does.
-
-    Raises ScriptDefinitionError for an adapter that is not there, or that records in another form.
-    """
-    header = recording.header
-    adapter = adapter_named(header.adapter)
-    if not isinstance(adapter, SchedulerAdapter):
-        raise ScriptDefinitionError(f"the adapter {header.adapter} has recordings of its own; `engine serve --record`")
-    config = adapter.read_config(header.config)
-    machine, done = adapter.new_parts(config, record=True)[0], []
+def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None) -> tuple[Rerun, list[Record]]:
+    """Give a new machine of the adapter the same steps, and compare what it does."""
+    config = adapter.read_config(recording.header.config)
+    machine = adapter.new_parts(config, record=True)[0]
+    done: list[Record] = []
     differs = error = recorded_error = None
     for number, record in enumerate(recording.records[:until], 1):
         try:
@@ -146,7 +140,9 @@ def replayed(recording: Recording, *, until: int | None = None) -> Replayed:
         differs = _difference(number, record, done[-1])
         if differs is not None:
             break
-    return Replayed(tuple(done), header.adapter, config, differs, error, recorded_error)
+    words = dict(adapter.config_words(config))
+    log = adapter.as_log(done, config)
+    return Rerun(log, error, differs, recorded_error, adapter=adapter.name, config=words), done
 
 
 def _difference(number: int, then: Record, now: Record) -> str | None:

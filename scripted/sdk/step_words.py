@@ -100,23 +100,27 @@ class _Reader:
             case Resume():
                 text = "continue"
             case BatchResult():
-                batch = self._returned(event.batch_id)
-                for share, ids in zip(self._shares[event.batch_id], event.token_ids, strict=False):
+                batch, name = self._returned(event.batch_id)
+                for share, ids in zip(self._shares.get(event.batch_id, ()), event.token_ids, strict=False):
                     self._tokens[share.rid].extend(ids)
-                text, kind = f"result #{batch} ({', '.join(_some(ids) or '-' for ids in event.token_ids)})", "taken"
+                text, kind = f"result {name} ({', '.join(_some(ids) or '-' for ids in event.token_ids)})", "taken"
             case BatchFailed():
-                batch = self._returned(event.batch_id)
-                text, kind = f"result #{batch} FAILED: {printable(event.error)}", "bad"
+                batch, name = self._returned(event.batch_id)
+                text, kind = f"result {name} FAILED: {printable(event.error)}", "bad"
             case _:
                 assert_never(event)
         if isinstance(event, FlushCache | Pause | Resume):
             self._calls[event.call_id] = text
-        return Said(text=text, kind=kind, rid=rid, batch=batch, of_pipeline=batch is not None, content=_content(event))
+        is_result = isinstance(event, BatchResult | BatchFailed)
+        return Said(text=text, kind=kind, rid=rid, batch=batch, of_pipeline=is_result, content=_content(event))
 
-    def _returned(self, batch_id: int) -> int:
-        number = self._numbers[batch_id]
+    def _returned(self, batch_id: int) -> tuple[int | None, str]:
+        """The number that the batch is shown by, and its name; a machine may be given a result of no launch."""
+        number = self._numbers.get(batch_id)
+        if number is None or number not in self._in_flight:
+            return None, f"of no launch ({batch_id})"
         self._in_flight.remove(number)
-        return number
+        return number, f"#{number}"
 
     def _reply(self, reply: Reply) -> Said:
         match reply:

@@ -22,6 +22,7 @@ from scripted.adapters.lockstep.gallery_page import write_gallery
 from scripted.adapters.lockstep.machine import EngineMachine
 from scripted.adapters.lockstep.oracle.digests import check_digests
 from scripted.adapters.lockstep.places import place_of
+from scripted.adapters.lockstep.recordings import plan_of, replay_engine, schedule_of_recording
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.history import record_step
 from scripted.adapters.lockstep.script_target import ScriptTarget
@@ -36,7 +37,9 @@ from scripted.core.common_actions import ReleaseResults
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.run import Run
+from scripted.core.translation import Translated
 from scripted.core.written import TestHead
+from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.script.loader import find_test
 from scripted.search.generated import Space
@@ -152,6 +155,20 @@ class LockstepAdapter:
         yield STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
         conformance = run.oracle.checks.conformance
         yield None if conformance is None else STATES.digest(conformance)
+
+    # -- recordings --
+
+    def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
+        """What ``engine serve --record`` wrote. Raises RecordingError for anything else."""
+        return replay_engine(path, until=until, last_steps=last_steps)[0]
+
+    def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
+        """Raises RecordingError for a recording of an engine that the simulated one cannot stand for."""
+        return schedule_of_recording(path, until=until)
+
+    def plan_of(self, record: StepRecord) -> object:
+        """Mode, requests, rows, positions and pages."""
+        return plan_of(record, {})
 
     # -- mutants --
 

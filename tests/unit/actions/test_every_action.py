@@ -36,7 +36,6 @@ from scripted.adapters.lockstep.actions import (
     LoraUnload,
     Placed,
     Press,
-    Recipe,
     ReleaseGrammars,
     ReleaseResults,
     Relieve,
@@ -45,7 +44,6 @@ from scripted.adapters.lockstep.actions import (
     StallStage,
     StartRequest,
     Update,
-    action_of,
     all_actions,
     parse_placed,
 )
@@ -53,8 +51,9 @@ from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import call_names, event_text
-from scripted.core.prompts import prompt_of
+from scripted.core.prompts import Recipe, prompt_of
 from scripted.core.schedule import Schedule
+from scripted.core.translation import action_of
 from scripted.core.verb import Verb
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
@@ -146,7 +145,7 @@ def events_of(action: Action, records: list[StepRecord] | tuple[StepRecord, ...]
     """The events that are this action's; a schedule does not say which stop token, sampling or stage it was."""
     events = [event for one in records for event in one.events if type(event) is action.event]
     reader = Verbatim(action)
-    return [event for event in events if without_detail(action_of(event, reader)) == without_detail(action)]
+    return [event for event in events if without_detail(action_of(event, ALL, reader)) == without_detail(action)]
 
 
 def without_detail(action: Action | None) -> Action | None:
@@ -328,13 +327,13 @@ def test_every_event_from_outside_is_an_actions(event: type) -> None:
 
 
 def test_a_result_is_no_action_unless_it_failed() -> None:
-    assert action_of(Completion(microbatch_id=0, token_ids=(1,)), Verbatim(ResumeServing())) is None
+    assert action_of(Completion(microbatch_id=0, token_ids=(1,)), ALL, Verbatim(ResumeServing())) is None
 
 
 def test_an_update_to_a_folder_is_read_back_as_one_to_embedded_weights() -> None:
     """A schedule runs without files."""
     event = Update(path_of_weights="/there/model", timeout_s=2).message("call-1")
-    assert action_of(event, Verbatim(ResumeServing())) == Update(timeout_s=2.0)
+    assert action_of(event, ALL, Verbatim(ResumeServing())) == Update(timeout_s=2.0)
 
 
 def test_a_call_knows_its_own_message_from_another_ones() -> None:

@@ -39,8 +39,7 @@ from scripted.cli.replay import show_replay
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.errors import ScriptError
-from scripted.replay import replay_engine, rerun, rerun_in_fresh_process
-from scripted.replay.as_schedule import translate
+from scripted.replay import rerun, rerun_in_fresh_process, schedule_of_recording
 from scripted.report.difference import first_difference
 from scripted.script.loader import load_test
 
@@ -320,7 +319,7 @@ def test_a_recording_as_a_schedule_launches_the_same(name: str, tmp_path: Path) 
     path = tmp_path / "run.rec"
     record_to(path, WORKLOADS[name])
     recording = read_recording(path)
-    translation = translate(recording, replay_engine(path)[1])
+    translation = schedule_of_recording(path)
     assert translation.same_steps == translation.steps == len(recording.steps)
     assert not translation.notes
 
@@ -328,7 +327,7 @@ def test_a_recording_as_a_schedule_launches_the_same(name: str, tmp_path: Path) 
 def test_a_recording_with_guesses_says_that_its_schedule_guesses_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     record_to(path, WORKLOADS["drafts"])
-    translation = translate(read_recording(path), replay_engine(path)[1])
+    translation = schedule_of_recording(path)
     assert translation.schedule.config.speculative_algorithm == "ngram"
     assert translation.same_steps < translation.steps
     assert any("guesses depend on the text" in note for note in translation.notes)
@@ -337,7 +336,7 @@ def test_a_recording_with_guesses_says_that_its_schedule_guesses_otherwise(tmp_p
 def test_a_recording_of_stops_with_a_decode_ahead_says_what_its_schedule_knows_in_advance(tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     record_to(path, WORKLOADS["ahead-of-a-stop"])
-    translation = translate(read_recording(path), replay_engine(path)[1])
+    translation = schedule_of_recording(path)
     assert translation.schedule.config.async_scheduling
     assert translation.same_steps < translation.steps
     assert any(note.startswith("2 requests stopped, with a decode planned ahead") for note in translation.notes)
@@ -351,7 +350,7 @@ def test_prompts_that_share_their_beginning_share_it_in_a_schedule(tmp_path: Pat
     )
     path = tmp_path / "run.rec"
     record_to(path, Schedule.parse(line))
-    translation = translate(read_recording(path), replay_engine(path)[1])
+    translation = schedule_of_recording(path)
     starts = [one.action for one in translation.schedule.placed if isinstance(one.action, StartRequest)]
     assert [start.seed for start in starts] == [1, 1, 1, 3]
     assert [start.shared for start in starts] == [0, 0, 12, 0]
@@ -412,4 +411,4 @@ def test_a_recording_without_its_beginning_is_no_schedule(tmp_path: Path) -> Non
     last = FlightRecorder(header, limit_steps=6)
     record_to(tmp_path / "run.rec", WORKLOADS["full-rows"], sinks=(last,))
     with pytest.raises(RecordingError, match="a schedule begins with the first step"):
-        translate(read_recording(last.dump(tmp_path / "last.rec")), ())
+        schedule_of_recording(last.dump(tmp_path / "last.rec"))

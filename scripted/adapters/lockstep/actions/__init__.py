@@ -11,7 +11,6 @@ from scripted.adapters.lockstep.actions.action import (
     AdministrativeCall,
     EngineAction,
     Intervention,
-    Recipe,
     all_actions,
 )
 from scripted.adapters.lockstep.actions.calls import (
@@ -33,7 +32,7 @@ from scripted.adapters.lockstep.actions.grammars import FailGrammar, HoldGrammar
 from scripted.adapters.lockstep.actions.weights_and_memory import Evict, Press, Relieve, Update
 from scripted.adapters.lockstep.actions.loras import LoraLoad, LoraUnload
 from scripted.adapters.lockstep.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
-from scripted.adapters.lockstep.actions.from_events import action_of, name_in_answers, words_of
+from scripted.adapters.lockstep.actions.from_events import name_in_answers, words_of
 from scripted.core.placed import Placed, parse_placed
 from scripted.core.verb import Verb, variable_of
 
@@ -63,7 +62,6 @@ __all__ = [
     "PauseServing",
     "Placed",
     "Press",
-    "Recipe",
     "ReleaseGrammars",
     "ReleaseResults",
     "Relieve",
@@ -74,7 +72,6 @@ __all__ = [
     "StartRequest",
     "Update",
     "Verb",
-    "action_of",
     "all_actions",
     "name_in_answers",
     "parse_placed",

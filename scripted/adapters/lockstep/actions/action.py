@@ -13,6 +13,7 @@ import msgspec
 
 from engine.messages import ClientMessage, Generate, Grammar, OperatorEvent
 from scripted.core.action import Action, RunLike
+from scripted.core.prompts import Recipe
 from scripted.script.clients import Call
 
 __all__ = [
@@ -20,20 +21,11 @@ __all__ = [
     "EngineAction",
     "EventReader",
     "Intervention",
-    "Recipe",
     "all_actions",
     "take_in",
 ]
 
 _classes: list[type[Action]] = []
-
-
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt's tokens: all of ``seed``, or ``shared`` of them and the rest of ``tail``."""
-
-    seed: int
-    shared: int = 0
-    tail: int = 0
 
 
 class EventReader(Protocol):

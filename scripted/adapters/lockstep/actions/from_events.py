@@ -1,20 +1,12 @@
-"""From an event of the engine to its action: how it is read back from a recording, and what a report calls it."""
+"""From an event of the engine to its action: what a report calls it."""
 
 from __future__ import annotations
 
 from engine.messages import Event
-from scripted.adapters.lockstep.actions.action import EventReader, all_actions
+from scripted.adapters.lockstep.actions.action import all_actions
 from scripted.core.action import Action
 
-__all__ = ["action_of", "name_in_answers", "words_of"]
-
-
-def action_of(event: Event, reader: EventReader) -> Action | None:
-    """The action that became this event; None for one that no action makes."""
-    for action in _actions_of(event):
-        if (found := action.read_back(event, reader)) is not None:
-            return found
-    return None
+__all__ = ["name_in_answers", "words_of"]
 
 
 def words_of(event: Event) -> str | None:

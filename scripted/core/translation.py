@@ -1,0 +1,173 @@
+"""A recording as actions at steps: names, prompts and lengths that a schedule can say, and when each result comes.
+
+What a schedule cannot say is left out and named. An adapter says what its events are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from scripted.core.action import Action
+from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.core.placed import Placed
+from scripted.core.prompts import Recipe
+from scripted.core.schedule import Schedule
+
+__all__ = ["ENDLESS", "RecordedStep", "Translated", "Translation", "Translator", "action_of"]
+
+# The length of an output that did not end by itself: it would have gone on.
+ENDLESS = 1 << 30
+
+
+class RecordedStep(NamedTuple):
+    """What went into a step, and the id of the microbatch that it launched, if it did."""
+
+    now: float
+    events: Sequence[Any]
+    launched: int | None
+
+
+class Translated(NamedTuple):
+    """``steps`` of the schedule stand for the recorded ones, which launched ``plans``; ``notes`` say what is lost.
+
+    A plan is whatever the adapter's ``plan_of`` makes of a step, with the requests named as in the schedule.
+    """
+
+    schedule: Schedule
+    steps: Sequence[int]
+    plans: Sequence[object]
+    notes: tuple[str, ...]
+
+
+class Translation(NamedTuple):
+    """A recording as a schedule that was run: ``same_steps`` of the ``steps`` launch the same there."""
+
+    schedule: Schedule
+    steps: int
+    same_steps: int
+    notes: tuple[str, ...]
+
+
+class Translator:
+    """``steps`` are the schedule's steps that stand for the recorded ones, ``names`` its requests by their rids.
+
+    ``lengths`` are the tokens of each request's output, by rid, in the order of its lives. ``timed``: it matters when a
+    step was.
+    """
+
+    def __init__(
+        self, actions: Iterable[type[Action]], *, depth: int, page_size: int, lengths: dict[str, list[int]], timed: bool
+    ) -> None:
+        self.names: dict[str, str] = {}
+        self.steps: list[int] = []
+        self.partly_shared = 0
+        self._actions = tuple(actions)
+        self._depth = depth
+        self._page_size = page_size
+        self._lengths = lengths
+        self._timed = timed
+        self._recipes: dict[tuple[int, ...], Recipe] = {}
+        self._seeds = 0
+        # The steps of the schedule that launch, by the id of the microbatch.
+        self._launches: dict[int, int] = {}
+
+    # -- what an adapter says --
+
+    def batch_of(self, event: Any) -> int | None:
+        """The id of the microbatch whose result this event brings; None for any other."""
+        raise NotImplementedError
+
+    def opening(self) -> Iterable[Action]:
+        """What stands before the first step."""
+        return (HoldResults(),)
+
+    def releases(self, events: Sequence[Any]) -> Iterable[Action]:
+        """What lets the events of the world come in this step, and in no other."""
+        results = sum([self.batch_of(event) is not None for event in events])
+        return (ReleaseResults(count=results),) if results else ()
+
+    # -- the actions --
+
+    def placed(self, recorded: Iterable[RecordedStep]) -> Iterator[Placed]:
+        """The schedule's actions. Results are held and released one by one: each comes in the step in which it came."""
+        yield from (Placed(1, action) for action in self.opening())
+        now = 0.0
+        fails: dict[int, Action] = {}
+        for one in recorded:
+            step = self._step_of(one)
+            self.steps.append(step)
+            if self._timed and one.now > now:
+                yield Placed(step, AdvanceClock(seconds=one.now - now))
+            now = one.now
+            yield from (Placed(step, action) for action in self.releases(one.events))
+            for event in one.events:
+                action, batch = action_of(event, self._actions, self), self.batch_of(event)
+                if action is not None and batch is not None:
+                    fails[self._launches[batch]] = action
+                elif action is not None:
+                    yield Placed(step, action)
+            if one.launched is not None:
+                self._launches[one.launched] = step
+        yield from (Placed(step, action) for step, action in fails.items())
+
+    def notes(self) -> Iterator[str]:
+        """What the schedule does not say."""
+        if self.partly_shared:
+            yield f"{self.partly_shared} prompts share more of another than a schedule can say; here they share less"
+
+    def _step_of(self, one: RecordedStep) -> int:
+        """The next step in which all results of the recorded one can be there: each is due ``depth`` steps after its
+        launch, where a live pipeline may have been faster.
+        """
+        batches = [batch for event in one.events if (batch := self.batch_of(event)) is not None]
+        return max(
+            [self.steps[-1] + 1 if self.steps else 1, *(self._launches[batch] + self._depth for batch in batches)]
+        )
+
+    # -- for the actions that are read back --
+
+    def name_of(self, rid: str) -> str:
+        """What the request of this rid is called here."""
+        return self.names.get(rid, "unknown")
+
+    def new_name_of(self, rid: str) -> str:
+        """The same for a request that begins."""
+        return self.names.setdefault(rid, f"r{len(self.names) + 1}")
+
+    def length_of(self, rid: str, most: int) -> int:
+        """As long as the request that begins became, at ``most``."""
+        lives = self._lengths.get(rid)
+        return max(0, min(lives.pop(0) if lives else most, most))
+
+    def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
+        """How a schedule makes a prompt that shares with those before it what this one does."""
+        common, like = max(((_common(prompt, other), other) for other in self._recipes), default=(0, ()))
+        if common < self._page_size and common < len(prompt):
+            recipe = Recipe(seed=self._next_seed())
+        else:
+            recipe = self._recipes[like]
+            if common < min(len(prompt), len(like)):
+                self.partly_shared += common > recipe.shared > 0
+                recipe = Recipe(seed=recipe.seed, shared=min(common, recipe.shared or common), tail=self._next_seed())
+        self._recipes.setdefault(prompt, recipe)
+        return recipe
+
+    def _next_seed(self) -> int:
+        self._seeds += 1
+        return self._seeds
+
+
+def action_of(event: Any, actions: Iterable[type[Action]], reader: Any) -> Action | None:
+    """The action that became this event; None for one that no action makes."""
+    for action in actions:
+        if action.event is type(event) and (found := action.read_back(event, reader)) is not None:
+            return found
+    return None
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return min(len(one), len(other))
