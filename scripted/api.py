@@ -46,6 +46,7 @@ def search(
     schedules: int | None = None,
     minutes: float | None = None,
     seed: int = 0,
+    events: int = 1,
     jobs: int = 1,
     ray: str | None = None,
     mutant: str | None = None,
@@ -56,9 +57,10 @@ def search(
 
     ``target`` is a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or a Schedule. None
     is generated targets, other ones for each ``seed``, or with ``corpus`` the workloads of the adapter. ``strategy`` is
-    what is added: if it is not given, random events to generated targets, else one event everywhere. A search without
-    an end stops after a minute, unless ``schedules`` or ``minutes`` say when. ``watch`` is called with the report as it
-    grows. Raises ScriptDefinitionError, or what the adapter raises for a bad configuration or an unknown mutant.
+    what is added: if it is not given, random events to generated targets, else one event everywhere. The exhaustive one
+    adds ``events`` at a time. A search without an end stops after a minute, unless ``schedules`` or ``minutes`` say
+    when. ``watch`` is called with the report as it grows. Raises ScriptDefinitionError, or what the adapter raises for
+    a bad configuration or an unknown mutant.
     """
     if minutes is not None and not 0 < minutes < float("inf"):
         raise ScriptDefinitionError(
@@ -70,16 +72,21 @@ def search(
     known = adapter_named(adapter)
     with known.switched_on(mutant):
         pass  # An unknown name is refused before anything runs.
+    if events < 1:
+        raise ScriptDefinitionError(f"events must be at least 1, got {events}: the exhaustive search adds some")
     generated = target is None and not corpus
     if generated:
         generated_schedule(0, adapter)
     how = StrategyName(strategy or (StrategyName.RANDOM if generated else StrategyName.EXHAUSTIVE))
-    endless = (generated or how in (StrategyName.RANDOM, StrategyName.PCT)) and minutes is None and schedules is None
+    if events != 1 and how is not StrategyName.EXHAUSTIVE:
+        raise ScriptDefinitionError(f"events is of the exhaustive strategy, got {events} with {how}; leave it out")
+    endless = (generated or how is not StrategyName.EXHAUSTIVE) and minutes is None and schedules is None
     plan = SearchPlan(
         targets=() if generated else tuple(known.workloads) if target is None else (target,),
         generated_from=first_of(seed),
         strategy=how,
         seed=seed,
+        events=events,
         schedules=schedules,
         seconds=_SECONDS_PER_MINUTE if endless else None if minutes is None else minutes * _SECONDS_PER_MINUTE,
         jobs=jobs,

@@ -55,6 +55,7 @@ def explore(
     schedules: Annotated[int | None, typer.Option(min=1, help="stop after this many schedules")] = None,
     minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, more than 0")] = None,
     seed: Annotated[int, typer.Option(help="of generated targets and of what is drawn")] = 0,
+    events: Annotated[int, typer.Option(min=1, help="of exhaustive: so many at a time, within two steps")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster, 'auto' for the one around, or 'local'")
@@ -93,6 +94,7 @@ def explore(
             schedules=schedules,
             minutes=minutes,
             seed=seed,
+            events=events,
             jobs=jobs,
             ray=ray,
             mutant=mutant,

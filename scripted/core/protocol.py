@@ -8,7 +8,7 @@ the usual shape everything but the machine is ready made: see ``scripted.sdk``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -188,6 +188,10 @@ class Adapter(Protocol):
 
     def where(self, run: Any, rid: str | None) -> tuple[str, str]:
         """For the coverage table: the state of this request, or with None of all; the state of the pipeline."""
+        ...
+
+    def relations(self, run: Any) -> Hashable:
+        """What tells abstract states apart beside places and what is in flight; small numbers only."""
         ...
 
     def obstacle(self, run: Any) -> Action | None:

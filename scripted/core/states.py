@@ -145,7 +145,7 @@ class _Reading:
 
     def attributes(self, value: Any) -> Any:
         names, read = self._states.attributes_of(value)
-        inside = ()
+        inside: Any = ()
         if isinstance(value, dict):
             inside = self.each(value), self.each(value.values())
         elif isinstance(value, list | tuple | deque | set):
@@ -186,7 +186,7 @@ def _unreadable(_: _Reading, value: Any) -> Any:
 
 
 @functools.cache
-def _slots_of(kind: type) -> tuple[str, ...]:
+def _slots_of(kind: Any) -> tuple[str, ...]:
     names: list[str] = []
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())

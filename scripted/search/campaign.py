@@ -18,6 +18,7 @@ from scripted.core.named import adapter_named
 from scripted.search.coverage import Coverage
 from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
+from scripted.search.strategies import Feedback, StrategyName
 from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
 __all__ = ["Campaign", "SearchReport"]
@@ -97,13 +98,14 @@ class Campaign:
         if strategy_of(plan).complete:
             yield from self._parts(targets, left, until)
             return
+        runs = Feedback.batch_runs if plan.strategy is StrategyName.FEEDBACK else _BATCH_RUNS
         for batch in itertools.count():
             for target in targets:
-                count = _BATCH_RUNS if left is None else min(_BATCH_RUNS, left)
+                count = runs if left is None else min(runs, left)
                 if not count:
                     return
                 left = None if left is None else left - count
-                yield Unit(target, batch * _BATCH_RUNS, 1, count, until)
+                yield Unit(target, batch * runs, 1, count, until)
 
     def _generated(self, until: float | None) -> Iterator[Unit]:
         """One target after the other: by itself, then a few runs of it, all of them where the strategy is complete."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -172,18 +173,23 @@ class Prefixes:
                     "its machine is not deterministic; look for time, random numbers and the order of sets"
                 )
 
-    def execute(self, *extra: Placed) -> Outcome:
-        """Run the base schedule with these actions more. Raises HarnessError."""
+    def execute(self, *extra: Placed, observe: Callable[[Run], None] | None = None) -> Outcome:
+        """Run the base schedule with these actions more. Raises HarnessError.
+
+        ``observe`` is shown the run before each of its own steps.
+        """
         schedule = self.base.with_placed(extra)
         first = min(placed.step for placed in extra)
         if first > len(self._frozen):
-            return execute(schedule)
+            return finish(Run(schedule, watch=observe))
         gate = self._thawed(first, extra)
         gate.follow(schedule)
         if self._is_readable and self.outcome.failure is None:
             last = max(placed.step for placed in extra)
             kinds = tuple([placed.action.kind for placed in extra])
-            gate.watch = lambda run: self._compare(run, last, kinds)
+            gate.watch = lambda run: self._compare(run, last, kinds, observe)
+        else:
+            gate.watch = observe
         try:
             return finish(gate)
         except _Rejoined:
@@ -206,11 +212,13 @@ class Prefixes:
             self._passed.append((_outline(gate), len(gate.cells), len(gate.unreached)))
         gate.watch = self._freeze
 
-    def _compare(self, gate: Run, last: int, kinds: tuple[str, ...]) -> None:
+    def _compare(self, gate: Run, last: int, kinds: tuple[str, ...], observe: Callable[[Run], None] | None) -> None:
         """Leave a run that is the base again after its last event. A look costs as much as two steps."""
+        if observe is not None:
+            observe(gate)
         if gate.step < last:
             return
-        gate.watch = None
+        gate.watch = observe
         if gate.was_settled or gate.step >= len(self._frozen) or _outline(gate) != self._passed[gate.step][0]:
             return
         if self._in_vain[kinds] >= _LOOKS_IN_VAIN:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, cast
 
@@ -14,6 +15,7 @@ from scripted.core.named import OWN, adapter_named
 from scripted.core.phrases import nearest
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Outcome, Prefixes
 from scripted.search.generated import generated_schedule, number_of
@@ -39,7 +41,7 @@ class Target(Protocol):
         """Steps that can be added to."""
         ...
 
-    def execute(self, *extra: Placed) -> Outcome: ...
+    def execute(self, *extra: Placed, observe: Callable[[Run], None] | None = None) -> Outcome: ...
 
 
 def target_named(target: str, of: str = OWN) -> Target:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Final
 
 import msgspec
@@ -13,9 +13,10 @@ from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
+from scripted.search.abstract import abstract_state
 from scripted.search.coverage import Coverage
 from scripted.search.execution import Failure
-from scripted.search.strategies import Exhaustive, Pairs, Pct, RandomEvents, Strategy, StrategyName
+from scripted.search.strategies import Exhaustive, Feedback, Pct, RandomEvents, Strategy, StrategyName, Surw, Swarm
 from scripted.search.targets import Target, schedule_of, target_named
 
 __all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "forget_targets", "run_unit", "strategy_of"]
@@ -25,6 +26,8 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to search: targets of ``adapter``, as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it.
 
     Without targets it is generated ones, from the number ``generated_from`` on and without end.
+    ``events`` is how many the exhaustive strategy adds at a time.
+
     ``ray`` is the address of the Ray that runs it, 'local' for one of its own, None for none.
     """
 
@@ -32,6 +35,7 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     generated_from: int = 0
     strategy: StrategyName = StrategyName.EXHAUSTIVE
     seed: int = 0
+    events: int = 1
     schedules: int | None = None
     seconds: float | None = None
     jobs: int = 1
@@ -86,13 +90,17 @@ def strategy_of(plan: SearchPlan) -> Strategy:
     """The strategy of a plan."""
     match plan.strategy:
         case StrategyName.EXHAUSTIVE:
-            return Exhaustive()
-        case StrategyName.PAIRS:
-            return Pairs()
+            return Exhaustive(plan.events)
         case StrategyName.RANDOM:
             return RandomEvents(plan.seed)
+        case StrategyName.SWARM:
+            return Swarm(plan.seed)
         case StrategyName.PCT:
             return Pct(plan.seed)
+        case StrategyName.SURW:
+            return Surw(plan.seed)
+        case StrategyName.FEEDBACK:
+            return Feedback(plan.seed)
 
 
 # A target that was prepared serves all units of its campaign in a process. It holds about a megabyte.
@@ -121,8 +129,14 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     rejoined = target.rejoined
     findings: dict[str, Finding] = {}
     schedules = unreached = 0
-    for extra in _extras(unit, plan, target):
-        outcome = target.execute(*extra) if extra else target.outcome
+    strategy, states = strategy_of(plan), list[tuple[int, Hashable]]()
+    for extra in _extras(unit, strategy, target):
+        if extra and isinstance(strategy, Feedback):
+            states.clear()
+            outcome = target.execute(*extra, observe=lambda run: states.append((run.step + 1, abstract_state(run))))
+            strategy.learn(extra, states)
+        else:
+            outcome = target.execute(*extra) if extra else target.outcome
         schedules += 1
         unreached += len(outcome.unreached)
         counted.add(outcome.cells)
@@ -141,8 +155,8 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     )
 
 
-def _extras(unit: Unit, plan: SearchPlan, target: Target) -> Iterator[tuple[Placed, ...]]:
+def _extras(unit: Unit, strategy: Strategy, target: Target) -> Iterator[tuple[Placed, ...]]:
     if not unit.parts:
         return iter([()])
-    additions = strategy_of(plan).additions(unit.target, target.base, target.steps, first=unit.first)
+    additions = strategy.additions(unit.target, target.base, target.steps, first=unit.first)
     return itertools.islice(additions, 0, None if unit.count is None else unit.count * unit.parts, unit.parts)

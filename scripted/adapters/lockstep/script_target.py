@@ -49,8 +49,9 @@ class ScriptTarget:
         """Yields of the script when nothing is added."""
         return self._yields
 
-    def execute(self, *extra: Placed) -> Outcome:
-        """Run the script with additions; the step of one is the yield that it comes before."""
+    def execute(self, *extra: Placed, observe: Any = None) -> Outcome:
+        """Run the script with additions; the step of one is the yield that it comes before. Nothing is observed."""
+        del observe
         return self._run(extra)
 
     def _run(self, extra: tuple[Placed, ...]) -> Outcome:

@@ -2,8 +2,9 @@
 
 from scripted.search.strategies.base import Strategy, StrategyName
 from scripted.search.strategies.exhaustive import Exhaustive
-from scripted.search.strategies.pairs import Pairs
+from scripted.search.strategies.feedback import Feedback
 from scripted.search.strategies.pct import Pct
-from scripted.search.strategies.random_events import RandomEvents
+from scripted.search.strategies.random_events import RandomEvents, Swarm
+from scripted.search.strategies.surw import Surw
 
-__all__ = ["Exhaustive", "Pairs", "Pct", "RandomEvents", "Strategy", "StrategyName"]
+__all__ = ["Exhaustive", "Feedback", "Pct", "RandomEvents", "Strategy", "StrategyName", "Surw", "Swarm"]

@@ -16,9 +16,11 @@ class StrategyName(StrEnum):
     """How a campaign searches."""
 
     EXHAUSTIVE = "exhaustive"
-    PAIRS = "pairs"
     RANDOM = "random"
+    SWARM = "swarm"
     PCT = "pct"
+    SURW = "surw"
+    FEEDBACK = "feedback"
 
 
 class Strategy(Protocol):

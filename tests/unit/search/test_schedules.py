@@ -23,7 +23,7 @@ from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
-from scripted.search.strategies import Exhaustive, Pairs, Pct, RandomEvents
+from scripted.search.strategies import Exhaustive, Pct, RandomEvents, Surw, Swarm
 from scripted.search.targets import workload_named
 
 
@@ -89,16 +89,18 @@ def test_a_sweep_is_every_kind_at_every_step() -> None:
     assert list(Exhaustive().additions("twins", base, 5, first=7)) == additions[7:]
 
 
-def test_pairs_keep_to_their_window_and_marks() -> None:
+def test_a_sweep_of_two_events_is_every_pair_in_its_window() -> None:
     base = workload_named("chunked-alone")
-    pairs = list(Pairs(window_steps=1, marked=frozenset({3})).additions("x", base, 9))
-    assert {one.step for one, _ in pairs} == {3}
-    assert {other.step for _, other in pairs} == {3, 4}
-    assert len(set(pairs)) == 2 * len(extras_of(base)) ** 2
+    pairs = list(Exhaustive(2, window_steps=1).additions("x", base, 3))
+    assert {(one.step, other.step) for one, other in pairs} == {(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4)}
+    assert len(set(pairs)) == len(pairs) == 6 * len(extras_of(base)) ** 2
 
 
-@pytest.mark.parametrize("strategy", [RandomEvents, Pct])
-def test_strategies_with_a_seed_depend_on_it_alone(strategy: type[RandomEvents] | type[Pct]) -> None:
+SEEDED: tuple[type[RandomEvents | Pct | Surw], ...] = (RandomEvents, Swarm, Pct, Surw)
+
+
+@pytest.mark.parametrize("strategy", SEEDED)
+def test_strategies_with_a_seed_depend_on_it_alone(strategy: type[RandomEvents | Pct | Surw]) -> None:
     base = workload_named("full-rows")
 
     def drawn(seed: int, first: int) -> list[tuple[Placed, ...]]:

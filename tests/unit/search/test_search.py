@@ -92,7 +92,7 @@ def test_processes_find_what_one_finds() -> None:
     assert two.coverage.counts == one.coverage.counts
 
 
-@pytest.mark.parametrize("strategy", [StrategyName.RANDOM, StrategyName.PCT])
+@pytest.mark.parametrize("strategy", [StrategyName.RANDOM, StrategyName.PCT, StrategyName.FEEDBACK])
 def test_endless_strategies_stop_by_count(strategy: StrategyName) -> None:
     report = Campaign(SearchPlan(targets=("one-row",), strategy=strategy, schedules=150)).run()
     assert 150 <= report.schedules <= 401
