@@ -74,7 +74,7 @@ class StateReader:
 
     def attributes_of(self, value: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
         """The names of those that belong to the state, in one order for all copies, and what reads them."""
-        kind = type(value)
+        kind: Any = type(value)
         shape = kind, *getattr(value, "__dict__", ())
         known = self._shapes.get(shape)
         if known is None:
@@ -153,7 +153,7 @@ class _Reading:
         return type(value).__qualname__, names, self.each(read(value)[:-2]), inside
 
 
-def _reader_of(kind: type) -> Callable[[_Reading, Any], Any]:
+def _reader_of(kind: Any) -> Callable[[_Reading, Any], Any]:
     if issubclass(kind, Enum):
         return lambda _, value: f"{kind.__name__}.{value.name}"
     if issubclass(kind, msgspec.Struct):

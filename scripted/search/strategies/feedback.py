@@ -22,8 +22,8 @@ Extra = tuple[Placed, ...]
 _MOST_EVENTS: Final = 12
 _NEAR_STEPS: Final = 4
 _CORPUS_LIMIT: Final = 400
-# A run in so many owes nothing to the corpus.
-_FRESH_EVERY: Final = 6
+# How much the newest run says of what its way of drawing brings.
+_NEWEST_WEIGHT: Final = 0.1
 
 
 class _Kept(NamedTuple):
@@ -36,7 +36,8 @@ class _Kept(NamedTuple):
 class Feedback:
     """``batch_runs`` runs make one corpus, which begins empty: a unit of a campaign finds the same in every process.
 
-    Bound: none but that of swarm, for one run in six. What it finds beyond that lies near what was new.
+    Runs are drawn afresh, as swarm does, or from the corpus; the way that lately brought more new states is taken more
+    often. Bound: none but that of swarm, for the fresh ones. What it finds beyond that lies near what was new.
     """
 
     complete = False
@@ -46,6 +47,9 @@ class Feedback:
         self._seed = seed
         self._corpus: list[_Kept] = []
         self._seen: set[Hashable] = set()
+        # New states that a run brings: one that is drawn afresh, and one from the corpus.
+        self._gains = [1.0, 1.0]
+        self._from_corpus = False
 
     def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Extra]:
         """Endless; each but the first depends on what ``learn`` was told of those before it."""
@@ -53,7 +57,9 @@ class Feedback:
         rng = random.Random(f"{self._seed}/{name}/{first}")  # noqa: S311 - the same from the same seed
         while True:
             chosen = draw_kinds(rng, extras)
-            if not self._corpus or not rng.randrange(_FRESH_EVERY):
+            fresh, kept = self._gains
+            self._from_corpus = bool(self._corpus) and rng.random() * (fresh + kept) < kept
+            if not self._from_corpus:
                 yield draw_events(rng, chosen, steps, _MOST_EVENTS)
             else:
                 yield self._changed(rng, chosen, steps)[:_MOST_EVENTS]
@@ -61,6 +67,7 @@ class Feedback:
     def learn(self, extra: Extra, states: Sequence[tuple[int, Hashable]]) -> None:
         """The run with these additions was in these states, each with the step that came next."""
         new = tuple([step for step, state in states if state not in self._seen])
+        self._gains[self._from_corpus] += _NEWEST_WEIGHT * (len(new) - self._gains[self._from_corpus])
         if new:
             self._seen.update(state for _, state in states)
             self._corpus.append(_Kept(extra, new))
