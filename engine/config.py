@@ -6,7 +6,8 @@ who may call it belongs to the server's settings, not here.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -261,6 +262,11 @@ class EngineConfig(BaseModel):
             raise ValueError(f"{reason}; or use backend='torch'")
         return self
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with these fields changed, checked as a new one is; also of ``copy.replace``. Raises ConfigError."""
+        del deep  # every value is immutable
+        return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | dict(update or {}))
+
     def draft_config(self) -> EngineConfig:
         """The configuration of the draft model: all its layers on one stage, on the same device and backend."""
         values = {
@@ -269,6 +275,7 @@ class EngineConfig(BaseModel):
             "speculative_algorithm": "off",
             "speculative_draft_model": "",
             "async_scheduling": False,
+            "dynamic_chunking": False,
             "weights": "auto",
             "lora": "",
             "max_loras": None,

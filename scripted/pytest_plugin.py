@@ -140,6 +140,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in dropped]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Warn of a script that pytest leaves out, because of its name or that of its class: it never runs."""
+    if isinstance(obj, type) and not collector.classnamefilter(name):
+        scripts = [f"{name}.{part}" for part, value in vars(obj).items() if _scripted_test(value) is not None]
+    else:
+        is_here = getattr(obj, "__module__", None) == getattr(collector.getparent(pytest.Module).obj, "__name__", None)
+        is_left_out = is_here and _scripted_test(obj) is not None and not collector.funcnamefilter(name)
+        scripts = [name] if is_left_out else []
+    for script in scripts:
+        collector.warn(
+            pytest.PytestCollectionWarning(
+                f"{script} is decorated with @scripted and never runs, because pytest collects functions named test_* "
+                "and classes named Test*; rename it, or leave the decorator out"
+            )
+        )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Tell the session which test runs, for its replay command."""

@@ -7,7 +7,11 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["Recipe", "prompt_ids", "prompt_of"]
+__all__ = ["MOST_ITEMS", "Recipe", "prompt_ids", "prompt_of"]
+
+# Tokens of a prompt, or elements of any other argument, that a script can make: more than any context. They are built
+# before the route refuses them.
+MOST_ITEMS: Final = 1 << 20
 
 # Prompts are printable ASCII, so that their text is one character a token with the embedded tokenizer.
 _FIRST_PROMPT_ID: Final = 32

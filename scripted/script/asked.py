@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Final, TypeVar
 
 from scripted.core.phrases import nearest
+from scripted.core.prompts import MOST_ITEMS
 from scripted.errors import BadCall, UnknownName
 from scripted.script.values import Nameless
 
-__all__ = ["Asked", "Method", "check_count", "check_predicate", "several", "truth_of"]
+__all__ = [
+    "Asked",
+    "Method",
+    "bounded",
+    "check_count",
+    "check_predicate",
+    "check_prompt_len",
+    "several",
+    "truth_of",
+]
 
 _Handle = TypeVar("_Handle")
 # Names that a message lists when none is near.
@@ -112,6 +123,21 @@ def truth_of(value: object, what: str) -> bool:
     return bool(value)
 
 
+def bounded(call: str, name: str, values: Iterable[_Handle]) -> list[_Handle]:
+    """The values as a list. Raises BadCall for more than any argument needs, such as an iterator without an end."""
+    found = list(itertools.islice(values, MOST_ITEMS + 1))
+    if len(found) > MOST_ITEMS:
+        raise BadCall(f"{call} takes at most {MOST_ITEMS} elements in {name}, got more; give it fewer")
+    return found
+
+
+def check_prompt_len(length: object) -> None:
+    """Raise BadCall for what is no number of tokens that a prompt may have."""
+    check_count("start_req()", "prompt_len", length)
+    if length > MOST_ITEMS:  # type: ignore[operator]
+        raise BadCall(f"start_req() takes prompt_len <= {MOST_ITEMS}, more than any context, got {length}")
+
+
 def check_count(call: str, name: str, value: object) -> None:
     """Raise BadCall for what is no whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -136,7 +162,7 @@ def several(handles: Iterable[_Handle], handle: type[_Handle]) -> list[_Handle]:
         raise BadCall(
             f"run_until_all_finished() takes several handles, got {handles!r}; write [r], or run_until_finished"
         )
-    found = list(handles)
+    found = bounded("run_until_all_finished()", "its handles", handles)
     if not found:
         raise BadCall("run_until_all_finished() takes at least one handle, got none: it would wait for nothing")
     return found

@@ -271,6 +271,11 @@ def _check_script(function: Callable[..., Any]) -> tuple[list[inspect.Parameter]
             f"{where} stands in a decorator that is no generator function, so it would never run a step; "
             "write 'yield from' in the decorator, or put it above @scripted"
         )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ScriptDefinitionError(
+            f"{where} is async, and nothing awaits a script: each of its yields lets the scheduler make one step; "
+            "write it without async, and 'yield from' where it awaits"
+        )
     if not inspect.isgeneratorfunction(function):
         raise ScriptDefinitionError(
             f"{where} never yields, so it would never run a step; a script is a generator function"

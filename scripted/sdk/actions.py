@@ -12,7 +12,7 @@ from scripted.core.phrases import nearest
 from scripted.core.prompts import prompt_ids as prompt_ids_of
 from scripted.core.verb import Verb, variable_of
 from scripted.errors import BadCall
-from scripted.script.asked import check_count
+from scripted.script.asked import bounded, check_count, check_prompt_len
 from scripted.script.clients import Call
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume
@@ -396,7 +396,7 @@ def _prompt_of(
         if not prompt:
             raise BadCall(f"start_req() takes {names[0]} that is not empty")
         return prompt
-    check_count("start_req()", "prompt_len", length)
+    check_prompt_len(length)
     if not isinstance(seed, int):
         raise BadCall(f"start_req() takes prompt_seed, a whole number, got {seed!r}")
     if not isinstance(shared, int) or not 0 <= shared <= length:
@@ -407,6 +407,7 @@ def _prompt_of(
 
 
 def _tokens(name: str, ids: Sequence[int]) -> tuple[int, ...]:
+    ids = ids if isinstance(ids, (str, bytes)) else bounded("start_req()", name, ids)
     if isinstance(ids, (str, bytes)) or not all(isinstance(token, int) and token >= 0 for token in ids):
         raise BadCall(f"start_req() takes {name} that are whole numbers >= 0, got {ids!r}")
     return tuple(ids)

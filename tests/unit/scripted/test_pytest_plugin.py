@@ -252,6 +252,8 @@ def logged(script):
     ("text", "words"),
     [
         ("@scripted(ONE)\ndef test_a(t):\n    assert t\n", "never yields, so it would never run a step"),
+        ("@scripted(ONE)\nasync def test_a(t):\n    yield\n", "is async, and nothing awaits a script"),
+        ("@scripted(ONE)\nasync def test_a(t):\n    assert t\n", "is async, and nothing awaits a script"),
         ("@scripted(ONE)\ndef test_a(t):\n    yield\n\n" * 2, "is defined before, in line"),
         (
             (
@@ -308,3 +310,42 @@ def test_debugger_stops_in_the_script(pytester: pytest.Pytester, pytest_of) -> N
     )
     result = pytest_of(text, "--pdb", "--pdbcls=conftest:Told")
     result.stdout.fnmatch_lines(["*STOPPED IN test_a at here*"])
+
+
+LEFT_OUT = """
+from engine import EngineConfig
+from scripted import scripted
+
+
+@scripted(EngineConfig())
+def check_flush(t):
+    t.smoke()
+    yield
+
+
+class Races:
+    @scripted(EngineConfig())
+    def test_abort(self, t):
+        t.smoke()
+        yield
+
+
+@scripted(EngineConfig())
+def test_that_runs(t):
+    t.smoke()
+    yield
+"""
+
+
+def test_scripts_that_pytest_leaves_out_are_named(pytest_of) -> None:
+    result = pytest_of(LEFT_OUT)
+    result.assert_outcomes(passed=1, warnings=2)
+    result.stdout.fnmatch_lines_random(
+        ["*check_flush is decorated with @scripted and never runs*", "*Races.test_abort is*"]
+    )
+
+
+def test_a_script_of_another_file_is_not_named(pytest_of, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(races=LEFT_OUT.partition("class Races")[0])
+    result = pytest_of("from races import check_flush\n\n\ndef test_it():\n    assert check_flush\n")
+    result.assert_outcomes(passed=1, warnings=0)

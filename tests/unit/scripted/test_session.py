@@ -17,12 +17,11 @@ from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.decorator import spec_of
 
 
-@scripted(EngineConfig())
 def only_looked_at(t):
     yield
 
 
-SPEC = spec_of(only_looked_at)
+SPEC = spec_of(scripted(EngineConfig())(only_looked_at))
 
 
 class Engine:

@@ -43,7 +43,6 @@ def test_elsewhere(t):
 """
 
 
-@scripted(CONFIG, must_reach=["in flight"])
 def a_race(t):
     r = t.start_req(prompt_len=125, max_new_tokens=2)
     yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)
@@ -54,7 +53,6 @@ def a_race(t):
     assert r.output_ids
 
 
-@scripted(CONFIG)
 def a_check_that_holds_both_ways(t):
     r = t.start_req(prompt_len=5, max_new_tokens=3)
     yield from t.run_until_finished(r)
@@ -62,7 +60,6 @@ def a_check_that_holds_both_ways(t):
     assert len(r.output_ids) == 3
 
 
-@scripted(CONFIG)
 def never_gets_there(t):
     r = t.start_req(prompt_len=5, max_new_tokens=3)
     yield from t.run_until_finished(r)
@@ -71,19 +68,18 @@ def never_gets_there(t):
         assert r.error
 
 
-@scripted(CONFIG)
 def fails_by_itself(t):
     r = t.start_req(prompt_len=5, max_new_tokens=3)
     yield from t.run_until_finished(r)
     assert len(r.output_ids) == 4
 
 
-def _vetted(test: Any, **arguments: Any) -> Any:
-    return vetted(test.scripted, **arguments)
+def _vetted(script: Any, **options: Any) -> Any:
+    return vetted(scripted(CONFIG, **options)(script).scripted)  # type: ignore[attr-defined]
 
 
 def test_a_race_notices_what_an_empty_script_does_not() -> None:
-    findings = _vetted(a_race)
+    findings = _vetted(a_race, must_reach=["in flight"])
     assert findings.is_a_test
     assert "flush-ignores-in-flight" in findings.own
     assert len(findings.own) < findings.noticed < findings.met

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from scripted.core.prompts import prompt_of
 from scripted.errors import BadCall
-from scripted.script.asked import check_count
+from scripted.script.asked import bounded, check_prompt_len
 from scripted.script.json_values import as_json
 
 __all__ = ["as_sent", "biases", "items", "number", "one_prompt"]
@@ -33,11 +33,11 @@ def one_prompt(
             f"start_req() takes exactly one of prompt_len, prompt_ids and text, got {given or 'none of them'}"
         )
     if prompt_len is not None:
-        check_count("start_req()", "prompt_len", prompt_len)
+        check_prompt_len(prompt_len)
         if not isinstance(prompt_seed, int):
             raise BadCall(f"start_req() takes prompt_seed, a whole number, got {prompt_seed!r}")
         return {"input_ids": prompt_of(prompt_len, prompt_seed)}
-    return {"input_ids": items(prompt_ids)} if prompt_ids is not None else {"text": text}
+    return {"input_ids": items("prompt_ids", prompt_ids)} if prompt_ids is not None else {"text": text}
 
 
 def as_sent(body: dict[str, Any]) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def number(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def items(value: Any) -> Any:
-    """Any sequence as a list; what has no order, or is no sequence, as it is."""
+def items(name: str, value: Any) -> Any:
+    """Any sequence as a list; what has no order, or is no sequence, as it is. Raises BadCall for one without an end."""
     is_sequence = isinstance(value, Iterable) and not isinstance(value, (str, Set, Mapping))
-    return list(value) if is_sequence else value
+    return bounded("start_req()", name, value) if is_sequence else value
 
 
 def biases(value: Any) -> Any:

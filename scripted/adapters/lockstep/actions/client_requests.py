@@ -219,8 +219,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             "presence_penalty": number(presence_penalty),
             "repetition_penalty": number(repetition_penalty),
             "logit_bias": biases(logit_bias),
-            "stop": items(stop),
-            "stop_token_ids": items(stop_token_ids),
+            "stop": items("stop", stop),
+            "stop_token_ids": items("stop_token_ids", stop_token_ids),
             "ignore_eos": ignore_eos,
         }
         if seed is not None:

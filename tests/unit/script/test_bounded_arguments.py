@@ -1,0 +1,58 @@
+"""What a verb builds before anybody looks at it is bounded: it is refused at once, whatever was asked for."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+
+from engine import EngineConfig
+from scripted import BadCall, ScriptedSim
+from scripted.core.prompts import MOST_ITEMS
+
+ENDLESS = itertools.repeat(1)
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "prompt_len": {"prompt_len": 10_000_000_000},
+    "prompt_ids": {"prompt_ids": ENDLESS},
+    "stop_token_ids": {"prompt_len": 4, "stop_token_ids": ENDLESS},
+    "stop": {"prompt_len": 4, "stop": itertools.repeat("a")},
+}
+
+
+def _refused(call: Any) -> str:
+    started = time.process_time()
+    with pytest.raises(BadCall) as caught:
+        call()
+    assert time.process_time() - started < 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_without_an_end_is_refused(name: str) -> None:
+    said = []
+
+    def script(t):
+        said.append(_refused(lambda: t.start_req(**ARGUMENTS[name])))
+        yield
+
+    with ScriptedSim.start(EngineConfig()) as sim:
+        sim.run(script)
+    assert name in said[0]
+    assert str(MOST_ITEMS) in said[0]
+
+
+def test_handles_and_prefixes_without_an_end_are_refused() -> None:
+    said = []
+
+    def script(t):
+        r = t.start_req(prompt_len=4, max_new_tokens=2)
+        said.append(_refused(lambda: t.run_until_all_finished(itertools.repeat(r))))
+        said.append(_refused(lambda: next(iter(t.warmup_radix(ENDLESS)))))
+        yield from t.run_until_finished(r)
+
+    with ScriptedSim.start(EngineConfig()) as sim:
+        sim.run(script)
+    assert "its handles" in said[0]
+    assert "prompt_ids" in said[1]
