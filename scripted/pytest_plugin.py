@@ -146,7 +146,8 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
     if isinstance(obj, type) and not collector.classnamefilter(name):
         scripts = [f"{name}.{part}" for part, value in vars(obj).items() if _scripted_test(value) is not None]
     else:
-        is_here = getattr(obj, "__module__", None) == getattr(collector.getparent(pytest.Module).obj, "__name__", None)
+        module = collector.getparent(pytest.Module)
+        is_here = module is not None and getattr(obj, "__module__", None) == module.obj.__name__
         is_left_out = is_here and _scripted_test(obj) is not None and not collector.funcnamefilter(name)
         scripts = [name] if is_left_out else []
     for script in scripts:

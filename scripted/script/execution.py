@@ -173,6 +173,10 @@ class ScriptSource(Protocol):
         """Wait for the next script; None when there will be none."""
         ...
 
+    def left(self) -> list[str]:
+        """The script came to its end: put back what it has changed in its process, and say what that was."""
+        ...
+
     def progress(self, run: Any, script: Any) -> None:
         """A step is about to run; the records of all steps before it are in the run."""
         ...
@@ -212,6 +216,9 @@ class OneScript:
     def next_script(self) -> ScriptExecution | None:
         script, self._next = self._next, None
         return script
+
+    def left(self) -> list[str]:
+        return []
 
     def progress(self, run: Any, script: Any) -> None: ...
 

@@ -6,19 +6,30 @@ It knows no scheduler.
 
 from __future__ import annotations
 
+import atexit
 import builtins
+import collections
 import contextlib
+import faulthandler
+import functools
 import gc
+import json
+import logging
+import math
 import os
 import random
 import resource
 import signal
+import socket
+import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -26,12 +37,30 @@ import msgspec
 __all__ = ["LeftChanged", "ProcessState"]
 
 _PACKAGES: Final = ("engine", "scripted")
-_OTHERS: Final = (builtins, os, random, signal, threading, time)
+_OTHERS: Final = (
+    builtins, collections, contextlib, functools, gc, json, logging, math, os, random, signal, socket, subprocess, sys,
+    threading, time, warnings,
+)  # fmt: skip
+_LIBRARIES: Final = tuple(
+    {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}
+)
 _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
 # Those of real time have no use in a test.
 _SIGNALS: Final = tuple(number for number in signal.valid_signals() if number < getattr(signal, "SIGRTMIN", 32))
 # A thread that was told to end is given this long.
 _THREAD_END_S: Final = 0.2
+# Libraries open a few when they are first used.
+_MOST_NEW_DESCRIPTORS: Final = 16
+
+
+# What was registered with atexit beside a script; Python has no list of what was.
+_at_exit: Final[list[Any]] = []
+_register: Final = atexit.register
+
+
+def _note_at_exit(function: Any, *arguments: Any, **named: Any) -> Any:
+    _at_exit.append(function)
+    return _register(function, *arguments, **named)
 
 
 class LeftChanged(AssertionError):
@@ -84,6 +113,37 @@ def _write_gc(before: tuple[bool, tuple[int, int, int]]) -> None:
     gc.set_threshold(*before[1])
 
 
+def _read_logging() -> tuple[int, int, list[Any]]:
+    return logging.root.manager.disable, logging.root.level, list(logging.root.handlers)
+
+
+def _write_logging(before: tuple[int, int, list[Any]]) -> None:
+    logging.disable(before[0])
+    logging.root.setLevel(before[1])
+    logging.root.handlers[:] = before[2]
+
+
+def _write_streams(before: tuple[Any, Any, Any]) -> None:
+    sys.stdin, sys.stdout, sys.stderr = before
+
+
+def _read_imports() -> tuple[list[Any], list[Any]]:
+    return list(sys.meta_path), list(sys.path_hooks)
+
+
+def _write_imports(before: tuple[list[Any], list[Any]]) -> None:
+    sys.meta_path[:], sys.path_hooks[:] = before
+
+
+def _write_traces(before: tuple[Any, Any]) -> None:
+    sys.settrace(before[0])
+    sys.setprofile(before[1])
+
+
+def _read_mask() -> set[Any]:
+    return signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def _read_limits() -> dict[int, tuple[int, int]]:
     return {number: resource.getrlimit(number) for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)}
 
@@ -103,6 +163,13 @@ _PARTS: Final = (
     _Part("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
     _Part("the filters of warnings", lambda: list(warnings.filters), _write_filters),
     _Part("signal handlers", _read_handlers, _write_handlers),
+    _Part("blocked signals", _read_mask, lambda before: signal.pthread_sigmask(signal.SIG_SETMASK, before)),
+    _Part("logging", _read_logging, _write_logging),
+    _Part("sys.stdout and its like", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams),
+    _Part("hooks of imports", _read_imports, _write_imports),
+    _Part("trace functions", lambda: (sys.gettrace(), sys.getprofile()), _write_traces),
+    _Part("callbacks of the collector", lambda: list(gc.callbacks), lambda b: gc.callbacks.__setitem__(slice(None), b)),
+    _Part("the CPUs of the process", lambda: os.sched_getaffinity(0), lambda before: os.sched_setaffinity(0, before)),
     _Part("limits of the process", _read_limits, _write_limits),
 )
 
@@ -114,12 +181,45 @@ class ProcessState:
         self._values = {part.name: part.read() for part in _PARTS}
         self._threads = set(threading.enumerate())
         self._descriptors = _Descriptors() if descriptors else None
+        self._modules = dict(sys.modules)
+        self._children = _children() if descriptors else None
         self._code = {id(owner): (owner, name, vars(owner).copy()) for owner, name in _owners()}
+        self._handlers_before = len(_at_exit)
+        self._outer_register, atexit.register = atexit.register, _note_at_exit
 
     def put_back(self) -> list[str]:
         """Put everything back that differs from what was noted; says what it was."""
-        changes = [*self._code_changes(), *self._value_changes(), *self._thread_changes()]
+        atexit.register = self._outer_register
+        faulthandler.cancel_dump_traceback_later()  # it could not be seen, and may end the process
+        changes = [*self._module_changes(), *self._code_changes(), *self._value_changes(), *self._thread_changes()]
+        changes += [*self._exit_changes(), *self._child_changes()]
         return changes if self._descriptors is None else changes + self._descriptors.put_back()
+
+    def _exit_changes(self) -> Iterator[str]:
+        new, _at_exit[self._handlers_before :] = _at_exit[self._handlers_before :], []
+        for function in new:
+            module = sys.modules.get(getattr(function, "__module__", None) or "")
+            if not _is_of_a_library(getattr(module, "__file__", None)):
+                atexit.unregister(function)
+                yield f"an exit handler, {getattr(function, '__qualname__', function)}"
+
+    def _child_changes(self) -> Iterator[str]:
+        for pid in _children() - self._children if self._children is not None else ():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                yield f"a process, {pid}, still runs"
+
+    def _module_changes(self) -> Iterator[str]:
+        now = sys.modules
+        changed = [name for name, module in self._modules.items() if now.get(name, self) is not module]
+        changed += [name for name in now if now[name] is None and name not in self._modules]
+        for name in changed:
+            if name in self._modules:
+                now[name] = self._modules[name]
+            else:
+                del now[name]
+            yield f"sys.modules ({name})"
 
     def _value_changes(self) -> Iterator[str]:
         for part in _PARTS:
@@ -144,7 +244,9 @@ class ProcessState:
                         setattr(owner, key, value)
                         yield f"{name}.{key}"
             for key in [key for key in now if key not in before]:
-                if isinstance(now[key], _CODE) and not key.startswith("__"):
+                if key.startswith("_") if isinstance(owner, type) else not isinstance(now[key], _CODE):
+                    continue
+                if not key.startswith("__"):
                     with contextlib.suppress(AttributeError, TypeError):
                         delattr(owner, key)
                         yield f"{name}.{key}, which is new"
@@ -181,7 +283,23 @@ class _Descriptors:
                 os.dup2(copy, number, inheritable=False)
                 changes.append(f"descriptor {number} was closed or replaced")
             os.close(copy)
+        new = set(_open_descriptors()) - set(self._copies) - {copy for _identity, copy in self._copies.values()}
+        if len(new) > _MOST_NEW_DESCRIPTORS:
+            changes.append(f"{len(new)} descriptors are open that were not")
         return changes
+
+
+def _children() -> set[int]:
+    """The processes that this one has started, those too that have ended and were not waited for."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found.update(map(int, task.read_text().split()))
+    return found
+
+
+def _is_of_a_library(file: str | None) -> bool:
+    return file is None or any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)
 
 
 def _open_descriptors() -> list[int]:

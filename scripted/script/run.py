@@ -17,6 +17,7 @@ from scripted.errors import BadCall, BudgetSpent
 from scripted.script.context import BaseContext
 from scripted.script.execution import ScriptExecution, ScriptSource
 from scripted.script.handles import Handles
+from scripted.script.process_state import LeftChanged
 from scripted.script.state import MicrobatchInFlight
 from scripted.script.wait import Steps, words_of_yielded
 
@@ -189,6 +190,8 @@ class ScriptedRun(Run):
         context = self._context = self.context_type(self, must_reach=script.options.must_reach)
         script.begin(context)
         yield from self._script_steps(script, context)
+        if changes := self._source.left():
+            self._refuse(LeftChanged(changes))
         context.check_waits()
         if script.options.must_step and not self.step:
             self._refuse(BadCall("the script ended without a step, so nothing was tested; a yield lets one step run"))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import builtins
+import faulthandler
 import gc
+import json
+import logging
 import os
 import signal
 import sys
@@ -72,7 +77,80 @@ def _changes_limits(t):
     msgspec.structs.force_setattr(limits, limits.__struct_fields__[-1], "changed")
 
 
+def _loses_a_module(t):
+    del sys.modules["engine.scheduler"]
+    sys.modules["json"] = None
+
+
+def _runs_at_exit(t):
+    atexit.register(_leaves_a_thread)
+
+
+def _silences_logging(t):
+    logging.disable(logging.CRITICAL)
+    logging.getLogger().handlers.clear()
+
+
+def _patches_a_builtin(t):
+    builtins.len = lambda value: 0
+
+
+def _patches_a_library(t):
+    json.loads = lambda text: {}
+
+
+def _closes_the_output(t):
+    sys.stdout = None
+
+
+def _traces(t):
+    sys.setprofile(lambda frame, event, argument: None)
+
+
+def _stops_imports(t):
+    sys.meta_path.clear()
+
+
+def _leaves_a_process(t):
+    if not os.fork():
+        signal.pause()
+
+
+def _leaves_descriptors(t):
+    DESCRIPTORS.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(100))
+
+
+def _hides_a_query(t):
+    type(t).state = None
+
+
+def _blocks_signals(t):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _takes_one_core(t):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def _hears_the_collector(t):
+    gc.callbacks.append(lambda phase, info: None)
+
+
+DESCRIPTORS: list[int] = []
 DAMAGES = {
+    _loses_a_module: r"sys.modules \(json\).*sys.modules \(engine.scheduler\)|engine.scheduler.*json",
+    _runs_at_exit: "an exit handler, _leaves_a_thread",
+    _silences_logging: "logging",
+    _patches_a_builtin: "builtins.len",
+    _patches_a_library: "json.loads",
+    _closes_the_output: "sys.stdout and its like",
+    _traces: "trace functions",
+    _stops_imports: "hooks of imports",
+    _leaves_a_process: "a process, [0-9]+, still runs",
+    _leaves_descriptors: "100 descriptors are open that were not",
+    _hides_a_query: "ScriptContext.state, which is new",
+    _blocks_signals: "blocked signals",
+    _hears_the_collector: "callbacks of the collector",
     _patches_a_method: "Books.is_quiescent",
     _adds_a_method: "Scheduler.helps, which is new",
     _sets_a_variable: r"os.environ \(LEFT_BEHIND\)",
@@ -86,6 +164,10 @@ DAMAGES = {
     _leaves_a_thread: "a thread, .*, still runs",
     _changes_limits: r"the engine's limits \(t.scheduler.limits\)",
 }
+
+
+if len(os.sched_getaffinity(0)) > 1:
+    DAMAGES[_takes_one_core] = "the CPUs of the process"
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__.strip("_"))
@@ -112,6 +194,8 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
     finally:
         before.put_back()
         STOP.clear()
+        while DESCRIPTORS:
+            os.close(DESCRIPTORS.pop())
 
 
 def test_what_a_script_puts_back_is_no_damage() -> None:
@@ -136,3 +220,16 @@ def test_a_failing_script_is_put_back_as_well() -> None:
     with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptFailed, match="7"):
         sim.run(script, options=OPTIONS)
     assert "LEFT_BEHIND" not in os.environ
+
+
+def test_a_dump_that_ends_the_process_is_called_off() -> None:
+    """It cannot be seen, so nobody is told."""
+
+    def script(t):
+        t.smoke()
+        faulthandler.dump_traceback_later(0.3, exit=True)
+        yield
+
+    with ScriptedSim.start(EngineConfig()) as sim:
+        sim.run(script, options=OPTIONS)
+    time.sleep(0.6)

@@ -133,25 +133,22 @@ class WireSource:
 
     def ended(self, run: EngineRun, script: EngineExecution | None) -> None:
         """Say that a run passed, or that the server is warm. A script that killed the supervisor has not passed."""
-        changes = self._changes()
+        del run
         if os.getppid() != self._supervisor and os.getpid() == self._pid:
             return  # No message: the test process sees the end of the server and asks why.
-        if script is not None and changes:
-            self._fail(run, script, LeftChanged(changes), spent=True)
-        else:
-            self._send(HookReady() if script is None else script.succeeded())
+        self._send(HookReady() if script is None else script.succeeded())
 
     def failed(self, run: EngineRun, script: EngineExecution | None, exc: Exception) -> None:
         """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
         if script is None or isinstance(exc, ShutdownAsked):
             raise exc
-        self._fail(run, script, exc, spent=bool(self._changes()))
+        self._fail(run, script, exc, spent=isinstance(exc, LeftChanged) or bool(self.left()))
 
     def _fail(self, run: EngineRun, script: EngineExecution, exc: Exception, *, spent: bool) -> None:
         report = script.report(run, exc, kind=kind_of(exc), mutant=self._mutant)
         self._send(ScriptFailedReply(report=msgspec.structs.replace(report, spent=report.spent or spent)))
 
-    def _changes(self) -> list[str]:
+    def left(self) -> list[str]:
         """What the script has changed in this process. It is put back, but the process is of no further use.
 
         The copy of a process that a script has killed ends with this script.

@@ -25,7 +25,7 @@ from scripted.script.deadline import Deadline
 from scripted.script.decorator import ScriptFunction
 from scripted.script.execution import OneScript
 from scripted.script.options import ScriptOptions
-from scripted.script.process_state import LeftChanged, ProcessState
+from scripted.script.process_state import ProcessState
 from scripted.script.watchdog import watchdog
 
 __all__ = ["ScriptedSim"]
@@ -42,15 +42,11 @@ class _EngineScript(OneScript):
         self._state = ProcessState(descriptors=True) if script.options.must_assert else None
 
     def close(self) -> None:
-        self._put_back()
+        self.left()
 
-    def _put_back(self) -> list[str]:
+    def left(self) -> list[str]:
         state, self._state = self._state, None
         return [] if state is None else state.put_back()
-
-    def ended(self, run: EngineRun, script: EngineExecution) -> None:
-        if changes := self._put_back():
-            self.failed(run, script, LeftChanged(changes))
 
     def failed(self, run: EngineRun, script: EngineExecution, exc: Exception) -> None:
         super().failed(run, script, exc)
