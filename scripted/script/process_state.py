@@ -185,7 +185,8 @@ class ProcessState:
         self._children = _children() if descriptors else None
         self._code = {id(owner): (owner, name, vars(owner).copy()) for owner, name in _owners()}
         self._handlers_before = len(_at_exit)
-        self._outer_register, atexit.register = atexit.register, _note_at_exit
+        self._outer_register = atexit.register
+        atexit.register = _note_at_exit  # type: ignore[assignment]
 
     def put_back(self) -> list[str]:
         """Put everything back that differs from what was noted; says what it was."""
