@@ -37,7 +37,11 @@ class Paused(NamedTuple):
 
 
 class Oracle:
-    """Fed with events, replies and launches by the oracle of an adapter.
+    """The base of an adapter's oracle, which feeds it with events, replies and launches, and changes nothing.
+
+    An adapter's own has three methods more, which raise Violation: ``after_step(events, stepped, machine, device)``
+    looks at one step; ``at_rest(machine)`` when every request has ended, and the cache is still there;
+    ``at_end(machine)`` after ``Adapter.finale``.
 
     ``depth`` batches may be in flight, each of ``batch_requests`` and ``batch_tokens`` at most. ``paused`` is the mode
     in which generation is paused. ``context_tokens`` are the account's.
@@ -60,7 +64,7 @@ class Oracle:
 
     @property
     def names(self) -> Iterable[str]:
-        """The rids of all requests."""
+        """The rids of all requests: what two failures of one kind may differ in."""
         return (life.message.rid for life in self.account.lives)
 
     def is_live(self, rid: str) -> bool:

@@ -1,9 +1,9 @@
 """The adapter protocol: what a scheduler must offer so that it can be searched, replayed, shrunk and written down.
 
 An *adapter* makes the parts of one run: a *machine*, which is the scheduler with its memory; a *device*, which
-computes what the machine launches; and an *oracle*, which says what was promised. A run drives them from
-a schedule. Lockstep's own scheduler is an adapter like any other (``scripted.adapters.lockstep``). For a scheduler of
-the usual shape everything but the machine is ready made: see ``scripted.sdk``.
+computes what the machine launches; and an *oracle*, which says what was promised (``scripted.core.oracle``). A run
+drives them from a schedule. Lockstep's own scheduler is an adapter like any other (``scripted.adapters.lockstep``). For
+a scheduler of the usual shape everything but the machine is ready made: see ``scripted.sdk``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ __all__ = [
     "Freezer",
     "Machine",
     "Microbatch",
-    "OracleProtocol",
     "ScriptEnded",
     "StepOutput",
 ]
@@ -94,36 +93,6 @@ class Device(Protocol):
 
     def next_completion(self, timeout_s: float | None) -> Any:
         """The event that brings the oldest result to the machine; None when there is none. Never waits."""
-        ...
-
-
-class OracleProtocol(Protocol):
-    """What the adapter promises. Its violations are findings; it changes nothing."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Every request has ended and every call is answered."""
-        ...
-
-    @property
-    def names(self) -> Iterable[str]:
-        """The rids of all requests: what two failures of one kind may differ in."""
-        ...
-
-    def is_live(self, rid: str) -> bool:
-        """A request of this rid has begun and not ended."""
-        ...
-
-    def after_step(self, events: Sequence[Any], stepped: Any, machine: Any, pipeline: Any) -> None:
-        """Look at one step. Raises Violation."""
-        ...
-
-    def at_rest(self, machine: Any) -> None:
-        """Every request has ended, and the cache is still there. Raises Violation."""
-        ...
-
-    def at_end(self, machine: Any) -> None:
-        """The machine was brought to its end by ``Adapter.finale``. Raises Violation."""
         ...
 
 

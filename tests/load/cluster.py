@@ -29,7 +29,7 @@ from rich.table import Table
 from engine.launch.preload import PreloadedParent
 from engine.process.control import STAGE_PREFIX
 from engine.settings import ServerSettings
-from scripted.adapters.lockstep.server.links import CutLink, SlowLink
+from scripted.adapters.lockstep.script.link_orders import CutLink, SlowLink
 from scripted.adapters.lockstep.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.relay import order_link

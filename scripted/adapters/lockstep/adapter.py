@@ -119,7 +119,7 @@ class LockstepAdapter:
             return ReleaseGrammars()
         if run.machine.is_pressed:
             return Relieve()
-        return ResumeServing() if run.oracle.is_paused and not run.is_settled else None
+        return ResumeServing() if run.oracle.paused is not None and not run.is_settled else None
 
     def also_due(self, run: Run) -> Sequence[Event]:
         """Grammars that are compiled."""
@@ -157,7 +157,7 @@ class LockstepAdapter:
     def digests(self, run: Run) -> Iterator[bytes | None]:
         """The engine with its pipeline and its checks; then the specification, with which not all are compared."""
         yield STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
-        conformance = run.oracle.checks.conformance
+        conformance = run.oracle.conformance
         yield None if conformance is None else STATES.digest(conformance)
 
     # -- recordings --

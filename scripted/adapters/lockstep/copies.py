@@ -65,16 +65,16 @@ class FrozenRun:
     """
 
     def __init__(self, run: Run) -> None:
-        conformance, run.oracle.checks.conformance = run.oracle.checks.conformance, None
+        conformance, run.oracle.conformance = run.oracle.conformance, None
         assert conformance is not None, "a run from its beginning is compared with the specification"
         self._run: Frozen[Run] = Frozen(run, COPIER)
         self._conformance: Frozen[Conformance] = Frozen(conformance, COPIER)
-        run.oracle.checks.conformance = conformance
+        run.oracle.conformance = conformance
 
     def thaw(self, extra: tuple[Placed, ...]) -> Run:
         """A run that goes on from there and shares nothing that can change."""
         run = self._run.thaw()
-        run.oracle.checks.conformance = self._conformance.thaw() if is_specified(extra) else None
+        run.oracle.conformance = self._conformance.thaw() if is_specified(extra) else None
         return run
 
 

@@ -124,12 +124,12 @@ FAULTS: dict[str, tuple[Tamper, str]] = {
 def test_fault_that_leaves_the_books_in_balance_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """D02, B05: what crosses the gate is not what the engine's books say."""
     tamper, words = FAULTS[fault]
-    after_step = Checks.after_step
+    check_step = Checks.check_step
 
     def told_lies(self: Checks, events: Sequence[Event], result: StepResult, scheduler: Scheduler, **more: Any) -> None:
-        after_step(self, events, tamper(result), scheduler, **more)
+        check_step(self, events, tamper(result), scheduler, **more)
 
-    monkeypatch.setattr(Checks, "after_step", told_lies)
+    monkeypatch.setattr(Checks, "check_step", told_lies)
     with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match=words):
         sim.run(two_requests)
 
@@ -192,7 +192,7 @@ def result(*replies: object, microbatch: Microbatch | None = None) -> StepResult
 def after(checks: Checks, *events: Event, replies: tuple[object, ...] = ()) -> None:
     """What the promises of every scheduler say of a step, without the specification."""
     checks.conformance = None
-    checks.after_step(events, result(*replies), Scheduler(LIMITS))
+    checks.check_step(events, result(*replies), Scheduler(LIMITS))
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_calls_are_answered_once(checks: Checks) -> None:
         after(checks, replies=(answer,))
     after(checks, AbortAll(call_id="y"))
     with pytest.raises(Violation, match="something waits for ever: y"):
-        checks.at_rest(Scheduler(LIMITS))
+        checks.check_rest(Scheduler(LIMITS))
 
 
 REFUSALS = {

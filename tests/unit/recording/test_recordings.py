@@ -95,7 +95,7 @@ def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path
     with switched_on("flush-ignores-in-flight"):
         inner = Run(RACE, record=True)
         # Production does not check after each step: there, the crash comes with the result.
-        inner.oracle.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
+        inner.oracle.check_step = lambda *_, **__: None  # type: ignore[method-assign]
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError) as crash:
@@ -364,7 +364,7 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
     busy = RACE.with_placed(Placed(1, StartRequest(rid=f"b{number}", prompt=9, seed=number)) for number in range(4))
     with switched_on(FLUSH):
         inner = Run(busy.with_placed([Placed(step, Flush()) for step in range(2, 30)]), record=True)
-        inner.oracle.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
+        inner.oracle.check_step = lambda *_, **__: None  # type: ignore[method-assign]
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError):

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineError
-from scripted.adapters.lockstep.server.links import LOOPBACK, CutLink, DropLink, HealLink, Route, SlowLink
+from scripted.adapters.lockstep.script.link_orders import CutLink, DropLink, HealLink, SlowLink
+from scripted.adapters.lockstep.server.links import LOOPBACK, Route
 from scripted.adapters.lockstep.server.relay import Relay, order_link
 
 DELAY_S = 0.1

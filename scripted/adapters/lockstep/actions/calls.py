@@ -180,7 +180,7 @@ class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
 
     def reaches(self, run: RunLike) -> bool:
         """There is a pause."""
-        return bool(run.oracle.is_paused)
+        return run.oracle.paused is not None
 
 
 class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):

@@ -59,7 +59,7 @@ class Checks(Oracle):
         self._restores = restores
         self._pages = Pages(limits) if pages else None
 
-    def after_step(
+    def check_step(
         self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
     ) -> None:
         """Check one step. ``corruptions`` are reads of KV that was not the reader's, as far as the pipeline can tell.
@@ -89,7 +89,7 @@ class Checks(Oracle):
         if self.conformance is not None:
             self.conformance.check_refusal(message, refusal, ahead)
 
-    def at_rest(self, scheduler: Scheduler) -> None:
+    def check_rest(self, scheduler: Scheduler) -> None:
         """Everything has ended, and the cache is still there. Raises Violation."""
         self.account.check_end()
         if self.conformance is not None:
@@ -97,7 +97,7 @@ class Checks(Oracle):
         if self._restores:
             check_checkpoint(scheduler)
 
-    def at_end(self, scheduler: Scheduler) -> None:
+    def check_end(self, scheduler: Scheduler) -> None:
         """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""
         if scheduler.failure is None and not scheduler.is_fully_idle:
             raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")

@@ -46,7 +46,7 @@ class _WatchedGate(ReplayGate):
         self._step = super().next_step(previous)
         if previous is not None and done is not None and self._checks is not None:
             try:
-                self._checks.after_step(done.events, previous, self._scheduler)
+                self._checks.check_step(done.events, previous, self._scheduler)
             except Violation as exc:
                 self.broken, self._checks = f"step {previous.step}: {exc}", None
         return self._step

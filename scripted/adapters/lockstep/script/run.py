@@ -41,6 +41,7 @@ from scripted.adapters.lockstep.script.execution import EngineExecution
 from scripted.adapters.lockstep.script.grammars import HeldGrammars
 from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.adapters.lockstep.script.history import EngineHandles, record_step
+from scripted.adapters.lockstep.script.link_orders import CutLink, HealLink, LinkOrder
 from scripted.adapters.lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
 from scripted.adapters.lockstep.script.state import EngineState, take_state
 from scripted.adapters.lockstep.script.stop_strings import StopStrings
@@ -101,11 +102,6 @@ class EngineRun(ScriptedRun):
         self._touched_links: set[int] = set()
 
     # -- looking --
-
-    @property
-    def tier_name(self) -> str:
-        """``sim`` or ``server``."""
-        return self.world.tier
 
     @property
     def scheduler(self) -> Scheduler:
@@ -261,22 +257,19 @@ class EngineRun(ScriptedRun):
         """Kill a stage; the next step sees the failure first."""
         self._lose(stage, self.world.kill_stage(stage))
 
-    def slow_link(self, stage: int, delay_s: float) -> None:
-        """Slow a stage's link; its results come when they come, in the steps in which they are due."""
-        self.world.slow_link(stage, delay_s)
-        self._touched_links.add(stage)
+    def order_link(self, order: LinkOrder) -> None:
+        """Slow, cut or heal a stage's link. A slow one's results come in the steps in which they are due.
 
-    def cut_link(self, stage: int) -> None:
-        """Cut a stage's link; nothing completes until it is healed or found to be lost."""
-        self.world.cut_link(stage)
-        self._touched_links.add(stage)
-        self.results.cut.add(stage)
-
-    def heal_link(self, stage: int) -> None:
-        """Take a delay or a cut back."""
-        self.world.heal_link(stage)
-        self._touched_links.discard(stage)
-        self.results.cut.discard(stage)
+        Nothing completes while a link is cut, until it is healed or found to be lost.
+        """
+        self.world.order_link(order)
+        if isinstance(order, HealLink):
+            self._touched_links.discard(order.stage)
+            self.results.cut.discard(order.stage)
+            return
+        self._touched_links.add(order.stage)
+        if isinstance(order, CutLink):
+            self.results.cut.add(order.stage)
 
     def lose_node(self, stage: int) -> None:
         """Lose a stage's node; the next step sees the failure first."""
@@ -414,9 +407,7 @@ class EngineRun(ScriptedRun):
         """Look at a step; before a script, in its reset, at the engine's own books alone. Raises Violation."""
         assert self._composed is not None
         if self._judged:
-            self.oracle.checks.after_step(
-                self._composed.events, stepped, self.scheduler, corruptions=self.world.corruptions()
-            )
+            self.oracle.check_step(self._composed.events, stepped, self.scheduler, corruptions=self.world.corruptions())
         elif self.script is None or self.script.options.check_every_step:
             audit(self.scheduler)
 
@@ -439,7 +430,7 @@ class EngineRun(ScriptedRun):
 
     def let_go(self) -> None:
         """Release what a script holds back or has stopped, and take back a failure that no step has met."""
-        self.world.spare_next_step()
+        self.world.pipeline.spare_next_step()
         self.results.release(None)
         self.grammars.release(None)
         self.grammars.spare_next()
@@ -447,11 +438,11 @@ class EngineRun(ScriptedRun):
             self.world.resume_stage(stage)
         self.results.stalled.clear()
         for stage in sorted(self._touched_links):
-            self.heal_link(stage)
+            self.order_link(HealLink(stage=stage))
 
     def start_over(self) -> None:
         """Become as good as new. Raises IntegrityError unless the engine is fully idle."""
-        self.world.start_over()
+        self.world.pipeline.forget()
         self.world.take_messages()
         self.machine.start_over()
         self.clock.reset()
@@ -501,7 +492,7 @@ class EngineRun(ScriptedRun):
 
     def _check_refusal(self, message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:
         if self._judged:
-            self.oracle.checks.check_refusal(message, refusal, ahead)
+            self.oracle.check_refusal(message, refusal, ahead)
 
 
 def _stops_among(messages: Iterable[ClientMessage]) -> dict[str, Abort]:

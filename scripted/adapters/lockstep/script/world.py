@@ -1,20 +1,24 @@
 """The world that a scripted gate talks to: one small interface, so that a script runs unchanged in both tiers.
 
-``sim`` implements it in one process with a simulated pipeline and simulated clients; ``server_world`` with real ones.
+``sim`` has one in one process, with a simulated pipeline and simulated clients; ``server`` has one with real ones.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from engine.frontend.answer import Decoder
 from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Reply
 from engine.pipeline.wire import StageView
+from engine.scheduler.ports import Pipeline
 from scripted.adapters.lockstep.actions import AdministrativeCall
+from scripted.adapters.lockstep.script.link_orders import DropLink, LinkOrder
+from scripted.errors import BadCall
 from scripted.script.clients import Call, ClientView
 
-__all__ = ["Clients", "World"]
+__all__ = ["Clients", "StagePipeline", "World"]
 
 
 class Clients(Protocol):
@@ -41,104 +45,114 @@ class Clients(Protocol):
         ...
 
 
-class World(Protocol):
-    """Clients, pipeline and faults of one tier. Every wait in it has a bound and raises when it is over."""
-
-    tier: str
-
-    @property
-    def clients(self) -> Clients:
-        """All clients of the engine."""
-        ...
-
-    def limit_waits(self, seconds: float) -> None:
-        """From now on, a process that must answer at once and is silent for ``seconds`` counts as hung."""
-        ...
-
-    def take_messages(self) -> list[ClientMessage]:
-        """Client messages that have arrived, in order, without waiting."""
-        ...
-
-    def decoder(self) -> Decoder:
-        """The front end's tokenizer, as far as it turns tokens into text."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until a message may have arrived or a client has heard something."""
-        ...
-
-    def take_completion(self, microbatch_id: int) -> PipelineEvent:
-        """Wait for the completion of the oldest microbatch in flight; PipelineFailed when a stage died instead."""
-        ...
-
-    def take_grammar(self, grammar_id: int) -> GrammarReady:
-        """Wait until the last stage has compiled the grammar that was ordered first."""
-        ...
-
-    def answer(self, replies: Sequence[Reply]) -> None:
-        """Send replies outside a step: refusals, which change nothing in the scheduler."""
-        ...
-
-    def corruptions(self) -> Sequence[str]:
-        """What requests read from KV that was not theirs, as far as this tier can tell."""
-        ...
-
-    def kill_stage(self, stage: int) -> PipelineEvent:
-        """Kill a stage and wait until its death is known."""
-        ...
-
-    def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
-        """Kill the scheduler's process, and go on without one as soon as its clients are told, or should have been.
-
-        Raises BadCall where the scheduler has no process of its own.
-        """
-        ...
-
-    def stall_stage(self, stage: int) -> None: ...
-
-    def resume_stage(self, stage: int) -> None:
-        """Let a stopped stage go on."""
-        ...
-
-    def slow_link(self, stage: int, delay_s: float) -> None:
-        """Make every byte from and to a stage take longer. Without links this and the next four raise BadCall."""
-        ...
-
-    def cut_link(self, stage: int) -> None:
-        """Let no byte from or to a stage through; its connections stay open."""
-        ...
-
-    def heal_link(self, stage: int) -> None:
-        """Let bytes through at once again, those that were held back first."""
-        ...
-
-    def lose_node(self, stage: int) -> PipelineEvent:
-        """Kill a stage and its agent and reset their connections, all at once, and wait until that is known."""
-        ...
-
-    def await_loss(self, stage: int) -> PipelineEvent:
-        """Wait until the heartbeats have found that a stage's link is cut."""
-        ...
+class StagePipeline(Pipeline, Protocol):
+    """What every pipeline offers to the harness beside the protocol of the loop."""
 
     def fail_next_step(self, stage: int) -> None:
-        """Make the stage's next forward pass fail."""
+        """Make a stage's next forward pass fail."""
         ...
 
     def spare_next_step(self) -> None:
-        """Take ``fail_next_step`` back where no forward pass has met it."""
+        """Take back a failure that no forward pass has met."""
         ...
 
-    def describe_stage(self, stage: int) -> StageView:
-        """The stage's own view."""
+    def forget(self) -> None:
+        """Reset what the stages count and remember. No request owns any KV."""
         ...
+
+    def describe(self) -> tuple[StageView, ...]:
+        """Every stage's own view."""
+        ...
+
+
+class World(ABC):
+    """Clients, pipeline and faults of one tier. Every wait in it has a bound and raises when it is over.
+
+    What only processes can do is refused here: ``kill_scheduler``, and all that is done to a link.
+    """
+
+    tier: ClassVar[str]
+    clients: Clients
+    pipeline: StagePipeline
+
+    def limit_waits(self, seconds: float) -> None:  # noqa: B027 - where nothing waits there is nothing to limit
+        """From now on, a process that must answer at once and is silent for ``seconds`` counts as hung."""
+
+    @abstractmethod
+    def take_messages(self) -> list[ClientMessage]:
+        """Client messages that have arrived, in order, without waiting."""
+
+    @abstractmethod
+    def decoder(self) -> Decoder:
+        """The front end's tokenizer, as far as it turns tokens into text."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until a message may have arrived or a client has heard something."""
+
+    @abstractmethod
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        """Wait for the completion of the oldest microbatch in flight; PipelineFailed when a stage died instead."""
+
+    @abstractmethod
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        """Wait until the last stage has compiled the grammar that was ordered first."""
+
+    @abstractmethod
+    def answer(self, replies: Sequence[Reply]) -> None:
+        """Send replies outside a step: refusals, which change nothing in the scheduler."""
+
+    def corruptions(self) -> Sequence[str]:
+        """What requests read from KV that was not theirs, as far as this tier can tell."""
+        return ()
+
+    @abstractmethod
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        """Kill a stage and wait until its death is known."""
+
+    @abstractmethod
+    def stall_stage(self, stage: int) -> None:
+        """Stop a stage."""
+
+    @abstractmethod
+    def resume_stage(self, stage: int) -> None:
+        """Let a stopped stage go on."""
+
+    def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
+        """Kill the scheduler's process, and go on without one as soon as its clients are told, or should have been."""
+        del is_told
+        raise BadCall(
+            f"kill_scheduler() needs a scheduler in a process of its own, and in {self.tier} it is the test's process; "
+            "write @scripted(config, tiers=('server',))"
+        )
+
+    def order_link(self, order: LinkOrder) -> None:
+        """Slow, cut, heal or drop the link of a stage."""
+        self._refuse_link(order.verb)
+
+    def lose_node(self, stage: int) -> PipelineEvent:
+        """Kill a stage and its agent and reset their connections, all at once, and wait until that is known."""
+        del stage
+        self._refuse_link(DropLink.verb)
+
+    def await_loss(self, stage: int) -> PipelineEvent:
+        """Wait until the heartbeats have found that a stage's link is cut."""
+        del stage
+        self._refuse_link("await_loss")
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the stage's next forward pass fail: for actions, which know it as their device."""
+        self.pipeline.fail_next_step(stage)
 
     def stage_sizes(self) -> Mapping[str, int]:
         """Entries of every container of the stages and of the pipeline to them, by path; none where none is real.
 
         The stages forget first what they count and remember. The engine is idle and flushed.
         """
-        ...
+        return {}
 
-    def start_over(self) -> None:
-        """Forget what the last script left: connections, counters of stages. The engine is idle."""
-        ...
+    def _refuse_link(self, verb: str) -> NoReturn:
+        raise BadCall(
+            f"{verb}() needs stages that joined over TCP, and in {self.tier} the stages are objects in the test's "
+            "process; write @scripted(config, tiers=('server',), placement='join')"
+        )

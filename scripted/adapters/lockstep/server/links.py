@@ -18,7 +18,9 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["LOOPBACK", "CutLink", "DropLink", "HealLink", "LinkOrder", "Links", "Route", "SlowLink"]
+from scripted.adapters.lockstep.script.link_orders import CutLink, HealLink, LinkOrder, SlowLink
+
+__all__ = ["LOOPBACK", "Links", "Route"]
 
 LOOPBACK: Final = "127.0.0.1"
 READ_BYTES: Final = 1 << 16
@@ -35,33 +37,6 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[int, ...]
     listen_port: int = 0
 
-
-class SlowLink(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From now on every byte from and to this stage takes ``delay_s`` longer."""
-
-    stage: int
-    delay_s: float
-
-
-class CutLink(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From now on no byte gets from or to this stage; its connections stay open, and new ones lead nowhere."""
-
-    stage: int
-
-
-class HealLink(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Bytes get through at once again, those that were held back first. A dropped link stays dropped."""
-
-    stage: int
-
-
-class DropLink(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The connections from and to this stage are reset, and new ones too."""
-
-    stage: int
-
-
-LinkOrder = SlowLink | CutLink | HealLink | DropLink
 
 _Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

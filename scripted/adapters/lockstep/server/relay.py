@@ -16,7 +16,8 @@ import msgspec
 
 from engine.errors import EngineError, StartupError
 from engine.frames import decoder_of
-from scripted.adapters.lockstep.server.links import LinkOrder, Route
+from scripted.adapters.lockstep.script.link_orders import LinkOrder
+from scripted.adapters.lockstep.server.links import Route
 
 __all__ = ["MAX_ORDER_BYTES", "Ports", "Relay", "RelayPlan", "decode_order", "order_link"]
 

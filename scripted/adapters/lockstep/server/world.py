@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import psutil
 import zmq
@@ -22,12 +22,12 @@ from engine.errors import EngineError, ProcessDiedError
 from engine.frontend.answer import Decoder
 from engine.frontend.tokenizer import load_tokenizer
 from engine.messages import ClientMessage, GrammarReady, PipelineEvent, PipelineFailed, Reply
-from engine.pipeline.wire import StageView
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
+from scripted.adapters.lockstep.script.link_orders import DropLink, LinkOrder
 from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
+from scripted.adapters.lockstep.script.world import StagePipeline, World
 from scripted.adapters.lockstep.server.clients import HttpClients
-from scripted.adapters.lockstep.server.links import CutLink, DropLink, HealLink, LinkOrder, SlowLink
 from scripted.adapters.lockstep.server.relay import order_link
 from scripted.adapters.lockstep.server.survivor import survive
 from scripted.core.sizes import sizes_of
@@ -45,51 +45,18 @@ class ShutdownAsked(Exception):
     """The supervisor told this process to end in the middle of a script."""
 
 
-class StagePipeline(Protocol):
-    """What both real pipelines offer to the harness beyond the Pipeline protocol."""
-
-    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None: ...
-
-    def wake_sources(self) -> Sequence[Any]:
-        """What to wait on."""
-        ...
-
-    def ready_grammars(self) -> Sequence[GrammarReady]:
-        """What was compiled and read."""
-        ...
-
-    def grammar_source(self) -> int | None:
-        """What to wait on beside ``wake_sources``."""
-        ...
-
-    def fail_next_step(self, stage: int) -> None:
-        """Make a stage's next forward raise."""
-        ...
-
-    def spare_next_step(self) -> None:
-        """Take back a failure that no forward has met."""
-        ...
-
-    def forget(self) -> None:
-        """Reset the stages' counters."""
-        ...
-
-    def describe(self) -> tuple[StageView, ...]:
-        """Every stage's own view."""
-        ...
-
-
-class ServerWorld:
+class ServerWorld(World):
     """Everything around the scheduler of a real server."""
 
     tier = "server"
+    clients: HttpClients
 
     def __init__(self, context: GateContext, relay_path: Path | None = None) -> None:
         self._context = context
         # Where the relay of the stages' links takes orders; None for stages that were forked beside this process.
         self._relay_path = relay_path
         self._control = context.control
-        self._pipeline = cast(StagePipeline, context.pipeline)
+        self.pipeline = cast(StagePipeline, context.pipeline)
         self._dead_stage: PipelineFailed | None = None
         # This process is the copy of one that a script has killed.
         self._is_alone = False
@@ -99,10 +66,10 @@ class ServerWorld:
         for source in (context.inbox.socket, self._control.fileno(), self.clients.fileno()):
             self._poller.register(source, zmq.POLLIN)
         self._results = zmq.Poller()
-        for source in (self._control.fileno(), *self._pipeline.wake_sources()):
+        for source in (self._control.fileno(), *self.pipeline.wake_sources()):
             self._results.register(source, zmq.POLLIN)
         self._compiled = zmq.Poller()
-        for source in (self._control.fileno(), *self._pipeline.wake_sources(), self._pipeline.grammar_source()):
+        for source in (self._control.fileno(), *self.pipeline.wake_sources(), self.pipeline.grammar_source()):
             if source is not None:
                 self._compiled.register(source, zmq.POLLIN)
         self._grammars: dict[int, GrammarReady] = {}
@@ -135,7 +102,7 @@ class ServerWorld:
         """Wait for the completion of the oldest microbatch, or for the death of a stage."""
         deadline = time.monotonic() + self._answer_timeout_s
         while self._dead_stage is None:
-            completion = self._early.popleft() if self._early else self._pipeline.next_completion(0)
+            completion = self._early.popleft() if self._early else self.pipeline.next_completion(0)
             if completion is not None:
                 return completion
             left_s = deadline - time.monotonic()
@@ -150,9 +117,9 @@ class ServerWorld:
         """Wait for the answer to the order that is open for longest."""
         deadline = time.monotonic() + self._answer_timeout_s
         while grammar_id not in self._grammars:
-            if self._context.stage_pids and (early := self._pipeline.next_completion(0)) is not None:
+            if self._context.stage_pids and (early := self.pipeline.next_completion(0)) is not None:
                 self._early.append(early)
-            self._grammars.update({ready.grammar_id: ready for ready in self._pipeline.ready_grammars()})
+            self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.ready_grammars()})
             if grammar_id in self._grammars or self._dead_stage is not None:
                 break
             left_s = deadline - time.monotonic()
@@ -165,10 +132,6 @@ class ServerWorld:
         """Send replies to the front end."""
         self._context.outbox.send(replies)
 
-    def corruptions(self) -> Sequence[str]:
-        """A stage that checks its KV fails the microbatch that read it; there is nothing to ask."""
-        return ()
-
     def kill_stage(self, stage: int) -> PipelineEvent:
         """Kill the process and wait until the supervisor says so."""
         os.kill(self._pid(stage), signal.SIGKILL)
@@ -179,7 +142,7 @@ class ServerWorld:
         # They are looked up while they live: a stage ends by itself when its link does.
         stage_process = psutil.Process(self._pid(stage))
         node = (stage_process.parent(), stage_process)
-        self._order("lose_node", DropLink(stage=stage))
+        self.order_link(DropLink(stage=stage))
         for process in node:
             if process is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
@@ -214,41 +177,22 @@ class ServerWorld:
         if self._context.stage_pids:
             os.kill(self._pid(stage), signal.SIGCONT)
 
-    def slow_link(self, stage: int, delay_s: float) -> None:
+    def order_link(self, order: LinkOrder) -> None:
         """Tell the relay."""
-        self._order("slow_link", SlowLink(stage=stage, delay_s=delay_s))
-
-    def cut_link(self, stage: int) -> None:
-        """Tell the relay."""
-        self._order("cut_link", CutLink(stage=stage))
-
-    def heal_link(self, stage: int) -> None:
-        """Tell the relay."""
-        self._order("heal_link", HealLink(stage=stage))
-
-    def fail_next_step(self, stage: int) -> None:
-        """Make the stage's next forward raise."""
-        self._pipeline.fail_next_step(stage)
-
-    def spare_next_step(self) -> None:
-        """Take back a failure that no forward pass has met."""
-        self._pipeline.spare_next_step()
-
-    def describe_stage(self, stage: int) -> StageView:
-        """The stage's own view."""
-        return self._pipeline.describe()[stage]
+        if self._relay_path is None:
+            raise BadCall(
+                f"{order.verb}() needs stages that joined over TCP, and those of this server were forked beside it; "
+                "write @scripted(config, placement='join'), or run pytest with --placement join"
+            )
+        order_link(self._relay_path, order)
 
     def stage_sizes(self) -> Mapping[str, int]:
         """Of what stages hold that have forgotten, and of what this process keeps of what they are to do."""
-        self._pipeline.forget()
-        sizes = dict(sizes_of(pipeline=self._pipeline))
-        for view in self._pipeline.describe():
+        self.pipeline.forget()
+        sizes = dict(sizes_of(pipeline=self.pipeline))
+        for view in self.pipeline.describe():
             sizes |= {path.replace("stage", f"stage {view.stage}", 1): size for path, size in view.sizes.items()}
         return sizes
-
-    def start_over(self) -> None:
-        """Reset what the stages count and remember."""
-        self._pipeline.forget()
 
     def close(self) -> None:
         self.clients.close()
@@ -261,14 +205,6 @@ class ServerWorld:
                 raise EngineError(f"{cause}, but the supervisor said nothing for {within_s} s")
             self._pause(left_s)
         return self._dead_stage
-
-    def _order(self, verb: str, order: LinkOrder) -> None:
-        if self._relay_path is None:
-            raise BadCall(
-                f"{verb}() needs stages that joined over TCP, and those of this server were forked beside it; write "
-                "@scripted(config, placement='join'), or run pytest with --placement join"
-            )
-        order_link(self._relay_path, order)
 
     def _pid(self, stage: int) -> int:
         """The process of a stage; a single stage lives in this very process."""
