@@ -22,6 +22,7 @@ __all__ = [
     "EventReader",
     "Intervention",
     "all_actions",
+    "as_seconds",
     "take_in",
 ]
 
@@ -88,7 +89,10 @@ class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=
     def message(self, call_id: str) -> ClientMessage:
         """What the front end makes of the call: its event, with the fields that have the same names."""
         names = set(self.__struct_fields__) & set(self.event.__struct_fields__)
-        message: ClientMessage = self.event(call_id=call_id, **{name: getattr(self, name) for name in names})
+        values = {name: getattr(self, name) for name in names}
+        if "timeout_s" in values:
+            values["timeout_s"] = as_seconds(values["timeout_s"])
+        message: ClientMessage = self.event(call_id=call_id, **values)
         return message
 
     def post(self, t: Any) -> Call:
@@ -126,3 +130,8 @@ class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
 def all_actions() -> tuple[type[Action], ...]:
     """Every concrete action, in the order in which a search tries them."""
     return tuple(sorted((cls for cls in _classes if cls.__struct_config__.tag), key=lambda cls: cls.search_turn))
+
+
+def as_seconds(timeout_s: float | None) -> float | None:
+    """A timeout as the front end reads it: a script may give a whole number."""
+    return None if timeout_s is None else float(timeout_s)

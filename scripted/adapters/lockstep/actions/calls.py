@@ -32,7 +32,6 @@ __all__ = [
     "Flush",
     "PauseServing",
     "ResumeServing",
-    "as_seconds",
     "check_timeout",
 ]
 
@@ -41,11 +40,6 @@ PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
 DEFERRED_S: Final = 1.0
 # Nothing is written where stages are simulated; a front end names a folder of its own.
 _TRACES: Final = "traces"
-
-
-def as_seconds(timeout_s: float | None) -> float | None:
-    """A timeout as the front end reads it: a script may give a whole number."""
-    return None if timeout_s is None else float(timeout_s)
 
 
 def check_timeout(call: str, timeout_s: Any) -> None:
@@ -71,7 +65,7 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     def flush_cache(t: Any, timeout_s: float | None = None) -> Call:
         """POST ``/flush_cache``; ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine."""
         check_timeout("flush_cache()", timeout_s)
-        return Flush(timeout_s=as_seconds(timeout_s)).post(t)
+        return Flush(timeout_s=timeout_s).post(t)
 
     @property
     def kind(self) -> str:

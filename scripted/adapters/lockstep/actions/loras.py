@@ -10,7 +10,7 @@ import msgspec
 from engine.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.messages import LoadLora, UnloadLora
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
-from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds, check_timeout
+from scripted.adapters.lockstep.actions.calls import DEFERRED_S, check_timeout
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
 from scripted.core.verb import Verb
@@ -101,7 +101,7 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     def unload_lora(t: Any, name: str, timeout_s: float | None = None) -> Call:
         """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
         check_timeout("unload_lora()", timeout_s)
-        return LoraUnload(name=name, timeout_s=as_seconds(timeout_s)).post(t)
+        return LoraUnload(name=name, timeout_s=timeout_s).post(t)
 
     @property
     def kind(self) -> str:

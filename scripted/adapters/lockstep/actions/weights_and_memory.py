@@ -9,8 +9,8 @@ import msgspec
 
 from engine.config import EMBEDDED_MODEL
 from engine.messages import EvictCache, ReleasePressure, SetPressure, UpdateWeights
-from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader, Intervention
-from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds, check_timeout
+from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader, Intervention, as_seconds
+from scripted.adapters.lockstep.actions.calls import DEFERRED_S, check_timeout
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import plural, printable
 from scripted.core.verb import Verb
@@ -91,7 +91,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
         if not isinstance(model_path, str):
             raise BadCall(f"update_weights() takes model_path as a text, such as 'embedded:7', got {model_path!r}")
         check_timeout("update_weights()", timeout_s)
-        return Update(path_of_weights=model_path, timeout_s=as_seconds(timeout_s)).post(t)
+        return Update(path_of_weights=model_path, timeout_s=timeout_s).post(t)
 
     @property
     def kind(self) -> str:
