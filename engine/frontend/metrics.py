@@ -74,7 +74,7 @@ class Metrics:
         else:
             self._ended.labels(self._model, reason.value).inc()
 
-    def count_call(self, *, whole: bool) -> None:
+    def count_call(self, whole: bool) -> None:
         self._calls.labels(self._model, "whole" if whole else "cut").inc()
 
     def text(self, stats: EngineStats | None) -> bytes:

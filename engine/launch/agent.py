@@ -278,13 +278,8 @@ class _Agent:
 
     def _tend(self, now: float) -> float | None:
         """Send a pulse if one is due, and end if the server is silent. Returns how long nothing else is to be done."""
-        if self._link.owes_pulse(now):
-            self._link.send(self._pulse())
-        if self._link.is_silent(now):
-            self._lose_server(f"silence for {self._link.timeout_s} s: its machine is gone or the network path is cut")
-            return 0.0
-        if self._link.unsendable is not None:
-            self._lose_server(self._link.unsendable)
+        if (why := self._link.tend(now, self._pulse)) is not None:
+            self._lose_server(why)
             return 0.0
         due = self._link.due()
         return None if due is None else max(0.0, due - now)

@@ -85,12 +85,8 @@ class LeanDecoder:
             hidden = embedding(batch.token_ids[0], self._embedding)
         states = hidden.to(self._dtype)
         cos, sin = self._angles.of(batch)
-        if loras is None:
-            for layer in self._layers:
-                states = layer(states, cos, sin)
-        else:
-            for index, layer in enumerate(self._layers):
-                states = layer.adapted(states, cos, sin, index, loras)
+        for index, layer in enumerate(self._layers):
+            states = layer(states, cos, sin, index, loras)
         if self._norm is None or self._head is None:
             return states
         if take_scored is not None:
@@ -171,30 +167,30 @@ class _LeanLayer:
     kv_heads: int
     scoring: Scoring
 
-    def __call__(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """States [tokens, hidden size] to the same shape; ``cos`` and ``sin`` [tokens, 1, head size]."""
-        attended = self._attend(torch.mm(self.input_norm(states), self.query_key_value), cos, sin)
-        states = torch.addmm(states, attended, self.output)
-        gate, up = torch.mm(self.mlp_norm(states), self.gate_up).chunk(2, dim=-1)
-        return torch.addmm(states, self.activation(gate) * up, self.down)
-
-    def adapted(
-        self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: int, loras: BatchLoras
+    def __call__(
+        self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: int, loras: BatchLoras | None
     ) -> torch.Tensor:
-        """The same, with what LoRAs add to each product of this layer."""
+        """States [tokens, hidden size] to the same shape; ``cos`` and ``sin`` [tokens, 1, head size].
+
+        ``loras`` are what is added to each product of this layer, the ``layer``-th of the stage.
+        """
         inputs = self.input_norm(states)
         projected = torch.mm(inputs, self.query_key_value)
-        loras.add(layer, _QUERY_KEY_VALUE, inputs, projected)
+        if loras is not None:
+            loras.add(layer, _QUERY_KEY_VALUE, inputs, projected)
         attended = self._attend(projected, cos, sin)
         states = torch.addmm(states, attended, self.output)
-        loras.add(layer, _OUTPUT, attended, states)
+        if loras is not None:
+            loras.add(layer, _OUTPUT, attended, states)
         inputs = self.mlp_norm(states)
         projected = torch.mm(inputs, self.gate_up)
-        loras.add(layer, _GATE_UP, inputs, projected)
+        if loras is not None:
+            loras.add(layer, _GATE_UP, inputs, projected)
         gate, up = projected.chunk(2, dim=-1)
         inputs = self.activation(gate) * up
         states = torch.addmm(states, inputs, self.down)
-        loras.add(layer, _DOWN, inputs, states)
+        if loras is not None:
+            loras.add(layer, _DOWN, inputs, states)
         return states
 
     def _attend(self, projected: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

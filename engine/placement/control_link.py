@@ -81,10 +81,13 @@ class ControlLink(Generic[Heard]):
         """From now on the peer must be heard every ``timeout_s`` seconds."""
         self._timeout_s, self._heard, self._pulsed = timeout_s, now, now
 
-    @property
-    def timeout_s(self) -> float | None:
-        """The longest silence of the peer; None while it may be silent."""
-        return self._timeout_s
+    def tend(self, now: float, pulse: Callable[[], msgspec.Struct]) -> str | None:
+        """Send a pulse if one is due. Returns why the peer is lost, if it is."""
+        if self.owes_pulse(now):
+            self.send(pulse())
+        if self.is_silent(now):
+            return f"it was silent for {self._timeout_s} s: its machine is gone or the network path is cut"
+        return self.unsendable
 
     def is_silent(self, now: float) -> bool:
         """Whether the peer was not heard for too long, and nothing of it is unread."""

@@ -99,13 +99,8 @@ class JoinedStage(WatchedProcess):
         """Send a pulse if one is due, and end the stage if its agent is silent. Returns when to call this again."""
         if not self.alive:
             return None
-        if self._link.owes_pulse(now):
-            self._link.send(Pulse())
-        if self._link.is_silent(now):
-            self.end(f"it was silent for {self._link.timeout_s} s: its machine is gone or the network path is cut")
-            return None
-        if self._link.unsendable is not None:
-            self.end(self._link.unsendable)
+        if (why := self._link.tend(now, Pulse)) is not None:
+            self.end(why)
             return None
         return self._link.due()
 

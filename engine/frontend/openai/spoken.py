@@ -7,7 +7,6 @@ and an answer in one cannot differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from msgspec import UNSET
 
@@ -28,16 +27,10 @@ from engine.messages import FinishReason
 TOOL_CALLS = "tool_calls"
 
 
-class CallCounter(Protocol):
-    """Counts calls."""
-
-    def __call__(self, *, whole: bool) -> None:
-        """Count one, which is whole or was cut."""
-
-
 class SpokenChoice:
-    """``new_id`` makes ids of calls, ``count`` counts them. ``named``: the client named the function to be called.
+    """``new_id`` makes ids of calls, ``count`` is told of each whether it is whole.
 
+    ``named``: the client named the function to be called.
     ``end_of_reasoning`` is the token that ends reasoning, None where it is not one token.
     """
 
@@ -45,7 +38,7 @@ class SpokenChoice:
         self,
         parser: AnswerParser,
         new_id: Callable[[], str],
-        count: CallCounter,
+        count: Callable[[bool], None],
         *,
         named: bool,
         end_of_reasoning: int | None,
@@ -69,7 +62,7 @@ class SpokenChoice:
             parts += self._parser.flush()
         deltas = [delta for part in parts if (delta := self._delta(part)) is not None]
         if piece.meta_info.finish_reason is not None and self._in_call:
-            self._count_call(whole=False)
+            self._count_call(False)
         return deltas
 
     def message(self, answer: GenerateAnswer) -> ChatMessage:
@@ -103,7 +96,7 @@ class SpokenChoice:
                 return ChatDelta(content=text)
             case CallBegun(name, call_id):
                 if self._in_call:
-                    self._count_call(whole=False)
+                    self._count_call(False)
                 self._calls += 1
                 self._in_call = True
                 function = CalledFunctionDelta(name=name, arguments="")
@@ -112,7 +105,7 @@ class SpokenChoice:
                 return self._of_call(CalledFunctionDelta(arguments=text))
             case CallEnded():
                 self._in_call = False
-                self._count_call(whole=True)
+                self._count_call(True)
                 return None
 
     def _of_call(self, function: CalledFunctionDelta, call_id: str | None = None) -> ChatDelta:

@@ -313,7 +313,7 @@ def test_port_in_use(launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = launch(port=port)
-        with pytest.raises(StartupError, match=f"port {port}.*--port 0"):
+        with pytest.raises(StartupError, match=f"free port, got .*:{port}.*port 0"):
             server.process.wait_ready(START_BOUND_S)
 
 
