@@ -138,7 +138,7 @@ class ServerSettings(EngineConfig):
         description="what measures the objects of a stage, as 'package.module:function'; for harnesses",
     )
     placement_options: str = Field(
-        "", description="ways of the stages that Ray places, as a JSON list; for harnesses with a relay"
+        "", description="orders of the stages that Ray places, as a JSON list; for harnesses with a relay"
     )
 
     @property

@@ -11,7 +11,7 @@ import logging
 import select
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from engine.errors import StartupError
@@ -186,12 +186,12 @@ class LinkListener:
         self._epoll.unregister(one.connection)
 
 
+@dataclass(eq=False, slots=True)
 class _Unproved:
     """A peer that has connected, until it has proved the secret."""
 
-    def __init__(self, connection: socket.socket, peer: str, challenge: Challenge, due: float) -> None:
-        self.connection = connection
-        self.peer = peer
-        self.challenge = challenge
-        self.due = due
-        self.answer = bytearray()
+    connection: socket.socket
+    peer: str
+    challenge: Challenge
+    due: float
+    answer: bytearray = field(default_factory=bytearray)

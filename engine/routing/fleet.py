@@ -26,37 +26,22 @@ class ReplicaLoad:
     free_pages: int = 0
 
 
+@dataclass(eq=False, slots=True)
 class _Member:
-    __slots__ = (
-        "accepting",
-        "capacity",
-        "free_pages",
-        "is_counted",
-        "joined_at",
-        "own",
-        "own_at_report",
-        "pending",
-        "report_number",
-        "reported",
-        "turn",
-        "version",
-        "weight",
-    )
-
-    def __init__(self, capacity: int, turn: int) -> None:
-        self.capacity = capacity
-        self.joined_at = turn
-        self.accepting = True
-        self.reported = 0
-        self.pending = 0
-        self.free_pages = 0
-        self.own = 0
-        self.own_at_report = 0
-        self.report_number = turn
-        self.turn = turn
-        self.weight = 0
-        self.version = 0
-        self.is_counted = False
+    capacity: int
+    joined_at: int
+    # Both are numbers of turns, ``joined_at`` at first.
+    report_number: int
+    turn: int
+    accepting: bool = True
+    reported: int = 0
+    pending: int = 0
+    free_pages: int = 0
+    own: int = 0
+    own_at_report: int = 0
+    weight: int = 0
+    version: int = 0
+    is_counted: bool = False
 
     @property
     def open(self) -> int:
@@ -84,7 +69,7 @@ class Fleet:
         if name in self._members:
             raise ValueError(f"a replica joins once, got {name!r} again; let it leave first")
         self._turns += 1
-        self._members[name] = _Member(capacity, self._turns)
+        self._members[name] = _Member(capacity, self._turns, self._turns, self._turns)
         self._refresh(name)
 
     def leave(self, name: str) -> None:
