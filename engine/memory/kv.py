@@ -70,6 +70,10 @@ class KVMemory:
         """Pages that this many tokens take."""
         return -(-tokens // self._page_size)
 
+    def cacheable_tokens(self, tokens: int) -> int:
+        """Of this many tokens those that the tree would keep: full pages."""
+        return tokens // self._page_size * self._page_size if self._radix_cache else 0
+
     def cached_tokens(self, ids: Sequence[int], hit_limit: int = -1, lora: int = 0) -> int:
         """Tokens of a prompt that the tree and the host could serve now, see ``admit``. Changes nothing."""
         if not self._radix_cache:

@@ -6,6 +6,7 @@ runs out of pages. It launches nothing and replies nothing; it moves requests be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -21,6 +22,7 @@ from engine.scheduler.planning_ahead import may_go_ahead
 from engine.scheduler.policy import policy_named
 from engine.scheduler.prompt_logprobs import NOTHING, next_asked
 from engine.scheduler.request import CHUNKED, DISPATCHED, NO_LOGPROBS_DUE, RETRACTING, RUNNING, Request
+from engine.scheduler.shared_prompts import is_worth_waiting
 from engine.scheduler.time_limits import TimeLimits
 
 __all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "Plan", "Planner"]
@@ -164,7 +166,7 @@ class Planner:
         for request in self._admissions():
             if not self._may_start(request, plan):
                 break
-            if self._admit(request):
+            if not self._waits_for_another(request, plan) and self._admit(request):
                 self._add_chunk(plan, request)
 
     def _admissions(self) -> Iterator[Request]:
@@ -190,6 +192,11 @@ class Planner:
                     return
             elif books.chunked is not None or any(map(policy.is_overdue, policy.overtaken_by(request, waiting))):
                 return
+
+    def _waits_for_another(self, request: Request, plan: Plan) -> bool:
+        """Whether what it would compute is on its way, launched or in this very microbatch."""
+        launched = (one for flight in self._books.in_flight for one in flight.requests)
+        return is_worth_waiting(request, itertools.chain(launched, plan.requests), self._memory)
 
     def _can_take_a_row(self, request: Request) -> bool:
         return self._memory.rows.free > 0 or bool(self._limits.priority_preemption and self._victims_of(request))

@@ -41,7 +41,7 @@ RACES = _of(
 )
 ESCAPES = _of("escapes")
 MUTANTS = (*RACES, *ESCAPES)
-CONTRACTS = _of("contracts", "step_contracts", "memory_contracts", "window_layers")
+CONTRACTS = _of("contracts", "step_contracts", "memory_contracts", "window_layers", "shared_prompts")
 
 
 def mutant_named(name: str) -> Mutant:

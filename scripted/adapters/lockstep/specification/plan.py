@@ -18,6 +18,7 @@ from scripted.adapters.lockstep.specification.request import SpecifiedRequest as
 __all__ = ["Part", "plan_of"]
 
 TRIES_LIMIT: Final = 16
+LEAST_SPARED_TOKENS: Final = 512
 
 Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
 
@@ -69,7 +70,7 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
             is_worth = len(plan) < seats and _is_worth(engine, budget, request, alone=not plan)
             if engine.chunked is not None or request.lacks_lora or not has_row or not is_worth:
                 break
-            if not _admit(engine, request):
+            if _waits_for_another(engine, request) or not _admit(engine, request):
                 tries += 1
                 if tries >= TRIES_LIMIT or is_overdue(request):
                     break
@@ -86,6 +87,22 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
         if any(map(is_overdue, overtaken)):
             break
     return plan
+
+
+def _waits_for_another(engine: _Engine, request: Request) -> bool:
+    """**Shared**: what is launched to the end of its prompt, and is to be published, spares it most of its own."""
+    memory, size = engine.memory, engine.limits.page_size
+    for other in memory.owners if engine.limits.radix_cache else ():
+        is_left = other.end is not None or other.is_leaving
+        if other.is_running or is_left or other is engine.chunked or other.version != request.version:
+            continue
+        pairs = [*zip(request.ids[: request.may_hit], other.ids, strict=False)]
+        alike = next((place for place, (one, two) in enumerate(pairs) if one != two), len(pairs))
+        hit = memory.hit_pages(request) * size
+        spared = alike // size * size - hit
+        if spared >= LEAST_SPARED_TOKENS and 2 * spared >= len(request.ids) - hit:
+            return True
+    return False
 
 
 def _is_worth(engine: _Engine, budget: int, request: Request, *, alone: bool) -> bool:
