@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTER_OPTION", "plain_console", "save_test"]
 
 ADAPTER_OPTION = typer.Option(
-    metavar="ADAPTER", help="the scheduler: lockstep, vllm, FILE.py with a ADAPTER, or MODULE:NAME"
+    metavar="ADAPTER", help="the scheduler: lockstep, vllm, FILE.py with an ADAPTER, or MODULE:NAME"
 )
 
 _PLAIN_WIDTH_COLUMNS = 160
