@@ -14,17 +14,8 @@ if TYPE_CHECKING:
     from scripted.adapters.lockstep.server.runner import ScriptedServer
     from scripted.adapters.lockstep.sim.runner import ScriptedSim
     from scripted.core.refusals import ScriptDefinitionError
-    from scripted.errors import (
-        BadCall,
-        BudgetSpent,
-        RequestRefused,
-        ScriptError,
-        ScriptFailed,
-        ScriptTimeout,
-        ServerDied,
-        ServerDirty,
-        UnknownName,
-    )
+    from scripted.errors import BadCall, BudgetSpent, RequestRefused, UnknownName
+    from scripted.report.failure import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
     from scripted.script.decorator import scripted
     from scripted.script.options import ScriptOptions
 
@@ -55,6 +46,7 @@ __all__ = [
 # Loaded at first use: a file that only decorates scripts does not pay for what runs them, and a scheduler that this
 # project did not write is searched without its engine. The messages on the wire are here for who speaks it himself.
 _ERRORS = "scripted.errors"
+_FAILURES = "scripted.report.failure"
 _WIRE = "scripted.adapters.lockstep.server.wire"
 _LAZY = {
     "BadCall": _ERRORS,
@@ -65,16 +57,16 @@ _LAZY = {
     "RunScript": _WIRE,
     "ScriptContext": "scripted.adapters.lockstep.script.context",
     "ScriptDefinitionError": "scripted.core.refusals",
-    "ScriptError": _ERRORS,
-    "ScriptFailed": _ERRORS,
+    "ScriptError": _FAILURES,
+    "ScriptFailed": _FAILURES,
     "ScriptFailedReply": _WIRE,
     "ScriptOptions": "scripted.script.options",
     "ScriptSucceeded": "scripted.adapters.lockstep.script.execution",
-    "ScriptTimeout": _ERRORS,
+    "ScriptTimeout": _FAILURES,
     "ScriptedServer": "scripted.adapters.lockstep.server.runner",
     "ScriptedSim": "scripted.adapters.lockstep.sim.runner",
-    "ServerDied": _ERRORS,
-    "ServerDirty": _ERRORS,
+    "ServerDied": _FAILURES,
+    "ServerDirty": _FAILURES,
     "Shutdown": _WIRE,
     "UnknownName": _ERRORS,
     "scripted": "scripted.script.decorator",

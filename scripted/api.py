@@ -17,8 +17,8 @@ from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.written import WrittenTest
-from scripted.errors import ScriptError
 from scripted.replay.rerun import is_recording, rerun
+from scripted.report.failure import ScriptError
 from scripted.report.rerun import Rerun
 from scripted.report.trace import Trace, TraceHeader
 from scripted.script.decorator import ScriptedTest, spec_of

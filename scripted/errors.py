@@ -1,14 +1,8 @@
-"""What goes wrong with a script: the errors that leave the harness, and those that a script itself can meet.
-
-The first kind carries a report and is what pytest shows; the second kind is raised at the script's own line.
-"""
+"""What a script itself can meet: raised at its own line. What leaves the harness is in ``scripted.report.failure``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from scripted.report.failure import FailureReport
+from typing import ClassVar
 
 __all__ = [
     "BadCall",
@@ -17,40 +11,8 @@ __all__ = [
     "NotIdle",
     "Overdue",
     "RequestRefused",
-    "ScriptError",
-    "ScriptFailed",
-    "ScriptTimeout",
-    "ServerDied",
-    "ServerDirty",
     "UnknownName",
 ]
-
-
-class ScriptError(Exception):
-    """A script did not pass. ``report`` says everything that is known; ``str()`` is the report as text."""
-
-    def __init__(self, report: FailureReport) -> None:
-        super().__init__(report.headline)
-        self.report = report
-
-    def __str__(self) -> str:
-        return self.report.render()
-
-
-class ScriptFailed(ScriptError):
-    """The script raised, or an invariant did not hold after one of its steps. The server can be used again."""
-
-
-class ScriptTimeout(ScriptError):
-    """The script did not end in time."""
-
-
-class ServerDied(ScriptError):
-    """The engine died under the script."""
-
-
-class ServerDirty(ScriptError):
-    """The engine could not be brought back to idle before the script; the report names what is still there."""
 
 
 class RequestRefused(Exception):

@@ -179,7 +179,8 @@ def pytest_runtest_makereport(
         report.user_properties.append((_RESULT, counts))
     if call.excinfo is not None and report.failed:
         from scripted.core.refusals import ScriptDefinitionError
-        from scripted.errors import BadCall, ScriptError
+        from scripted.errors import BadCall
+        from scripted.report.failure import ScriptError
 
         error, test = call.excinfo.value, _scripted_test(getattr(item, "function", None))
         if isinstance(error, ScriptError):

@@ -15,7 +15,7 @@ import msgspec
 from scripted.core.named import OWN, adapter_named
 from scripted.core.protocol import ScriptEnded
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.errors import ServerDied, ServerDirty
+from scripted.report.failure import ServerDied, ServerDirty
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
 

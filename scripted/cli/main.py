@@ -31,7 +31,7 @@ SHELL_DEFAULTS = {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size":
 
 app = typer.Typer(
     name="scripted",
-    help="Lockstep's harness: run scripts step by step inside the engine's scheduler, and look at what they did.",
+    help="Find races of LLM schedulers and write them down: search one, script it step by step, look at what it did.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -39,7 +39,6 @@ app = typer.Typer(
 )
 gallery_app = typer.Typer(rich_markup_mode=None, help="Races that real engines had, each with its mutant.")
 app.add_typer(gallery_app, name="gallery")
-add_commands(app, gallery_app)
 
 
 class Tier(StrEnum):
@@ -108,7 +107,7 @@ def vet(
 
 @app.command()
 def view(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="one run, or several to compare")],
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="one run, or several to compare")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="the page; default: beside the trace")
     ] = None,
@@ -242,6 +241,9 @@ def run_mutants(
     caught = [show_mutant(mutant, tier) for mutant in chosen]
     if not all(caught):
         raise typer.Exit(EXIT_FAILED)
+
+
+add_commands(app, gallery_app)
 
 
 def _refuse(why: str) -> NoReturn:

@@ -20,7 +20,7 @@ from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli.single_run import console, parametrized, read_arguments
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.errors import ScriptError
+from scripted.report.failure import ScriptError
 from scripted.script.counted_source import Site
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_tests

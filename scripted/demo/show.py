@@ -24,7 +24,7 @@ from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.api import RecordedRun, run_script
 from scripted.demo.race import flush_race
 from scripted.demo.story import Race
-from scripted.errors import ServerDied
+from scripted.report.failure import ServerDied
 from scripted.report.table import step_table
 from scripted.report.timeline import render_timeline
 from scripted.report.trace import Trace

@@ -1,4 +1,4 @@
-"""The report of a script that did not pass: everything that a person at a CI log needs, as data and as text.
+"""The report of a script that did not pass: everything that a person at a CI log needs, as data, text and exception.
 
 Made where the script ran (in the scheduler process or in this one), completed and shown where pytest runs.
 """
@@ -20,6 +20,11 @@ __all__ = [
     "FailureKind",
     "FailureReport",
     "ProcessStack",
+    "ScriptError",
+    "ScriptFailed",
+    "ScriptTimeout",
+    "ServerDied",
+    "ServerDirty",
 ]
 
 # Steps shown in the table; the window of a race and what led to it fit in them.
@@ -131,6 +136,33 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     def _where(self) -> str:
         where = f"{self.tier} tier" if self.adapter == OWN else self.adapter
         return f"{where}, {self.config}" if self.config else ""
+
+
+class ScriptError(Exception):
+    """A script did not pass. ``report`` says everything that is known; ``str()`` is the report as text."""
+
+    def __init__(self, report: FailureReport) -> None:
+        super().__init__(report.headline)
+        self.report = report
+
+    def __str__(self) -> str:
+        return self.report.render()
+
+
+class ScriptFailed(ScriptError):
+    """The script raised, or an invariant did not hold after one of its steps. The server can be used again."""
+
+
+class ScriptTimeout(ScriptError):
+    """The script did not end in time."""
+
+
+class ServerDied(ScriptError):
+    """The engine died under the script."""
+
+
+class ServerDirty(ScriptError):
+    """The engine could not be brought back to idle before the script; the report names what is still there."""
 
 
 def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:

@@ -21,7 +21,8 @@ from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.core.written import WrittenTest
-from scripted.errors import BadCall, RequestRefused, ScriptError, ScriptTimeout
+from scripted.errors import BadCall, RequestRefused
+from scripted.report.failure import ScriptError, ScriptTimeout
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.script.wait import DEFAULT_BUDGET_STEPS

@@ -17,8 +17,8 @@ from rich.live import Live
 from scripted.core.phrases import plural, printable
 from scripted.core.protocol import Adapter, ScriptEnded
 from scripted.core.refusals import BadCommand, ScriptDefinitionError
-from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptError
-from scripted.report.failure import FailureReport
+from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused
+from scripted.report.failure import FailureReport, ScriptError
 from scripted.report.step_log import StepLog
 from scripted.report.table import render_text, step_table
 from scripted.script.context import BaseContext

@@ -49,8 +49,8 @@ ROOMS = (
     "engine.cli",
     "engine.__main__",
     "scripted.core",
-    "scripted.report",
     "scripted.errors",
+    "scripted.report",
     "scripted.new_files",
     "scripted.script",
     "scripted.adapters.lockstep.simulated",
@@ -212,6 +212,22 @@ def test_modules_do_not_import_one_another_in_a_circle() -> None:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as exc:
         raise AssertionError("these modules import one another: " + " <- ".join(exc.args[1])) from exc
+
+
+def test_the_harness_has_ten_floors_at_most() -> None:
+    """Here all adapters are one room: a room stands above all that it imports, and none is above what it is below."""
+    below: dict[str, set[str]] = {}
+    for source, target, _ in arrows():
+        one, other = (".".join(name.split(".")[:2]) for name in (source, target))
+        if one != other and one.startswith("scripted") and other.startswith("scripted"):
+            below.setdefault(one, set()).add(other)
+    floors: dict[str, int] = {}
+    try:
+        for room in TopologicalSorter(below).static_order():
+            floors[room] = 1 + max((floors[other] for other in below.get(room, ())), default=0)
+    except CycleError as exc:
+        raise AssertionError("these rooms import one another: " + " <- ".join(exc.args[1])) from exc
+    assert max(floors.values()) <= 10, sorted(floors.items(), key=lambda item: item[1])
 
 
 def test_engine_never_imports_the_harness() -> None:

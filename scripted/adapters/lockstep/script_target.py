@@ -14,8 +14,7 @@ from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
-from scripted.errors import ScriptError
-from scripted.report.failure import FailureReport
+from scripted.report.failure import FailureReport, ScriptError
 from scripted.script.decorator import ScriptedTest
 from scripted.search.execution import Failure, Outcome
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from scripted.core.named import OWN
 from scripted.core.phrases import printable
 from scripted.report.difference import Difference
 from scripted.report.step_log import Said, ShownBatch
@@ -64,6 +65,7 @@ class Layout:
             title=printable(header.title),
             verdict="died" if header.died else "passed" if header.outcome == "passed" else "failed",
             tier=header.tier,
+            adapter="" if header.adapter == OWN else printable(header.adapter),
             mutant=printable(header.mutant or ""),
             outcome=printable(header.outcome),
             config=printable(" ".join(f"{name}={value}" for name, value in header.config.items()))

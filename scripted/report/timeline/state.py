@@ -27,7 +27,7 @@ def state_of(
         Section("in flight", tuple(_in_flight(step, log, launched))),
         Section("queues", _queues(step)),
         Section("answered", tuple(said.in_full for said in step.answered)),
-        Section("memory", (", ".join(f"{count} {name}" for name, count in step.memory.items()),)),
+        Section("memory", (", ".join(f"{count} {name.replace('_', ' ')}" for name, count in step.memory.items()),)),
         Section("digest", (printable(step.digest),)),
     )
     return StepView(

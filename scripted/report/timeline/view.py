@@ -131,6 +131,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     verdict: str
     tier: str
+    adapter: str
     mutant: str
     outcome: str
     config: str

@@ -16,8 +16,8 @@ from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Phase
 from scripted.core.violation import Violation
-from scripted.errors import Overdue, ScriptError, ScriptFailed, ScriptTimeout
-from scripted.report.failure import FailureKind, FailureReport
+from scripted.errors import Overdue
+from scripted.report.failure import FailureKind, FailureReport, ScriptError, ScriptFailed, ScriptTimeout
 from scripted.report.frames import Frame, definition_of, frames_of, position_of
 from scripted.script.context import BaseContext
 from scripted.script.deadline import Deadline

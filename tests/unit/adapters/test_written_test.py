@@ -17,7 +17,7 @@ from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli.console import save_test
 from scripted.core.schedule import Schedule
 from scripted.core.written import WrittenTest
-from scripted.errors import ScriptError
+from scripted.report.failure import ScriptError
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import load_test
 from scripted.search.execution import Prefixes, execute

@@ -7,7 +7,7 @@ import pytest
 from engine import EngineConfig
 from engine.errors import ConfigError
 from scripted import ScriptedSim
-from scripted.errors import ScriptFailed
+from scripted.report.failure import ScriptFailed
 
 
 @pytest.mark.parametrize(

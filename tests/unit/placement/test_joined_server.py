@@ -28,7 +28,7 @@ from engine.process.death import read_death_report
 from engine.settings import ServerSettings
 from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.demo.race import flush_race
-from scripted.errors import ScriptError
+from scripted.report.failure import ScriptError
 from scripted.script.decorator import spec_of
 
 PROMPTS: Final = ("hello", "a longer prompt " * 60, "x")

@@ -38,9 +38,9 @@ from scripted.adapters.lockstep.step_words import log_of
 from scripted.cli.replay import show_replay
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
-from scripted.errors import ScriptError
 from scripted.replay import rerun, rerun_in_fresh_process, schedule_of_recording
 from scripted.report.difference import first_difference
+from scripted.report.failure import ScriptError
 from scripted.script.loader import load_test
 
 FLUSH = "flush-ignores-in-flight"

@@ -17,8 +17,8 @@ from scripted.cli.new import new_test, write_lint_rules
 from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.errors import ServerDied
 from scripted.new_files import command_of, write_new
+from scripted.report.failure import ServerDied
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.search.written_test import Draft, script_text

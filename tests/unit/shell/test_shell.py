@@ -14,7 +14,7 @@ from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli import app
 from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import BadCommand
-from scripted.errors import ServerDied
+from scripted.report.failure import ServerDied
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.shell import DebugSession, FilePrompt

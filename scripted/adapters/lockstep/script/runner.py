@@ -16,8 +16,15 @@ import msgspec
 from engine.config import EngineConfig
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
-from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.failure import (
+    FailureKind,
+    FailureReport,
+    ScriptError,
+    ScriptFailed,
+    ScriptTimeout,
+    ServerDied,
+    ServerDirty,
+)
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
 

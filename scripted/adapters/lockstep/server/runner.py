@@ -50,8 +50,7 @@ from scripted.adapters.lockstep.server.wire import (
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
-from scripted.errors import ScriptError
-from scripted.report.failure import FailureKind, FailureReport, ProcessStack
+from scripted.report.failure import FailureKind, FailureReport, ProcessStack, ScriptError
 from scripted.report.frames import Frame, definition_of
 from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptFunction
