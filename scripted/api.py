@@ -132,9 +132,10 @@ def shrink(
     Raises ScriptDefinitionError for a finding that is of a script and of no schedule.
     """
     schedule = _schedule_of(what, adapter)
+    signature = what.failure.signature if isinstance(what, Finding) else None
     mutant = what.mutant if isinstance(what, Finding) else mutant
     with schedule.adapter.switched_on(mutant):
-        return shrinking.shrink(schedule, budget_s=budget_s)
+        return shrinking.shrink(schedule, signature, budget_s=budget_s)
 
 
 def write_test(

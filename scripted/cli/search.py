@@ -31,6 +31,8 @@ EXIT_FAILED = 1
 # Findings that are shrunk and shown; further ones are mostly the same failure again.
 _SHOWN_FINDINGS = 5
 _LONGEST_NAME = 30
+# The strategy of a measurement that adds nothing to its targets.
+ALONE = "alone"
 
 
 def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
@@ -162,16 +164,56 @@ def _check_version(adapter: str) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
+def _measure(
+    name: str | None, file: Path, strategies: list[str], schedules: int, seeds: int, markdown: Path | None, of: str
+) -> None:
+    from engine.output_files import write_output
+    from scripted.core.named import adapter_named
+    from scripted.search.search_table import CORPUS, measure, table_of
+
+    known = [ALONE, CORPUS, *StrategyName]
+    for strategy in strategies:
+        if strategy not in known:
+            raise typer.BadParameter(f"--strategy is one of {', '.join(known)}, got {strategy!r}")
+    adapter = adapter_named(of)
+    every = (*adapter.mutant_names, *getattr(adapter, "contract_names", ()))
+    names = every if name is None else (name,)
+    rows = measure(
+        file, names, strategies, range(seeds), schedules=schedules, of=of, watch=lambda row: typer.echo(str(row))
+    )
+    table = table_of(rows, names)
+    typer.echo(table)
+    if markdown is not None:
+        above = markdown.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if markdown.exists() else ""
+        write_output(markdown, above + table)
+
+
 def find(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the gallery's table")] = None,
+    generated: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="search generated targets, and keep what is measured in this file"),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="with --generated: a strategy, 'alone' or 'workloads'; can be repeated")
+    ] = None,
+    schedules: Annotated[int, typer.Option(min=1, help="with --generated: schedules of one search")] = 10_000,
+    seeds: Annotated[int, typer.Option(min=1, help="with --generated: searches for each mutant")] = 10,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
-    """Search for a mutant unaided. Says which schedule shows it, after how many, in how much process time."""
+    """Search for a mutant in the workloads. Says which schedule shows it, after how many, in how much process time.
+
+    With --generated the search knows no workload, and can be stopped and gone on with; --markdown writes its own table.
+    """
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
     require_writable("--markdown", markdown)
+    if generated is not None:
+        require_writable("--generated", generated)
+        _measure(name, generated, strategy or [ALONE, StrategyName.RANDOM], schedules, seeds, markdown, adapter)
+        return
     from scripted.core.named import adapter_named
     from scripted.search.mutant_search import find_mutant
 

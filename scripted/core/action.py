@@ -178,8 +178,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         return (cls(),) if cls.is_extra or is_beside else ()
 
     def smaller(self) -> Iterator[Action]:
-        """Smaller actions of the same kind, for shrinking."""
-        return iter(())
+        """Smaller actions of the same kind, for shrinking: one field at its default."""
+        return with_defaults(self)
 
     # -- events and words --
 
@@ -204,8 +204,18 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         return cls.phrase or cls.words(event)
 
 
+def with_defaults(action: Action) -> Iterator[Action]:
+    """The same with one field at its default."""
+    for field in msgspec.structs.fields(action):
+        if not field.required and getattr(action, field.name) != field.default:
+            yield msgspec.structs.replace(action, **{field.name: field.default})
+
+
 def smaller_requests(start: Action) -> Iterator[Action]:
-    """A request with a shorter prompt or output, no priority, smaller seeds: one number less at a time."""
+    """A request with one field at its default; with a shorter prompt or output, smaller seeds: one number less."""
+    # How long its output is shrinks by itself; the default is as good as any other number.
+    new = getattr(start, "new")  # noqa: B009 - of a request, whichever adapter's
+    yield from (smaller for smaller in with_defaults(start) if smaller.new == new)  # type: ignore[attr-defined]
     for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
         value = getattr(start, name)
         for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):

@@ -151,6 +151,10 @@ class Adapter(Protocol):
         """RunLike the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
         ...
 
+    def leave_out(self, run: Any) -> None:
+        """From its beginning on, do not check this run for what some runs of a search are not checked for."""
+        ...
+
     def what_is_busy(self, run: Any) -> str:
         """Counts that say why a run does not end, for reports: ``waiting=1 running=0 in_flight=2``."""
         ...

@@ -240,10 +240,6 @@ class FlushPrefixes(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         """Both, where both are declared."""
         return (cls(), cls(force=True)) if base.limits[1].forced_flush else (cls(),)
 
-    def smaller(self) -> Iterator[Action]:
-        if self.force:
-            yield FlushPrefixes()
-
 
 class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
     """Generation is paused in one of the modes that the adapter declares."""

@@ -25,7 +25,7 @@ from scripted.core.violation import Violation
 from scripted.errors import Overdue
 from scripted.script.watchdog import watchdog
 
-__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
+__all__ = ["Failure", "Outcome", "Prefixes", "execute", "execute_recorded", "finish", "record"]
 
 _SIGNATURE_LENGTH: Final = 60
 # A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.
@@ -52,9 +52,10 @@ class Failure(msgspec.Struct, frozen=True):
     def of(cls, exc: Exception, gate: Run) -> Failure:
         """What an exception that ended a run says."""
         rids = sorted(set(gate.oracle.names), key=len, reverse=True)
-        names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
+        names = "".join(rf"|(?<![\w-]){re.escape(rid)}(?![\w-])" for rid in rids)
         text = text_of(exc)
-        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", text.partition(":")[0])
+        # A word of one letter is always left out: requests are called so, and the article is one.
+        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}|\b[A-Za-z]\b", "#", text.partition(":")[0])
         last = traceback.extract_tb(exc.__traceback__)[-1]
         signature = f"{type(exc).__name__} in {last.name}: {words[:_SIGNATURE_LENGTH]}"
         raised = gate.phase is Phase.ADAPTER and not isinstance(exc, (Violation, Overdue))
@@ -86,9 +87,15 @@ class Outcome(msgspec.Struct, frozen=True):
     cells: tuple[Cell, ...]
 
 
-def execute(schedule: Schedule, *, timeout_s: float | None = None) -> Outcome:
-    """Run a schedule from its beginning. Raises HarnessError."""
-    return finish(Run(schedule), timeout_s=timeout_s)
+def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bool = False) -> Outcome:
+    """Run a schedule from its beginning; ``leave_out`` what not all runs of a search are checked for.
+
+    Raises HarnessError.
+    """
+    gate = Run(schedule)
+    if leave_out:
+        gate.adapter.leave_out(gate)
+    return finish(gate, timeout_s=timeout_s)
 
 
 def record(schedule: Schedule) -> tuple[Outcome, list[Any]]:
@@ -127,8 +134,8 @@ def _check_ended(gate: Run) -> None:
         raise Violation(f"the loop ended in step {gate.step}, before the end of the run")
 
 
-def _with_records_checked(schedule: Schedule) -> Outcome:
-    """The search keeps no records; what can only be judged from them is seen from a run of its own."""
+def execute_recorded(schedule: Schedule) -> Outcome:
+    """The same with what can only be judged from records, which the runs of a search do not keep."""
     gate = Run(schedule, record=True)
     outcome = finish(gate)
     try:
@@ -164,7 +171,7 @@ class Prefixes:
         gate = Run(base, watch=self._freeze)
         self.outcome = finish(gate)
         if self.outcome.failure is None:
-            first, self.outcome = self.outcome, _with_records_checked(base)
+            first, self.outcome = self.outcome, execute_recorded(base)
             # What only a recorded run checks may have ended it early.
             same = (first.steps, first.cells) == (self.outcome.steps, self.outcome.cells)
             if not same and self.outcome.failure is None:

@@ -1,12 +1,14 @@
 """Shrinking: from a schedule that fails to the few events that matter, while the same invariant is what fails.
 
-Delta debugging over events, then smaller numbers, earlier steps, fewer settings. Every candidate is really run.
+Delta debugging over events, then smaller numbers, earlier steps, fewer settings, plain names. Every candidate is really
+run. What is left is one-minimal: no single one of these steps leads to a schedule that fails in the same way.
 """
 
 from __future__ import annotations
 
+import string
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -19,57 +21,79 @@ from scripted.search.execution import execute
 __all__ = ["SHRINK_BUDGET_S", "Shrunk", "shrink"]
 
 SHRINK_BUDGET_S: Final = 5.0
+_LETTERS: Final = string.ascii_lowercase
 # How many runs that hang fit into the budget.
 _HANGING_RUNS: Final = 10
 
 
 class Shrunk(msgspec.Struct, frozen=True):
-    """The smallest schedule found, how many runs that took, and how long. ``fails``: it failed in the first of them."""
+    """The smallest schedule found, how many runs that took, and how long. ``fails``: it failed in the first of them.
+
+    ``is_minimal``: nothing single can be left out or made smaller; False when the time was over before that was known.
+    """
 
     schedule: Schedule
     runs: int
     seconds: float
     fails: bool
+    is_minimal: bool
 
 
-def shrink(schedule: Schedule, *, budget_s: float = SHRINK_BUDGET_S) -> Shrunk:
-    """Make a failing schedule small. One that does not fail comes back as it is."""
-    search = _Search(schedule, budget_s)
+def shrink(schedule: Schedule, signature: str | None = None, *, budget_s: float = SHRINK_BUDGET_S) -> Shrunk:
+    """Make a failing schedule small. One that does not fail comes back as it is.
+
+    ``signature`` is that of the failure that was found. It is kept even where a whole run fails in another way: a
+    search leaves some checks out in some of its runs, and without those it is seen again.
+    """
+    search = _Search(schedule, signature, budget_s)
     if search.signature is not None:
         while search.improve():
             pass
-    return Shrunk(search.best, search.runs, time.monotonic() - search.started, search.signature is not None)
+    seconds = time.monotonic() - search.started
+    return Shrunk(search.best, search.runs, seconds, search.signature is not None, not search.is_overdue)
 
 
 class _Search:
     """The best schedule so far; everything else is a candidate."""
 
-    def __init__(self, schedule: Schedule, budget_s: float) -> None:
+    def __init__(self, schedule: Schedule, signature: str | None, budget_s: float) -> None:
         self.started = time.monotonic()
         self._deadline = self.started + budget_s
         self.best = schedule
         self.runs = 1
+        self._tried: set[Schedule] = set()
+        self._leaves_out = False
         failure = execute(schedule).failure
+        if failure is not None and signature not in (None, failure.signature):
+            self.runs += 1
+            without = execute(schedule, leave_out=True).failure
+            if without is not None and without.signature == signature:
+                failure, self._leaves_out = without, True
         self.signature = None if failure is None else failure.signature
         self._timeout_s: float | None = None
         if failure is not None and failure.hangs:
             # It has shown that it never ends; what is left of it will show so sooner.
             self._timeout_s, self._deadline = budget_s / _HANGING_RUNS, time.monotonic() + budget_s
 
+    @property
+    def is_overdue(self) -> bool:
+        return time.monotonic() >= self._deadline
+
     def improve(self) -> bool:
         """Try every kind of smaller schedule once; True when one of them became the best."""
         before = self.best
         self._drop_events()
-        for kind in (_earlier, _smaller_numbers, _fewer_settings):
+        for kind in (_earlier, _smaller_numbers, _fewer_settings, _plain_names):
             self._take_first_of(kind)
-        return self.best != before and time.monotonic() < self._deadline
+        return self.best != before and not self.is_overdue
 
     def _fails(self, candidate: Schedule) -> bool:
-        if time.monotonic() >= self._deadline:
+        if self.is_overdue or candidate in self._tried:
             return False
+        self._tried.add(candidate)
         self.runs += 1
         try:
-            failure = execute(candidate, timeout_s=self._timeout_s).failure
+            failure = execute(candidate, timeout_s=self._timeout_s, leave_out=self._leaves_out).failure
         except (ValueError, HarnessError, ScriptDefinitionError):
             return False  # Settings that need one another.
         if failure is None or failure.signature != self.signature:
@@ -114,5 +138,27 @@ def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:
-    """One setting at its default."""
+    """One setting at its default, or nearer to it."""
     return map(schedule.with_config, schedule.adapter.smaller_configs(schedule.config))
+
+
+def _plain_names(schedule: Schedule) -> Iterator[Schedule]:
+    """Requests called a, b, c in the order in which they are named: all of them, or one."""
+    rids = dict.fromkeys(rid for one in schedule.placed if (rid := getattr(one.action, "rid", None)) is not None)
+    if len(rids) > len(_LETTERS):
+        return
+    plain = dict(zip(rids, _LETTERS, strict=False))
+    strange = {rid: name for rid, name in plain.items() if rid != name}
+    if strange:
+        yield _renamed(schedule, plain)
+    for rid, name in strange.items():
+        if name not in rids:
+            yield _renamed(schedule, {rid: name})
+
+
+def _renamed(schedule: Schedule, names: Mapping[str, str]) -> Schedule:
+    placed = []
+    for one in schedule.placed:
+        new = names.get(getattr(one.action, "rid", ""))
+        placed.append(one if new is None else Placed(one.step, msgspec.structs.replace(one.action, rid=new)))
+    return schedule.of_placed(placed)

@@ -13,7 +13,7 @@ from engine.limits import Limits
 from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
 from scripted.adapters.lockstep.actions import Flush, ReleaseGrammars, Relieve, ResumeServing, ResumeStage, all_actions
-from scripted.adapters.lockstep.bugs import MUTANTS
+from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import config_values, limits_of, smaller_configs
 from scripted.adapters.lockstep.copies import STATES, FrozenRun
@@ -98,6 +98,10 @@ class LockstepAdapter:
     def drive(self, run: Run) -> None:
         """The loop that runs the server."""
         run_loop(run, run.machine.scheduler, run.device, run.oracle)
+
+    def leave_out(self, run: Run) -> None:
+        """The comparison with the specification."""
+        run.oracle.conformance = None
 
     def what_is_busy(self, run: Run) -> str:
         """The scheduler's own words."""
@@ -184,6 +188,11 @@ class LockstepAdapter:
     def mutant_names(self) -> tuple[str, ...]:
         """The gallery's, in its order."""
         return tuple(mutant.name for mutant in MUTANTS)
+
+    @property
+    def contract_names(self) -> tuple[str, ...]:
+        """Of mutants that no engine had: each breaks a promise of this one."""
+        return tuple(mutant.name for mutant in CONTRACTS)
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
         """The gallery's page, and its figures in the README beside it."""

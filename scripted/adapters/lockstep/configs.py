@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from engine.config import EngineConfig
@@ -28,13 +29,15 @@ def limits_of(config: EngineConfig) -> Limits:
 
 
 def smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:
-    """One setting at its default."""
+    """One setting at its default; a number above it nearer to it."""
     values = config_values(config)
-    for name in values:
+    for name, value in values.items():
         # A pool of the default size makes every run slow and the numbers no easier to read.
         if name == "max_total_tokens":
             continue
-        try:
-            yield EngineConfig(**{other: value for other, value in values.items() if other != name})
-        except ConfigError:
-            continue
+        default = EngineConfig.model_fields[name].default
+        is_more = type(value) is int and isinstance(default, int) and value > default
+        for less in (default, *((default + (value - default) // 2, value - 1) if is_more else ())):
+            if less != value:
+                with suppress(ConfigError):
+                    yield EngineConfig(**{**values, name: less})

@@ -10,7 +10,14 @@ from typing import Any, Final
 from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
 from engine.errors import ConfigError
 from engine.limits import Limits
-from scripted.adapters.lockstep.actions import AdvanceClock, HoldGrammars, LoraLoad, ReleaseGrammars, StartRequest
+from scripted.adapters.lockstep.actions import (
+    AdvanceClock,
+    Evict,
+    HoldGrammars,
+    LoraLoad,
+    ReleaseGrammars,
+    StartRequest,
+)
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
@@ -166,6 +173,9 @@ class EngineSpace:
         marks = _marks(limits, "prompts" in row)
         placed = list(_opening(row))
         first = 3 if placed else 0
+        if "host" in row and "sharing" not in row and rng.random() < 0.5:
+            # What has left is hit only by a prompt that comes again.
+            row = {**row, "sharing": "all"}
         starts = list(drawn_requests(row, rng, marks))
         kinds = {name: row[name] for name in _KINDS if name in row}
         for name in kinds:
@@ -174,6 +184,8 @@ class EngineSpace:
             for index in sorted(carriers):
                 fields = starts[index][1]
                 fields |= _KINDS[name][row[name]](rng, fields)
+        for _, fields in starts:
+            _make_effective(row, rng, fields)
         for index, (step, fields) in enumerate(starts):
             if "loras" in row and (index == 0 or rng.random() < 0.8):
                 fields["lora"] = rng.choice(("x", "x", "y")) if index else "x"
@@ -246,6 +258,14 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
     return EngineConfig(**values, max_window_tokens=pages * page)
 
 
+def _make_effective(row: Row, rng: random.Random, fields: _Drawn) -> None:
+    """Guesses need an output to guess, and a stop token one that says it: half of the requests have that."""
+    if "drafts" in row and fields["new"] and rng.random() < 0.5:
+        fields["new"] = max(fields["new"], rng.choice((8, 14, 20, 30)))
+    if "stop" in fields and "biased" not in fields and rng.random() < 0.5:
+        fields |= {"biased": fields["stop"], "bias": 100.0, "new_least": rng.choice((0, 1, 2, 4))}
+
+
 def _marks(limits: Limits, is_long: bool) -> Marks:
     pool = limits.total_pages * limits.page_size
     longest = _LONGEST_WINDOWED if limits.window_tokens else _LONGEST
@@ -281,11 +301,14 @@ def _opening(row: Row) -> Iterator[Placed]:
 
 
 def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Time passes where something is limited by it; held grammars come."""
+    """Time passes where something is limited by it, the cache leaves for the host, held grammars come."""
     if "time-limit" in row or limits.waiting_timeout_s is not None:
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)
             yield Placed(step, AdvanceClock(seconds=rng.choice((0.25, 0.5, 0.5, 1.0, 2.0))))
+    if "host" in row:
+        for _ in range(rng.randint(0, 2)):
+            yield Placed(rng.randint(2, schedule.last_step + 1), Evict(pages=rng.choice((None, None, 1, 2))))
     if _HELD_GRAMMARS in row:
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)

@@ -60,12 +60,14 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
     step = 1
     starts: list[dict[str, Any]] = []
     alike = _length(row, rng, marks)
+    # Among many small ones one may be of any size, which they pass.
+    large = rng.choice((-1, 0, 1, 1))
     for index in range(count):
         length = alike if row.get("prompts") == "alike" else _length(row, rng, marks)
         content = row.get("sharing") or rng.choice(_CONTENTS)
         if content == "blocks":
             length = min(max(length, 2 * marks.block + rng.randint(0, 2)), marks.most)
-        if count > _COUNTS["several"][1]:
+        if count > _COUNTS["several"][1] and index != large:
             length = min(length, 2 * marks.block + 1)
         fields = {"rid": _rid(row, rng, index), "prompt": length, "new": rng.choice(_OUTPUTS[row.get("outputs")])}
         fields |= _content(content, rng, length, marks.block, starts, index)

@@ -122,7 +122,7 @@ def test_without_a_copier_every_schedule_starts_at_its_beginning() -> None:
 
 def test_shrinking_keeps_to_the_same_failure() -> None:
     long = Schedule.parse(f"adapter={HERE} sleeps=True; 1 start a prompt=30; 2 start b prompt=20; 3 hold; 4 release")
-    assert str(shrink(long).schedule) == f"adapter={HERE} sleeps=True; 1 start b prompt=1 new=1"
+    assert str(shrink(long).schedule) == f"adapter={HERE} sleeps=True; 1 start a prompt=1 new=1"
 
 
 def test_the_engine_is_a_adapter_like_any_other() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
-
-import msgspec
 
 from engine.messages import (
     AbortAll,
@@ -81,10 +79,6 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """At once, and deferred."""
         return cls(), cls(timeout_s=DEFERRED_S)
-
-    def smaller(self) -> Iterator[Action]:
-        if self.timeout_s is not None:
-            yield msgspec.structs.replace(self, timeout_s=None)
 
     @classmethod
     def words(cls, event: FlushCache) -> str:

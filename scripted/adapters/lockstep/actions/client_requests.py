@@ -357,19 +357,12 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Without a time limit; shorter prompts and outputs, no priority, smaller seeds, fewer logprobs, no grammar."""
-        for name in ("timeout_s", "waiting_timeout_s"):
-            if getattr(self, name) is not None:
-                yield msgspec.structs.replace(self, **{name: None})
+        """Without what it need not ask for; shorter prompts and outputs, smaller seeds, more logprobs, no grammar."""
         yield from smaller_requests(self)
-        if self.logprobs_from is not None:
-            yield msgspec.structs.replace(self, logprobs_from=None)
-            if self.logprobs_from:
-                yield msgspec.structs.replace(self, logprobs_from=0)
-        if self.regex is not None:
-            yield msgspec.structs.replace(self, regex=None, dead_end=False)
+        if self.logprobs_from:
+            yield msgspec.structs.replace(self, logprobs_from=0)
         if self.dead_end:
-            yield msgspec.structs.replace(self, dead_end=False)
+            yield msgspec.structs.replace(self, regex=None, dead_end=False)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:

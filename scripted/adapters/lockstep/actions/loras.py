@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
-
-import msgspec
 
 from engine.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.messages import LoadLora, UnloadLora
@@ -120,10 +118,6 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """At once, and deferred."""
         return [cls(name=name, timeout_s=timeout_s) for name in _names_in(base) for timeout_s in (None, DEFERRED_S)]
-
-    def smaller(self) -> Iterator[Action]:
-        if self.timeout_s is not None:
-            yield msgspec.structs.replace(self, timeout_s=None)
 
     @classmethod
     def words(cls, event: UnloadLora) -> str:

@@ -5,10 +5,8 @@ None of it is a client's message. How results and time came is read from the ste
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final
-
-import msgspec
 
 from engine.messages import Completion, PipelineFailed
 from scripted.adapters.lockstep.actions.action import EngineAction, EventReader, take_in
@@ -96,11 +94,6 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
         """With and without a late result."""
         del base
         return cls(), cls(late=True)
-
-    def smaller(self) -> Iterator[Action]:
-        """In a script every result is lost."""
-        if self.late:
-            yield msgspec.structs.replace(self, late=False)
 
     def reaches(self, run: RunLike) -> bool:
         """Something can be lost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
@@ -119,10 +119,6 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """At once, and deferred."""
         return cls(), cls(timeout_s=DEFERRED_S)
-
-    def smaller(self) -> Iterator[Action]:
-        if self.timeout_s is not None:
-            yield msgspec.structs.replace(self, timeout_s=None)
 
     @classmethod
     def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:

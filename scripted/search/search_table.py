@@ -1,0 +1,187 @@
+"""How good the search is: of each mutant how soon each strategy finds it from generated targets alone, seed by seed.
+
+Every row that is measured is kept in a file of JSON lines, so that the measurement can be stopped and gone on with.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from scripted.core.mutant import MutantDoesNotFit
+from scripted.core.named import OWN, adapter_named
+from scripted.search.campaign import Campaign
+from scripted.search.execution import execute_recorded
+from scripted.search.generated import first_of, generated_schedule, generated_target
+from scripted.search.mutant_search import find_mutant
+from scripted.search.strategies import StrategyName
+from scripted.search.units import SearchPlan
+
+__all__ = ["ALONE", "CORPUS", "Measured", "measure", "measured_in", "table_of"]
+
+# Nothing is added to the targets; and the sweep of the workloads that are written by hand, which has no seed.
+ALONE: Final = "alone"
+CORPUS: Final = "workloads"
+
+
+class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One search for one mutant with one seed, of at most ``bound`` schedules; ``target`` is what showed it.
+
+    ``cpu_s`` are seconds of process time. ``misfit`` says why nothing was searched.
+    """
+
+    mutant: str
+    strategy: str
+    seed: int
+    bound: int
+    schedules: int = 0
+    cpu_s: float = 0.0
+    target: str = ""
+    failure: str = ""
+    misfit: str = ""
+
+    @property
+    def is_found(self) -> bool:
+        return bool(self.target)
+
+    def __str__(self) -> str:
+        what = f"{self.mutant}, {self.strategy}, seed {self.seed}"
+        if self.misfit:
+            return f"{what}: SKIPPED: {self.misfit}"
+        if not self.is_found:
+            return f"{what}: NOT FOUND in {self.schedules} schedules, {self.cpu_s:.2f} s"
+        return f"{what}: schedule {self.schedules}, {self.cpu_s:.2f} s: {self.target}: {self.failure}"
+
+    def stands_for(self, mutant: str, strategy: str, seed: int, bound: int) -> bool:
+        """Whether a search with this bound need not be run again: it found it, or would end no later."""
+        same = (self.mutant, self.strategy, self.seed) == (mutant, strategy, seed)
+        return same and (bool(self.misfit) or self.bound >= bound or (self.is_found and self.schedules <= bound))
+
+
+def measured_in(file: Path) -> list[Measured]:
+    """The rows of a file; none where there is no file. A line that was cut off by a kill is left out."""
+    rows = []
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        try:
+            rows.append(msgspec.json.decode(line, type=Measured))
+        except msgspec.DecodeError:
+            continue
+    return rows
+
+
+def measure(
+    file: Path,
+    mutants: Iterable[str],
+    strategies: Iterable[str],
+    seeds: Iterable[int],
+    *,
+    schedules: int,
+    of: str = OWN,
+    watch: Callable[[Measured], None] = lambda _: None,
+) -> list[Measured]:
+    """Search for each mutant with each strategy and seed, seeds outside; what the file has is not searched again."""
+    rows = measured_in(file)
+    mutants, strategies = tuple(mutants), tuple(strategies)
+    for seed in seeds:
+        for strategy in strategies:
+            for mutant in mutants:
+                own = 0 if strategy == CORPUS else seed
+                if any(row.stands_for(mutant, strategy, own, schedules) for row in rows):
+                    continue
+                rows.append(_search(mutant, strategy, own, schedules, of))
+                with file.open("ab") as lines:
+                    lines.write(msgspec.json.encode(rows[-1]) + b"\n")
+                watch(rows[-1])
+    return rows
+
+
+def _search(mutant: str, strategy: str, seed: int, bound: int, of: str) -> Measured:
+    try:
+        with adapter_named(of).switched_on(mutant):
+            pass
+    except MutantDoesNotFit as exc:
+        return Measured(mutant, strategy, seed, bound, misfit=str(exc))
+    started = time.process_time()
+    if strategy == ALONE:
+        done, target, failure = _alone(mutant, seed, bound, of)
+    elif strategy == CORPUS:
+        found = find_mutant(mutant, of)
+        done, finding = found.schedules, found.finding
+        target, failure = (finding.target, str(finding.failure)) if finding else ("", "")
+    else:
+        plan = SearchPlan(
+            generated_from=first_of(seed),
+            strategy=StrategyName(strategy),
+            seed=seed,
+            schedules=bound,
+            mutant=mutant,
+            stop_at_first=True,
+            adapter=of,
+        )
+        report = Campaign(plan).run()
+        done = report.schedules
+        first = next(iter(report.findings.values()), None)
+        target, failure = (first.target, str(first.failure)) if first else ("", "")
+    spent = round(time.process_time() - started, 3)
+    return Measured(mutant, strategy, seed, bound, done, spent, target, failure)
+
+
+def _alone(mutant: str, seed: int, bound: int, of: str) -> tuple[int, str, str]:
+    """Target after target, by itself."""
+    with adapter_named(of).switched_on(mutant):
+        for count in range(bound):
+            number = first_of(seed) + count
+            failure = execute_recorded(generated_schedule(number, of)).failure
+            if failure is not None:
+                return count + 1, generated_target(number), str(failure)
+    return bound, "", ""
+
+
+def table_of(rows: Sequence[Measured], mutants: Iterable[str]) -> str:
+    """The table as Markdown: under the sums a line for each mutant. A seed that was not searched does not count."""
+    names = tuple(mutants)
+    rows = [row for row in rows if row.mutant in names and not row.misfit]
+    order = {strategy: number for number, strategy in enumerate((CORPUS, ALONE, *StrategyName))}
+    strategies = sorted({row.strategy for row in rows}, key=lambda name: order.get(name, len(order)))
+    cells = {(name, strategy): _last(rows, name, strategy) for name in names for strategy in strategies}
+    heads = [f"{'hand-written workloads' if strategy == CORPUS else strategy}" for strategy in strategies]
+    lines = [f"| bug | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+    sums = [_sum([cells[name, strategy] for name in names]) for strategy in strategies]
+    lines.append(f"| **all {len(names)}** | {' | '.join(sums)} |")
+    lines += [f"| `{name}` | {' | '.join(_cell(cells[name, strategy]) for strategy in strategies)} |" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+def _last(rows: Sequence[Measured], mutant: str, strategy: str) -> list[Measured]:
+    """Of each seed the last search."""
+    of_seed: Mapping[int, Measured] = {
+        row.seed: row for row in rows if (row.mutant, row.strategy) == (mutant, strategy)
+    }
+    return list(of_seed.values())
+
+
+def _cell(rows: Sequence[Measured]) -> str:
+    found = [row for row in rows if row.is_found]
+    if not rows:
+        return "not searched"
+    if not found:
+        return f"0 of {len(rows)} in {max(row.schedules for row in rows):,}"
+    median = statistics.median(row.schedules for row in found)
+    seconds = statistics.median(row.cpu_s for row in found)
+    return f"{len(found)} of {len(rows)}, {median:,.0f}, {seconds:.2f} s"
+
+
+def _sum(cells: Sequence[Sequence[Measured]]) -> str:
+    """Mutants that any seed found, of those that were searched; the median of the medians."""
+    searched = [rows for rows in cells if rows]
+    found = [[row for row in rows if row.is_found] for rows in searched]
+    medians = [statistics.median(row.schedules for row in rows) for rows in found if rows]
+    if not medians:
+        return f"**0 of {len(searched)}**"
+    share = 100 * len(medians) // len(searched)
+    return f"**{len(medians)} of {len(searched)} ({share} %), median {statistics.median(medians):,.0f}**"

@@ -1,0 +1,83 @@
+"""The measurement of the search: it goes on where it was stopped, and its table says what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from scripted.cli import app
+from scripted.search.search_table import ALONE, Measured, measure, measured_in, table_of
+
+FOUND_SOON = "flush-answers-but-does-nothing"
+FOUND_LATE = "update-answered-as-launched"
+
+
+def test_a_search_that_was_measured_is_not_run_again(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    searched: list[Measured] = []
+    first = measure(file, [FOUND_SOON, FOUND_LATE], [ALONE, "random"], range(2), schedules=40, watch=searched.append)
+    assert len(first) == len(searched) == 8
+    assert measured_in(file) == first
+    again = measure(file, [FOUND_SOON, FOUND_LATE], [ALONE, "random"], range(2), schedules=40, watch=searched.append)
+    assert again == first
+    assert len(searched) == 8
+    # A line that was cut off, and one that is gone, are measured again, and come out the same.
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines[1:-1], lines[-1][:20] + "\n"]))
+    repaired = measure(file, [FOUND_SOON, FOUND_LATE], [ALONE, "random"], range(2), schedules=40, watch=searched.append)
+    assert len(searched) == 10
+    key = [(row.mutant, row.strategy, row.seed, row.schedules, row.target) for row in first]
+    assert sorted(key) == sorted((row.mutant, row.strategy, row.seed, row.schedules, row.target) for row in repaired)
+
+
+def test_a_larger_bound_searches_again_for_what_was_missed_alone(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    (missed,) = measure(file, [FOUND_LATE], [ALONE], [0], schedules=1)
+    assert not missed.is_found
+    assert missed.schedules == 1
+    _, found = measure(file, [FOUND_LATE], [ALONE], [0], schedules=200)
+    assert found.is_found
+    assert len(measure(file, [FOUND_LATE], [ALONE], [0], schedules=300)) == 2
+    assert len(measure(file, [FOUND_LATE], [ALONE], [0], schedules=1)) == 2
+
+
+ROWS = [
+    Measured("a", ALONE, 0, 100, schedules=7, cpu_s=0.5, target="generated:6", failure="x"),
+    Measured("a", ALONE, 1, 100, schedules=11, cpu_s=1.5, target="generated:1010", failure="x"),
+    Measured("a", ALONE, 2, 100, schedules=100, cpu_s=9.0),
+    Measured("a", "random", 0, 100, schedules=100, cpu_s=9.0),
+    Measured("b", ALONE, 0, 100, schedules=100, cpu_s=9.0),
+    Measured("c", ALONE, 0, 100, misfit="no such line"),
+    Measured("other", ALONE, 0, 100, schedules=1, cpu_s=9.0, target="generated:0", failure="x"),
+]
+
+
+def test_the_table_counts_seeds_and_takes_medians() -> None:
+    assert table_of(ROWS, ["a", "b", "c"]).splitlines() == [
+        "| bug | alone | random |",
+        "| --- | --- | --- |",
+        "| **all 3** | **1 of 2 (50 %), median 9** | **0 of 1** |",
+        "| `a` | 2 of 3, 9, 1.00 s | 0 of 1 in 100 |",
+        "| `b` | 0 of 1 in 100 | not searched |",
+        "| `c` | not searched | not searched |",
+    ]
+
+
+def test_the_command_measures_and_keeps_what_stands_above_the_table(tmp_path: Path) -> None:
+    page, file = tmp_path / "page.md", tmp_path / "rows.jsonl"
+    page.write_text("# Search\n\nWords.\n\n| bug | old |\n")
+    words = ["gallery", "find", FOUND_SOON, "--generated", str(file), "--strategy", ALONE]
+    done = CliRunner().invoke(app, [*words, "--schedules", "30", "--seeds", "2", "--markdown", str(page)])
+    assert done.exit_code == 0, done.output
+    assert page.read_text().startswith(
+        "# Search\n\nWords.\n\n| bug | alone |\n| --- | --- |\n| **all 1** | **1 of 1 (100 %)"
+    )
+    assert len(measured_in(file)) == 2
+
+
+def test_a_strategy_that_is_none_is_refused(tmp_path: Path) -> None:
+    words = ["gallery", "find", "--all", "--generated", str(tmp_path / "rows"), "--strategy", "luck"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "got 'luck'" in done.output

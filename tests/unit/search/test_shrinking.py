@@ -1,0 +1,110 @@
+"""Shrinking keeps the failure that was found, and nothing single can be left out of what is left."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from scripted import api
+from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
+from scripted.search.generated import generated_schedule, generated_target
+from scripted.search.shrinking import shrink
+from scripted.search.units import Finding
+
+FLUSH = "flush-ignores-in-flight"
+
+
+def failing(mutant: str, *, below: int = 150) -> Schedule:
+    """The first generated target that fails with a mutant on."""
+    for number in range(below):
+        schedule = generated_schedule(number, "lockstep")
+        if execute(schedule).failure is not None:
+            return schedule
+    raise AssertionError(f"no generated target below {below} fails with {mutant}")
+
+
+def neighbours(schedule: Schedule) -> list[Schedule]:
+    """Every schedule with one event, one setting or one field less."""
+    placed = schedule.placed
+    without = [schedule.of_placed((*placed[:at], *placed[at + 1 :])) for at in range(len(placed))]
+    settings = [schedule.with_config(config) for config in schedule.adapter.smaller_configs(schedule.config)]
+    numbers = [
+        schedule.of_placed((*placed[:at], msgspec.structs.replace(one, action=smaller), *placed[at + 1 :]))
+        for at, one in enumerate(placed)
+        for smaller in one.action.smaller()
+    ]
+    return [*without, *settings, *numbers]
+
+
+@pytest.mark.parametrize("mutant", [FLUSH, "victim-is-the-earliest", "token-after-the-end", "update-keeps-the-cache"])
+def test_a_shrunk_failure_is_one_minimal_and_the_same(mutant: str) -> None:
+    with switched_on(mutant):
+        found = failing(mutant)
+        failure = execute(found).failure
+        assert failure is not None
+        shrunk = shrink(found, failure.signature, budget_s=60)
+        assert shrunk.is_minimal
+        again = execute(shrunk.schedule).failure
+        assert again is not None
+        assert again.signature == failure.signature
+        for smaller in neighbours(shrunk.schedule):
+            try:
+                other = execute(smaller).failure
+            except ValueError:
+                continue
+            assert other is None or other.signature != failure.signature, smaller
+
+
+def test_a_search_that_ran_out_of_time_says_so() -> None:
+    with switched_on(FLUSH):
+        shrunk = shrink(failing(FLUSH), budget_s=0.001)
+    assert shrunk.fails
+    assert not shrunk.is_minimal
+
+
+def test_the_failure_that_was_found_is_kept_where_a_whole_run_fails_otherwise() -> None:
+    """A fork that is not compared with the specification fails later, and of something else, than a whole run."""
+    mutant = "wrong-guesses-count-as-computed"
+    with switched_on(mutant):
+        for number in range(100):
+            schedule = generated_schedule(number, "lockstep")
+            whole, fork = execute(schedule).failure, execute(schedule, leave_out=True).failure
+            if whole is not None and fork is not None and whole.signature != fork.signature:
+                break
+        else:
+            raise AssertionError(f"no generated target shows {mutant} in two ways")
+    shrunk = api.shrink(Finding(generated_target(number), (), fork, mutant=mutant))
+    with switched_on(mutant):
+        again = execute(shrunk.schedule, leave_out=True).failure
+    assert shrunk.fails
+    assert again is not None
+    assert again.signature == fork.signature
+
+
+def test_names_become_plain_where_they_do_not_matter() -> None:
+    text = "pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start my-request-7 prompt=125 new=2; 4 flush"
+    with switched_on(FLUSH):
+        shrunk = shrink(Schedule.parse(text))
+    assert shrunk.fails
+    assert [one.action.rid for one in shrunk.schedule.placed if one.action.is_start] == ["a"]  # type: ignore[attr-defined]
+    with switched_on("abort-matches-by-prefix"):
+        found = Schedule.parse("pp_size=2; 1 start r-1 prompt=9 new=9; 1 start r-10 prompt=9 seed=1 new=9; 5 abort r-1")
+        shrunk = shrink(found)
+        assert shrunk.fails
+        rids = [one.action.rid for one in shrunk.schedule.placed]  # type: ignore[attr-defined]
+        assert any(one != other and other.startswith(one) for one in rids for other in rids)
+
+
+@pytest.mark.parametrize("rids", [("a", "b"), ("b", "a"), ("x", "a-1"), ("request-of-mine", "r-10"), ("r-1", "r-10")])
+def test_a_signature_does_not_depend_on_names(rids: tuple[str, str]) -> None:
+    """'a' is a name and an article, and a name may be a part of another one."""
+    signatures = set()
+    for one, other in (rids, ("m", "n")):
+        text = f"pp_size=2; 1 start {one} prompt=40 new=3; 1 start {other} prompt=33 seed=1 new=2; 3 abort {one}"
+        with switched_on("abort-waits-for-a-token"):
+            failure = execute(Schedule.parse(text)).failure
+        assert failure is not None
+        signatures.add(failure.signature)
+    assert len(signatures) == 1
