@@ -67,7 +67,7 @@ def search(
             f"minutes must be more than 0, got {minutes:g}: a search without time finds nothing"
         )
     if target is not None:
-        adapter, target = _adapter_of(target, adapter), str(target)
+        adapter, target = adapter_of(target, adapter), str(target)
         target_named(target, adapter)
     known = adapter_named(adapter)
     with known.switched_on(mutant):
@@ -174,8 +174,8 @@ def _schedule_of(what: Finding | Schedule | str | Path, adapter: str) -> Schedul
     return workload_named(line, adapter) if is_one_word(line, adapter) else Schedule.parse(line, of=adapter)
 
 
-def _adapter_of(target: str | Schedule, adapter: str) -> str:
-    """The adapter that is searched: a schedule may name its own."""
+def adapter_of(target: str | Schedule, adapter: str) -> str:
+    """The adapter of a search of this target: a schedule may name its own."""
     if isinstance(target, Schedule):
         return target.of
     return adapter if "::" in target or is_one_word(target, adapter) else Schedule.parse(target, of=adapter).of

@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.output_files import require_writable
+from scripted.cli.bound import bound
 from scripted.cli.console import ADAPTER_OPTION, plain_console, save_test
 from scripted.cli.replay import replay
 from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.search.failure_database import DEFAULT_FAILURES, FailureDatabase
 from scripted.search.strategies.base import StrategyName
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
     """Mount the commands on ``scripted`` and on ``scripted gallery``."""
     app.command()(explore)
     app.command()(replay)
+    app.command()(bound)
     gallery.command("find")(find)
 
 
@@ -64,6 +67,10 @@ def explore(
     ] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
+    failures: Annotated[
+        Path, typer.Option(metavar="FILE", help="where failures are kept, to be run first the next time")
+    ] = DEFAULT_FAILURES,
+    keep: Annotated[bool, typer.Option(help="keep failures, and run the kept ones first; never with a mutant")] = True,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
     version_check: Annotated[
@@ -78,6 +85,10 @@ def explore(
         return
     require_writable("--to-script", to_script)
     console = plain_console()
+    database = FailureDatabase(failures) if keep and mutant is None else None
+    if target is not None:
+        adapter = api.adapter_of(target, adapter)
+    still = 0 if database is None else _replay_failures(console, database, adapter)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
         task = progress.add_task("searching", total=schedules)
@@ -106,13 +117,23 @@ def explore(
         console.print(report.coverage.table())
     console.print(_summary(report), soft_wrap=True)
     for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
-        if _show_finding(console, finding, to_script):
+        if _show_finding(console, finding, to_script, database):
             to_script = None
     if to_script is not None:
         why = "no failure shown makes a test" if report.findings else "there is no failure to write"
         console.print(f"{to_script} is not written: {why}", soft_wrap=True)
-    if report.findings:
+    if report.findings or still:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _replay_failures(console: Console, database: FailureDatabase, adapter: str) -> int:
+    """Run the kept failures again; how many of them still fail."""
+    still = 0
+    for replayed in database.replay(adapter):
+        still += replayed.failure is not None
+        said = f"STILL FAILS: {replayed.failure}" if replayed.failure else f"dropped a kept failure: {replayed.why}"
+        console.print(f"{said}\n  scripted replay '{replayed.saved.schedule}'", soft_wrap=True)
+    return still
 
 
 def _summary(report: SearchReport) -> str:
@@ -125,8 +146,8 @@ def _summary(report: SearchReport) -> str:
     )
 
 
-def _show_finding(console: Console, finding: Finding, to_script: Path | None) -> bool:
-    """Print a finding, shrunk; True when it was written as a test."""
+def _show_finding(console: Console, finding: Finding, to_script: Path | None, database: FailureDatabase | None) -> bool:
+    """Print a finding, shrunk, and keep it; True when it was written as a test."""
     from scripted import api
 
     console.print(f"\nFAILED on {finding.target}: {finding.failure}", soft_wrap=True)
@@ -142,6 +163,8 @@ def _show_finding(console: Console, finding: Finding, to_script: Path | None) ->
     if not shrunk.fails:
         said = "it does not fail from its beginning: the machine is not deterministic, or its copies share something"
         console.print(f"  {said}", soft_wrap=True)
+    elif database is not None:
+        database.add(shrunk.schedule, finding.failure)
     said = f"shrunk to {len(shrunk.schedule.placed)} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):"
     flag = f" --mutant {finding.mutant}" if finding.mutant else ""
     console.print(f"  {said}\n  scripted replay '{shrunk.schedule}'{flag}", soft_wrap=True)

@@ -25,7 +25,7 @@ from scripted.core.violation import Violation
 from scripted.errors import Overdue
 from scripted.script.watchdog import watchdog
 
-__all__ = ["Failure", "Outcome", "Prefixes", "execute", "execute_recorded", "finish", "record"]
+__all__ = ["Failure", "Left", "Outcome", "Prefixes", "execute", "execute_recorded", "finish", "record"]
 
 _SIGNATURE_LENGTH: Final = 60
 # A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.
@@ -87,6 +87,10 @@ class Outcome(msgspec.Struct, frozen=True):
     cells: tuple[Cell, ...]
 
 
+class Left(Exception):
+    """A watcher leaves a run: what follows is known, or somebody goes on with it."""
+
+
 def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bool = False) -> Outcome:
     """Run a schedule from its beginning; ``leave_out`` what not all runs of a search are checked for.
 
@@ -116,7 +120,7 @@ def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
         with watchdog(timeout_s or RUN_TIMEOUT_S, _OVERDUE):
             gate.adapter.drive(gate)
         _check_ended(gate)
-    except (HarnessError, _Rejoined):
+    except (HarnessError, Left):
         raise
     except Exception as exc:
         if gate.phase is not Phase.ADAPTER and not isinstance(exc, (Violation, *gate.adapter.violations)):
@@ -143,10 +147,6 @@ def execute_recorded(schedule: Schedule) -> Outcome:
     except Violation as exc:
         return msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
     return outcome
-
-
-class _Rejoined(Exception):
-    """A run is in a state of its base: the rest of it is known."""
 
 
 class Prefixes:
@@ -199,7 +199,7 @@ class Prefixes:
             gate.watch = observe
         try:
             return finish(gate)
-        except _Rejoined:
+        except Left:
             self.rejoined += 1
             return self._rejoined(gate)
 
@@ -235,7 +235,7 @@ class Prefixes:
             base = self._digests_before(gate.step + 1)
             if all(one in (None, other) for one, other in zip(gate.adapter.digests(gate), base, strict=True)):
                 self._in_vain[kinds] -= 1
-                raise _Rejoined
+                raise Left
         except UnreadableState:
             self._is_readable = False
 

@@ -1,0 +1,169 @@
+"""Bounded claims: a few events, placed at every step up to a bound and in every order, with no state seen twice.
+
+Goes down the tree of all placements, one step at a time. Where the whole state of a run, the step and the events that
+are left are those of an earlier run, what follows is known, and only its schedules are counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from scripted.core.common_actions import AdvanceClock
+from scripted.core.placed import Placed
+from scripted.core.protocol import Freezer
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.run import Run
+from scripted.core.schedule import Schedule
+from scripted.search.execution import Failure, Left, finish
+
+__all__ = ["DEFAULT_DEPTH", "DEFAULT_TOGETHER", "Bounded", "check_all_orders"]
+
+DEFAULT_DEPTH = 6
+DEFAULT_TOGETHER = 2
+
+_Key = tuple[tuple[bytes | None, ...], tuple[Any, ...]]
+
+
+class Bounded(msgspec.Struct, frozen=True):
+    """What was covered: ``schedules`` placements through ``states`` different states.
+
+    ``merged`` steps led to a state that was known. ``failure`` is that of ``schedule``, the first that breaks a
+    promise; then the rest was not looked at, nor when ``complete`` is false, because time was up.
+    """
+
+    schedules: int
+    states: int
+    merged: int
+    seconds: float
+    complete: bool
+    schedule: Schedule | None = None
+    failure: Failure | None = None
+
+    def __str__(self) -> str:
+        said = f"{self.schedules:,} schedules, {self.states:,} states, {self.merged:,} steps into a known one"
+        if self.failure is not None:
+            return f"{said}; one breaks a promise: {self.failure}"
+        return f"{said}; none breaks a promise" if self.complete else f"{said}; stopped before the end, no claim"
+
+
+def check_all_orders(
+    events: Schedule,
+    *,
+    depth: int = DEFAULT_DEPTH,
+    together: int = DEFAULT_TOGETHER,
+    seconds: float | None = None,
+) -> Bounded:
+    """Place each action of ``events``, whose own steps do not count, at any of the first ``depth`` steps, or nowhere.
+
+    At most ``together`` in one step, in both orders. Raises ScriptDefinitionError for a scheduler whose runs cannot be
+    copied, UnreadableState for one whose states cannot be read.
+    """
+    if depth < 1 or together < 1 or not events.placed:
+        raise ScriptDefinitionError(
+            f"a bounded claim needs actions, and a depth and a number together of at least 1, got {str(events)!r}, "
+            f"{depth} and {together}"
+        )
+    return _Tree(events, depth, together, seconds).run()
+
+
+class _TreeEnded(Exception):
+    """A failure, or the end of the time."""
+
+
+class _Tree:
+    def __init__(self, events: Schedule, depth: int, together: int, seconds: float | None) -> None:
+        self._base = events
+        self._depth = depth
+        self._together = together
+        self._began = time.monotonic()
+        self._until = None if seconds is None else self._began + seconds
+        # How many schedules go through a state.
+        self._known: dict[_Key, int] = {}
+        self._merged = 0
+        self._broken: tuple[Schedule, Failure] | None = None
+
+    def run(self) -> Bounded:
+        """From the state before the first step."""
+        actions = tuple([placed.action for placed in self._base.placed])
+        gate = Run(self._schedule(()))
+        schedules, complete = 0, True
+        try:
+            schedules = self._below(self._frozen(gate), actions, ())
+        except _TreeEnded:
+            complete = False
+        spent = time.monotonic() - self._began
+        schedule, failure = self._broken or (None, None)
+        return Bounded(schedules, len(self._known), self._merged, spent, complete, schedule, failure)
+
+    def _schedule(self, placed: tuple[Placed, ...]) -> Schedule:
+        """Nothing is settled before the last step in which an event may come: time that does not pass marks it."""
+        return self._base.of_placed((*placed, Placed(self._depth, AdvanceClock(seconds=0.0))))
+
+    def _frozen(self, gate: Run) -> Freezer:
+        frozen = gate.adapter.freeze(gate)
+        if frozen is None:
+            raise ScriptDefinitionError(
+                f"a bounded claim needs runs that can be copied; give the adapter {self._base.of} a copier"
+            )
+        return frozen
+
+    def _below(self, frozen: Freezer, left: tuple[Any, ...], path: tuple[Placed, ...]) -> int:
+        """How many schedules begin with ``path``, all of them run. ``frozen`` is the run before the next step."""
+        schedules = 0
+        for chosen, rest in _choices(left, self._together):
+            if self._until is not None and time.monotonic() >= self._until:
+                raise _TreeEnded
+            gate = frozen.thaw(())
+            assert isinstance(gate, Run)
+            step = gate.step + 1
+            placed = (*path, *(Placed(step, action) for action in chosen))
+            schedules += self._after(gate, step, placed, rest)
+        return schedules
+
+    def _after(self, gate: Run, step: int, placed: tuple[Placed, ...], rest: tuple[Any, ...]) -> int:
+        """One step further: to a state that is known, or that is gone on from, or to the end."""
+        key: _Key | None = None
+        schedule = self._schedule(placed)
+
+        def look(run: Run) -> None:
+            nonlocal key
+            if run.step < step:
+                return
+            run.watch = None
+            key = tuple(run.adapter.digests(run)), rest
+            if key in self._known or step < self._depth:
+                raise Left
+
+        gate.follow(schedule)
+        gate.watch = look
+        try:
+            outcome = finish(gate)
+        except Left:
+            assert key is not None, "a run is left where it was looked at"
+            if key in self._known:
+                self._merged += 1
+                return self._known[key]
+            self._known[key] = schedules = self._below(self._frozen(gate), rest, placed)
+            return schedules
+        if outcome.failure is not None:
+            self._broken = schedule, outcome.failure
+            raise _TreeEnded
+        if key is not None:
+            self._known[key] = 1
+        return 1
+
+
+def _choices(left: tuple[Any, ...], most: int) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """What comes in one step, in each order, and what is left then; actions that are alike are taken once."""
+    seen = set()
+    for count in range(min(most, len(left)) + 1):
+        for numbers in itertools.permutations(range(len(left)), count):
+            chosen = tuple([left[number] for number in numbers])
+            if chosen not in seen:
+                seen.add(chosen)
+                yield chosen, tuple([action for number, action in enumerate(left) if number not in numbers])

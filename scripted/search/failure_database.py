@@ -1,0 +1,91 @@
+"""What searches have found, kept in a file of the user's project: run first the next time, and shared as a file.
+
+One failure a line, as JSON: a schedule that replays it, and why it failed. Of each kind of failure the newest is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.execution import Failure, execute
+
+__all__ = ["DEFAULT_FAILURES", "FAILURES_LIMIT", "FailureDatabase", "Replayed", "SavedFailure"]
+
+DEFAULT_FAILURES: Final = Path(".scripted/failures.jsonl")
+# A replay takes milliseconds, so all of them take a second or two.
+FAILURES_LIMIT: Final = 200
+
+
+class SavedFailure(msgspec.Struct, frozen=True):
+    """``schedule`` is the line that replays it; ``text`` is what the failure said."""
+
+    adapter: str
+    schedule: str
+    signature: str
+    text: str
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """A saved failure that was run again. Without a ``failure`` it was dropped, and ``why`` says for what reason."""
+
+    saved: SavedFailure
+    failure: Failure | None
+    why: str = ""
+
+
+class FailureDatabase:
+    """The failures in ``file``, which need not be there yet; at most FAILURES_LIMIT, the newest."""
+
+    def __init__(self, file: Path = DEFAULT_FAILURES) -> None:
+        self._file = file
+
+    def read(self) -> list[SavedFailure]:
+        """All of them, oldest first. Raises ScriptDefinitionError for a line that is none."""
+        if not self._file.exists():
+            return []
+        saved = []
+        for number, line in enumerate(self._file.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                saved.append(msgspec.json.decode(line, type=SavedFailure))
+            except msgspec.DecodeError as exc:
+                raise ScriptDefinitionError(
+                    f"line {number} of {self._file} is no saved failure ({exc}); delete the line, or the file"
+                ) from exc
+        return saved
+
+    def add(self, schedule: Schedule, failure: Failure) -> None:
+        """Keep a failure, in place of an older one of its kind. Raises OSError."""
+        new = SavedFailure(schedule.of, str(schedule), failure.signature, failure.text)
+        others = [one for one in self.read() if (one.adapter, one.signature) != (new.adapter, new.signature)]
+        self._write([*others, new])
+
+    def replay(self, adapter: str) -> Iterator[Replayed]:
+        """Run those of an adapter again, newest first. What no longer fails, or cannot be read any more, is dropped."""
+        for saved in [one for one in reversed(self.read()) if one.adapter == adapter]:
+            failure, why = _replayed(saved)
+            if failure is None:
+                self._write([one for one in self.read() if one != saved])
+            yield Replayed(saved, failure, why)
+
+    def _write(self, saved: list[SavedFailure]) -> None:
+        """In one piece: a process that is killed leaves the old ones."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        new = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        new.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in saved[-FAILURES_LIMIT:]))
+        new.replace(self._file)
+
+
+def _replayed(saved: SavedFailure) -> tuple[Failure | None, str]:
+    try:
+        schedule = Schedule.parse(saved.schedule, of=saved.adapter)
+    except (ScriptDefinitionError, ValueError) as exc:
+        return None, f"it cannot be read any more: {exc}"
+    failure = execute(schedule).failure
+    return failure, "" if failure is not None else "it no longer fails"

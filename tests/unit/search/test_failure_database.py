@@ -1,0 +1,87 @@
+"""Failures are kept, run first the next time, and dropped when they no longer fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.cli import app
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.execution import Failure, execute
+from scripted.search.failure_database import FAILURES_LIMIT, FailureDatabase
+
+RACE = Schedule.parse("pp_size=4 pp_async_depth=2; 1 start a prompt=1; 4 flush")
+FLUSH = "flush-ignores-in-flight"
+
+
+def failure_of(schedule: Schedule) -> Failure:
+    failure = execute(schedule).failure
+    assert failure is not None
+    return failure
+
+
+def test_what_still_fails_is_told_and_what_does_not_is_dropped(tmp_path: Path) -> None:
+    database = FailureDatabase(tmp_path / "project" / "failures.jsonl")
+    with switched_on(FLUSH):
+        found = failure_of(RACE)
+        database.add(RACE, found)
+        (replayed,) = database.replay("lockstep")
+    assert replayed.failure == found
+    assert [one.schedule for one in database.read()] == [str(RACE)]
+    assert list(database.replay("vllm")) == []
+    (replayed,) = database.replay("lockstep")
+    assert (replayed.failure, replayed.why) == (None, "it no longer fails")
+    assert database.read() == []
+
+
+def test_of_each_kind_the_newest_is_kept_and_of_all_so_many(tmp_path: Path) -> None:
+    database = FailureDatabase(tmp_path / "failures.jsonl")
+    database.add(RACE, Failure("Violation", "1", 1, "a kind"))
+    database.add(Schedule.parse("default; 1 flush"), Failure("Violation", "2", 1, "a kind"))
+    assert [one.text for one in database.read()] == ["2"]
+    for number in range(FAILURES_LIMIT):
+        database.add(RACE, Failure("Violation", "", 1, f"kind {number}"))
+    assert len(database.read()) == FAILURES_LIMIT
+    assert [path.name for path in tmp_path.iterdir()] == ["failures.jsonl"]
+
+
+def test_a_line_that_means_nothing_any_more_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "failures.jsonl"
+    file.write_text('{"adapter":"lockstep","schedule":"old_setting=3; 1 flush","signature":"s","text":"t"}\n')
+    (replayed,) = FailureDatabase(file).replay("lockstep")
+    assert replayed.failure is None
+    assert "cannot be read any more" in replayed.why
+    assert file.read_text() == ""
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "failures.jsonl"
+    file.write_text("Lorem ipsum\n")
+    with pytest.raises(ScriptDefinitionError, match=r"line 1 of .*failures.jsonl is no saved failure"):
+        FailureDatabase(file).read()
+
+
+def test_explore_keeps_what_it_finds_and_runs_it_first(tmp_path: Path) -> None:
+    file = tmp_path / "failures.jsonl"
+    arguments = ["explore", str(RACE), "--schedules", "1", "--no-coverage", "--failures", str(file)]
+    with switched_on(FLUSH):
+        found = CliRunner().invoke(app, arguments)
+        again = CliRunner().invoke(app, arguments)
+    assert found.exit_code == again.exit_code == 1
+    assert "STILL FAILS" not in found.output
+    assert "STILL FAILS" in again.output
+    mended = CliRunner().invoke(app, arguments)
+    assert mended.exit_code == 0
+    assert "dropped a kept failure: it no longer fails" in mended.output
+    assert file.read_text() == ""
+
+
+@pytest.mark.parametrize("more", [["--mutant", FLUSH], ["--no-keep"]])
+def test_a_mutant_leaves_nothing_behind(tmp_path: Path, more: list[str]) -> None:
+    file = tmp_path / "failures.jsonl"
+    CliRunner().invoke(app, ["explore", str(RACE), "--schedules", "1", "--failures", str(file), *more])
+    assert not file.exists()
