@@ -16,7 +16,7 @@ from scripted.core.states import StateReader, UnreadableState
 from scripted.search import units
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute
-from scripted.search.strategies import Exhaustive
+from scripted.search.strategies import Exhaustive, StrategyName
 from scripted.search.targets import target_named, workload_named
 from scripted.search.units import SearchPlan
 
@@ -110,6 +110,6 @@ def test_a_campaign_prepares_a_target_once(monkeypatch: pytest.MonkeyPatch) -> N
         return target_named(name, adapter)
 
     monkeypatch.setattr(units, "target_named", counted)
-    plan = SearchPlan(targets=("one-row", "twins"), strategy=units.StrategyName.RANDOM, schedules=450)
+    plan = SearchPlan(targets=("one-row", "twins"), strategy=StrategyName.RANDOM, schedules=450)
     assert Campaign(plan).run().schedules == 450
     assert sorted(prepared) == ["one-row", "twins"]
