@@ -121,9 +121,13 @@ def _write_script(console: Console, path: Path, until: int | None, to_script: Pa
 
 
 def _show(console: Console, run: Rerun) -> None:
-    from scripted.report.table import step_table
+    from scripted.report.table import render_text, step_table
 
-    console.print(step_table(run.log, last=_SHOWN_STEPS))
+    table = step_table(run.log, last=_SHOWN_STEPS)
+    # A file gets no blanks at the ends of its lines.
+    console.print(
+        table if console.is_terminal else render_text(table, console.width), soft_wrap=not console.is_terminal
+    )
     steps = run.log.steps
     if len(steps) > _SHOWN_STEPS:
         console.print(f"steps {steps[0].step} to {steps[-_SHOWN_STEPS - 1].step} are left out; --trace FILE keeps all")
