@@ -13,6 +13,9 @@ from typing import Any
 
 # No field has a longer name, and a search for the nearest one takes a time that grows with the square of the length.
 _MAX_COMPARED_CHARS = 64
+# How much more than this a misspelt name is like the one that it stands for: each word, or all together; 1 is equal.
+_ALIKE = 0.5
+_NEARLY_EQUAL = 0.95
 
 _INTEGER = "must be an integer"
 _NUMBER = "must be a number"
@@ -99,10 +102,21 @@ def nearest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | 
     """The known name that is most like this one; None when none is as like it as ``cutoff``, 1 for equal names."""
     if len(name) > _MAX_COMPARED_CHARS:
         return None
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
+    close = difflib.get_close_matches(name, known, cutoff=cutoff)
+    return next((one for one in close if _means_the_same(name, one)), None)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """The remedy for a name that is not known: the nearest one, or all."""
     near = nearest(name, known)
     return f"the fields are {', '.join(known)}" if near is None else f"did you mean {near!r}?"
+
+
+def _means_the_same(name: str, near: str) -> bool:
+    """Whether a name is another one misspelt: ``tp_size`` is not ``pp_size``, though but a letter is between them."""
+    words, others = name.split("_"), near.split("_")
+    is_a_beginning = near.startswith(name) or name.startswith(near)
+    whole = difflib.SequenceMatcher(None, "".join(words), "".join(others)).ratio()
+    pairs = zip(words, others, strict=False) if len(words) == len(others) else ()
+    alike = [difflib.SequenceMatcher(None, *pair).ratio() > _ALIKE for pair in pairs]
+    return is_a_beginning or whole > _NEARLY_EQUAL or (bool(alike) and all(alike))

@@ -294,9 +294,15 @@ class EngineConfig(BaseModel):
 
 
 # Settings of SGLang and vLLM whose nearest name here means something else.
-_ELSEWHERE: Final = {
+ELSEWHERE: Final = {
     "tp_size": "the model is not split by tensors here; pp_size splits it by layers",
     "tensor_parallel_size": "the model is not split by tensors here; pp_size splits it by layers",
+    "dp_size": "one engine serves one copy of the model; start several, or serve them with engine.serve_app",
+    "data_parallel_size": "one engine serves one copy of the model; start several, or serve them with engine.serve_app",
+    "pipeline_parallel_size": "pp_size is the number of pipeline stages",
+    "max_model_len": "context_length bounds prompt and output together",
+    "enable_prefix_caching": "radix_cache shares the KV of equal prefixes",
+    "disable_overlap_schedule": "async_scheduling plans a step ahead, and is off unless it is set",
     "max_loras_per_batch": "max_loras bounds the LoRAs that the stages hold at once",
     "enable_priority_scheduling": "set schedule_policy='priority', and priority_preemption=True to preempt",
     "enable_lora": "name the LoRAs in lora",
@@ -319,7 +325,7 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
         if error["type"] == "value_error":
             lines.append(error["msg"].removeprefix("Value error, "))
         elif error["type"] == "extra_forbidden":
-            remedy = _ELSEWHERE.get(name) or did_you_mean(name, model.model_fields)
+            remedy = ELSEWHERE.get(name) or did_you_mean(name, model.model_fields)
             lines.append(f"{name} is not a field of {model.__name__}, got {error['input']!r}; {remedy}")
         else:
             rule = broken_rule(error["type"], error.get("ctx"))

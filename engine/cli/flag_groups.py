@@ -13,6 +13,8 @@ import typer.core
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from engine.broken_rules import nearest
+from engine.config import ELSEWHERE
 from engine.settings import ServerSettings
 
 # The field that each group begins with, in the order in which the settings define their fields.
@@ -48,7 +50,27 @@ _KINDS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretSt
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    # Which library's context and formatter these are depends on the version of typer.
+    # Which library's context, formatter and errors these are depends on the version of typer.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Guess no flag that means something else than the one that there is not."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter:
+            raise
+        except Exception as exc:
+            named = getattr(exc, "option_name", None)
+            if isinstance(named, str) and hasattr(exc, "possibilities"):
+                field = named.removeprefix("--").replace("-", "_")
+                flags = [flag for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)]
+                known = [flag.removeprefix("--").replace("-", "_") for flag in flags]
+                near = None if field in ELSEWHERE else nearest(field, known)
+                remedy = f"; {ELSEWHERE[field]}" if field in ELSEWHERE else ""
+                exc.__dict__ |= {
+                    "possibilities": [] if near is None else [f"--{near.replace('_', '-')}"],
+                    "message": f"No such option: {named}{remedy}",
+                }
+            raise
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group that has options."""
         sections: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}

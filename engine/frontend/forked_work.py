@@ -58,7 +58,8 @@ class WorkTooLargeError(WorkLostError):
 class ForkedWork:
     """Calls ``work`` on bytes in processes of their own. ``fileno()`` is readable when their parent is gone.
 
-    A parent that forks nothing for ``stuck_s`` seconds is ended; 0: never. ``why_lost`` says why it is gone.
+    A parent that forks nothing, or is stopped, for ``stuck_s`` seconds is ended; 0: never. ``why_lost`` says why it is
+    gone.
     """
 
     def __init__(self, name: str, orders: socket.socket, parent_pid: int, stuck_s: float) -> None:
@@ -68,6 +69,7 @@ class ForkedWork:
         self._parent_pid = parent_pid
         self._stuck_s = stuck_s
         self._unanswered: asyncio.TimerHandle | None = None
+        self._stopped: asyncio.TimerHandle | None = None
         self._slots = asyncio.Semaphore(WORKERS_AT_ONCE)
         self._quick_checks = _SmallestFirst()
         self._long_checks = asyncio.Semaphore(1)
@@ -111,6 +113,16 @@ class ForkedWork:
         async with self._long_checks:
             return await self._bounded(data, CHECK_LIMIT_S)
 
+    def look_at_parent(self) -> None:
+        """End the parent if it is stopped and does not go on in time, idle or not. Called after SIGCHLD."""
+        is_stopped = os.waitid(os.P_PID, self._parent_pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        if not is_stopped and self._stopped is not None:
+            self._stopped.cancel()
+            self._stopped = None
+        elif is_stopped and self._stopped is None and self._stuck_s:
+            why = "it was stopped by a signal and did not go on within"
+            self._stopped = asyncio.get_running_loop().call_later(self._stuck_s, self._end_parent, why)
+
     def close(self) -> None:
         """End the parent, and with it all its children."""
         self._orders.close()
@@ -152,7 +164,7 @@ class ForkedWork:
         """A descriptor of the worker's process, once it has said its pid. It waits for work, so the pid is its own."""
         loop = asyncio.get_running_loop()
         if self._stuck_s and self._unanswered is None:
-            self._unanswered = loop.call_later(self._stuck_s, self._end_parent)
+            self._unanswered = loop.call_later(self._stuck_s, self._end_parent, "it forked no process for")
         said = b""
         while len(said) < _PID.size:
             part = await loop.sock_recv(connection, _PID.size - len(said))
@@ -164,9 +176,9 @@ class ForkedWork:
             self._unanswered = None
         return os.pidfd_open(*_PID.unpack(said))
 
-    def _end_parent(self) -> None:
+    def _end_parent(self, why: str) -> None:
         """End a parent that is stopped or hangs; its owner sees the closed socket."""
-        self.why_lost = f"it forked no process for {self._stuck_s:g} s (step_timeout_s), and was ended"
+        self.why_lost = f"{why} {self._stuck_s:g} s (step_timeout_s), and was ended"
         os.kill(self._parent_pid, signal.SIGKILL)
 
 

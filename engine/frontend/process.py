@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import sys
 import time
@@ -185,6 +186,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     loop.add_reader(control.fileno(), life.listen)
     loop.add_reader(reading.fileno(), life.lose_reader, reading)
+    loop.add_signal_handler(signal.SIGCHLD, reading.look_at_parent)
     loop.set_exception_handler(quiet_resource_errors())
     server = _Server(_uvicorn_config(app, settings), lambda: control.send(Ready(about=served.dialect.about())))
     async with asyncio.TaskGroup() as tasks:

@@ -43,6 +43,9 @@ def plural(count: int, noun: str) -> str:
 # Names of SGLang's scripted runtime whose nearest name here answers another question.
 _ELSEWHERE: Final = {
     "is_idle": " (state.queues_clear: nothing waits or runs; state.is_fully_idle: and nothing is in flight)",
+    "abort_req": " (did you mean 'abort'?)",
+    "abort_request": " (did you mean 'abort'?)",
+    "is_running": " (ask a handle: r.is_running; or state.running)",
     "is_no_request": " (state.queues_clear: nothing waits or runs; state.is_fully_idle: and nothing is in flight)",
 }
 

@@ -208,6 +208,26 @@ def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.Monke
     run(scene)
 
 
+def test_an_idle_parent_that_is_stopped_is_ended() -> None:
+    """Nobody asks it for anything, so that nobody would miss its answer."""
+
+    async def scene(forked: ForkedWork) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, forked.look_at_parent)
+        for on in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(forked._parent_pid, on)
+            await asyncio.sleep(STUCK_S / 3)
+        await asyncio.sleep(STUCK_S)
+        assert await forked.run(b"abc") == b"cba", "it went on in time"
+        os.kill(forked._parent_pid, signal.SIGSTOP)
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(forked.fileno(), ended.set)
+        await ended.wait()
+        said = "it was stopped by a signal and did not go on within 0.6 s (step_timeout_s), and was ended"
+        assert forked.why_lost == said
+
+    run(scene)
+
+
 def test_a_parent_that_goes_on_in_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(forked: ForkedWork) -> None:
         os.kill(forked._parent_pid, signal.SIGSTOP)
