@@ -211,6 +211,11 @@ class StageLoras:
         # Scaled before it is rounded. A copy: what was read is a view of the file, which may be written anew.
         scaled = up.to(torch.float32) * config.scale(module, rank)
         kept = [matrix.t().to(self._device, self._dtype, copy=True).contiguous() for matrix in (down, scaled)]
+        if not all(bool(torch.isfinite(matrix).all()) for matrix in kept):
+            raise CheckpointError(
+                f"{file}: the matrices of {module} must be finite in {self._dtype}, and have infinite numbers or NaN; "
+                "train the LoRA again, or serve the model in a wider dtype"
+            )
         return Pair(*kept)
 
     def _fused(self, pairs: dict[tuple[int, str], Pair], layer: int, names: tuple[str, ...]) -> Pair | None:

@@ -298,6 +298,22 @@ def test_a_rank_above_the_bound_is_refused(
     assert "must be <= max_lora_rank=4, got 8" in str(error)
 
 
+@pytest.mark.parametrize(("side", "number"), [("A", math.nan), ("B", math.inf)])
+def test_numbers_that_are_none_are_refused(
+    side: str,
+    number: float,
+    checkpoint_of: Callable[[str], Path],
+    loras: Callable[[str], tuple[Path, Path]],
+) -> None:
+    """One such number in a matrix is in every logit, and in the KV of all who share the prefix."""
+    folder = loras("qwen3")[0]
+    weights = load_file(folder / "adapter_model.safetensors")
+    weights[f"base_model.model.model.layers.0.mlp.down_proj.lora_{side}.weight"][1, 2] = number
+    save_file(weights, folder / "adapter_model.safetensors")
+    (error,) = stages(checkpoint_of("qwen3")).change(LoraChange("a", 1, str(folder)))
+    assert "layers.0.mlp.down_proj must be finite in torch.float" in str(error)
+
+
 @pytest.mark.parametrize("damage", ["half", "torn", "empty"])
 def test_a_damaged_file_is_refused(
     damage: str, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
