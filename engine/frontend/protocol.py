@@ -28,7 +28,7 @@ from engine.config import MAX_LORA_NAME_CHARS
 from engine.frontend.errors import ApiError, FieldError
 from engine.frontend.invalid_body import invalid_body
 from engine.grammar import MAX_GRAMMAR_CHARS, schema_grammar
-from engine.messages import FinishReason, Grammar, GrammarKind, PauseMode, SamplingParams
+from engine.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 
 MAX_RID_CHARS = 256
 MAX_STOP_STRINGS = 16
@@ -323,52 +323,6 @@ class GenerateBody(RequestFields):
                 "it; set return_logprob",
             )
         return self
-
-
-class AbortBody(StrictBody):
-    """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
-
-    rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
-    abort_all: bool = False
-
-    @model_validator(mode="after")
-    def _rules_between_fields(self) -> AbortBody:
-        if (self.rid is None) != self.abort_all:
-            given = "neither" if self.rid is None else "both"
-            raise ValueError(f"exactly one of rid and abort_all=true must be given, got {given}; send one of them")
-        return self
-
-
-class PauseBody(StrictBody):
-    # JSON has no enums, so a plain string is one here.
-    mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
-
-
-class UpdateWeightsBody(StrictBody):
-    """The body of ``POST /update_weights_from_disk``: a folder on the server's machine, or 'embedded:SEED'.
-
-    With ``timeout``, in seconds, the update waits so long for its chance.
-    """
-
-    model_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
-    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
-
-
-class LoadLoraBody(StrictBody):
-    """The body of ``POST /v1/load_lora_adapter``: a folder on the server's machine, or 'embedded-lora:SEED'."""
-
-    lora_name: LoraName
-    lora_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
-
-
-class UnloadLoraBody(StrictBody):
-    """The body of ``POST /v1/unload_lora_adapter``.
-
-    With ``timeout``, in seconds, no further request may use the LoRA, and the call waits so long for those that do.
-    """
-
-    lora_name: LoraName
-    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
 
 
 class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):

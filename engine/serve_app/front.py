@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.host_check import HostCheck
+from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.frontend.request_log import REQUEST_ID_HEADER
 from engine.frontend.responses import error_answer
 from engine.serve_app.passed import Engines, Head, PassedRequest, ReplicaLostError
@@ -49,21 +50,7 @@ PASSED_ON: Final = frozenset(
 # Answered for all engines together.
 OF_ALL: Final = frozenset({"/get_load"})
 # Routes that operate or describe one engine; here they would reach any of them.
-OF_ONE_ENGINE: Final = frozenset(
-    {
-        "/server_info",
-        "/metrics",
-        "/flush_cache",
-        "/update_weights_from_disk",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-        "/start_profile",
-        "/stop_profile",
-        "/abort_request",
-        "/pause_generation",
-        "/continue_generation",
-    }
-)
+OF_ONE_ENGINE: Final = frozenset({"/server_info", "/metrics", *OPERATOR_ROUTES})
 _METHODS: Final = ("GET", "POST", "OPTIONS")
 _EVENTS: Final = "text/event-stream"
 _END_OF_EVENT: Final = b"\n\n"

@@ -9,7 +9,8 @@ from attack import FINAL_MESSAGE_BOUND_S, AttackPlan, run_attack, run_deaths
 from bad_bodies import nearly_right
 
 from engine.frontend.errors import ApiError
-from engine.frontend.protocol import PauseBody, parse_body
+from engine.frontend.operator_routes import PauseBody
+from engine.frontend.protocol import parse_body
 from engine.launch.preload import PreloadedParent
 
 SHORT = AttackPlan(bodies=150, large_bytes=4 * 2**20, slow_clients=100, leaving_clients=10, soak_requests=200)

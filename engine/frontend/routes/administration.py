@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -16,33 +15,20 @@ from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
+from engine.frontend.operator_routes import OPERATOR_ROUTES, LoadLoraBody, MessageBody, UnloadLoraBody
 from engine.frontend.origins import require_json
-from engine.frontend.protocol import (
-    MAX_CALL_TIMEOUT_S,
-    AbortBody,
-    Body,
-    LoadLoraBody,
-    PauseBody,
-    UnloadLoraBody,
-    UpdateWeightsBody,
-    parse_body,
-    read_timeout,
-)
+from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, Body, parse_body, read_timeout
 from engine.frontend.requests import check_lora_name
 from engine.frontend.routes.information import ServerState
 from engine.messages import (
-    Abort,
-    AbortAll,
     CallAnswer,
     ClientMessage,
     ContinueGeneration,
     FlushCache,
     LoadLora,
-    PauseGeneration,
     StartProfile,
     StopProfile,
     UnloadLora,
-    UpdateWeights,
 )
 from engine.settings import ServerSettings
 
@@ -51,7 +37,6 @@ ADMIN = "administration"
 MAX_BODY_BYTES = 65_536
 # Fields of the messages about LoRAs, as clients spell them.
 LORA_FIELDS = {"name": "lora_name", "path": "lora_path"}
-FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become quiet"),)
 
 
 class Administration:
@@ -67,13 +52,6 @@ class Administration:
         """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
         timeout_s = read_timeout(request.query_params, MAX_CALL_TIMEOUT_S)
         return await self._ask(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
-
-    async def update_weights_from_disk(self, request: Request) -> Response:
-        """Load other weights of the same model and drop the prefix cache; refused as a flush is."""
-        body = await self._read(request, UpdateWeightsBody)
-        return await self._ask(
-            lambda call_id: UpdateWeights(call_id=call_id, model_path=body.model_path, timeout_s=body.timeout)
-        )
 
     async def load_lora_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter, which requests then ask for as a model."""
@@ -105,22 +83,17 @@ class Administration:
         """End the profile; the traces are written when the answer comes."""
         return await self._ask(lambda call_id: StopProfile(call_id=call_id))
 
-    async def abort_request(self, request: Request) -> Response:
-        """End one request by its exact rid, or all."""
-        body = await self._read(request, AbortBody)
-        if body.rid is None:
-            return await self._ask(lambda call_id: AbortAll(call_id=call_id))
-        rid = body.rid
-        return await self._ask(lambda call_id: Abort(rid=rid, call_id=call_id))
-
-    async def pause_generation(self, request: Request) -> Response:
-        """Stop planning: live requests go back to the queue, stay where they are, or end."""
-        body = await self._read(request, PauseBody)
-        return await self._ask(lambda call_id: PauseGeneration(call_id=call_id, mode=body.mode))
-
     async def continue_generation(self) -> Response:
         """Resume after a pause."""
         return await self._ask(lambda call_id: ContinueGeneration(call_id=call_id))
+
+    def of_body(self, body: type[MessageBody]) -> Callable[[Request], Awaitable[Response]]:
+        """A route that sends the message of its body."""
+
+        async def answer(request: Request) -> Response:
+            return await self._ask((await self._read(request, body)).message)
+
+        return answer
 
     async def _read(self, request: Request, model: type[Body]) -> Body:
         async with self._bodies.body_of(request) as data:
@@ -137,18 +110,21 @@ def add_administration(
 ) -> None:
     admin = Administration(settings, client, state)
 
-    def post(path: str, handler: Callable[..., Awaitable[Response]], **about: Any) -> None:
-        router.post(path, **description.route(tag=ADMIN, **about))(handler)
-
-    post("/flush_cache", admin.flush_cache, query=FLUSH_QUERY, errors=(400, 429))
-    post("/update_weights_from_disk", admin.update_weights_from_disk, body=UpdateWeightsBody, errors=(400, 429))
-    post("/v1/load_lora_adapter", admin.load_lora_adapter, body=LoadLoraBody, errors=(400, 429))
-    post("/v1/unload_lora_adapter", admin.unload_lora_adapter, body=UnloadLoraBody, errors=(400, 404, 429))
-    post("/start_profile", admin.start_profile, errors=(400, 429))
-    post("/stop_profile", admin.stop_profile, errors=(400, 429))
-    post("/abort_request", admin.abort_request, body=AbortBody, errors=(429,))
-    post("/pause_generation", admin.pause_generation, body=PauseBody, body_required=False, errors=(429,))
-    post("/continue_generation", admin.continue_generation, errors=(400, 429))
+    own: dict[str, Callable[..., Awaitable[Response]]] = {
+        "/flush_cache": admin.flush_cache,
+        "/v1/load_lora_adapter": admin.load_lora_adapter,
+        "/v1/unload_lora_adapter": admin.unload_lora_adapter,
+        "/start_profile": admin.start_profile,
+        "/stop_profile": admin.stop_profile,
+        "/continue_generation": admin.continue_generation,
+    }
+    for path, route in OPERATOR_ROUTES.items():
+        about = description.route(tag=ADMIN, **route._asdict())
+        if route.body is not None and issubclass(route.body, MessageBody):
+            name, says = path.removeprefix("/"), route.body.says
+            router.post(path, name=name, description=says, **about)(admin.of_body(route.body))
+        else:
+            router.post(path, **about)(own[path])
 
 
 def new_trace_folder(parent: str) -> str:

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from engine.frontend.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
 from engine.frontend.invalid_body import MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.protocol import AbortBody, GenerateBody, parse_body
+from engine.frontend.operator_routes import AbortBody
+from engine.frontend.protocol import GenerateBody, parse_body
 from engine.frontend.routes.tokens import TokenizeBody
 
 MANY = 100_000

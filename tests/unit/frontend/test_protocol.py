@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.frontend.errors import ApiError
-from engine.frontend.protocol import AbortBody, GenerateBody, PauseBody, SamplingBody, parse_body
+from engine.frontend.operator_routes import AbortBody, PauseBody
+from engine.frontend.protocol import GenerateBody, SamplingBody, parse_body
 from engine.messages import PauseMode, SamplingParams
 
 

@@ -9,38 +9,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from engine.frontend.errors import ApiError
 from engine.frontend.grammar_check import refusal_of, require_end
-from engine.frontend.protocol import (
-    MAX_CALL_TIMEOUT_S,
-    AbortBody,
-    LoadLoraBody,
-    PauseBody,
-    StrictBody,
-    UnloadLoraBody,
-    UpdateWeightsBody,
-    parse_body,
-    timeout_of,
-)
+from engine.frontend.operator_routes import OPERATOR_ROUTES
+from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, timeout_of
 from engine.frontend.requests import Order, ServedModel, check_lora_name, native_order
 from engine.frontend.sessions import NativeShape, Session, Sessions, finished
 from engine.frontend.tokenizer import ChatTemplate
 from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
-from scripted.adapters.lockstep.actions import (
-    AbortEverything,
-    AbortRequest,
-    AdministrativeCall,
-    LoraLoad,
-    LoraUnload,
-    PauseServing,
-    Update,
-)
+from scripted.adapters.lockstep.actions import AdministrativeCall, LoraLoad
 from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
 
@@ -48,16 +31,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["SimClients"]
-
-# What the route of each call that has a body reads.
-_BODIES: Final[Mapping[str, type[StrictBody]]] = {
-    AbortRequest.route: AbortBody,
-    AbortEverything.route: AbortBody,
-    PauseServing.route: PauseBody,
-    Update.route: UpdateWeightsBody,
-    LoraLoad.route: LoadLoraBody,
-    LoraUnload.route: UnloadLoraBody,
-}
 
 
 class _ByteTokenizer(ByteDecoder):
@@ -176,8 +149,8 @@ class SimClients:
 
 def _check_call(action: AdministrativeCall, model_name: str) -> None:
     """Raise ApiError for a call that its route refuses."""
-    if action.body is not None:
-        parse_body(_BODIES[action.route], msgspec.json.encode(action.body))
+    if (body := OPERATOR_ROUTES[action.route].body) is not None:
+        parse_body(body, msgspec.json.encode(action.body))
     if isinstance(action, LoraLoad):
         check_lora_name(action.name, model_name)
     timeout = action.path.partition("?timeout=")[2]

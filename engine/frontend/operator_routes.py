@@ -1,0 +1,106 @@
+"""What operators may ask of a running engine: each route, its body, and the message that a body becomes.
+
+It imports no web framework: the HTTP front end, a proxy before several engines and simulated clients read one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final, NamedTuple
+
+from pydantic import Field, model_validator
+
+from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, MAX_PATH_CHARS, MAX_RID_CHARS, LoraName, StrictBody
+from engine.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, UpdateWeights
+
+
+class MessageBody(StrictBody):
+    """A body that has all that its message needs: its route is nothing but the two. ``says`` describes the route."""
+
+    says: ClassVar[str]
+
+    def message(self, call_id: str) -> ClientMessage:
+        """What the scheduler is sent."""
+        raise NotImplementedError(f"{type(self).__name__} says what message it becomes")
+
+
+class AbortBody(MessageBody):
+    """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
+
+    says: ClassVar = "End one request by its exact rid, or all."
+    rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
+    abort_all: bool = False
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> AbortBody:
+        if (self.rid is None) != self.abort_all:
+            given = "neither" if self.rid is None else "both"
+            raise ValueError(f"exactly one of rid and abort_all=true must be given, got {given}; send one of them")
+        return self
+
+    def message(self, call_id: str) -> Abort | AbortAll:
+        return AbortAll(call_id=call_id) if self.rid is None else Abort(rid=self.rid, call_id=call_id)
+
+
+class PauseBody(MessageBody):
+    says: ClassVar = "Stop planning: live requests go back to the queue, stay where they are, or end."
+    # JSON has no enums, so a plain string is one here.
+    mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
+
+    def message(self, call_id: str) -> PauseGeneration:
+        return PauseGeneration(call_id=call_id, mode=self.mode)
+
+
+class UpdateWeightsBody(MessageBody):
+    """The body of ``POST /update_weights_from_disk``: a folder on the server's machine, or 'embedded:SEED'.
+
+    With ``timeout``, in seconds, the update waits so long for its chance.
+    """
+
+    says: ClassVar = "Load other weights of the same model and drop the prefix cache; refused as a flush is."
+    model_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
+
+    def message(self, call_id: str) -> UpdateWeights:
+        return UpdateWeights(call_id=call_id, model_path=self.model_path, timeout_s=self.timeout)
+
+
+class LoadLoraBody(StrictBody):
+    """The body of ``POST /v1/load_lora_adapter``: a folder on the server's machine, or 'embedded-lora:SEED'."""
+
+    lora_name: LoraName
+    lora_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+
+
+class UnloadLoraBody(StrictBody):
+    """The body of ``POST /v1/unload_lora_adapter``.
+
+    With ``timeout``, in seconds, no further request may use the LoRA, and the call waits so long for those that do.
+    """
+
+    lora_name: LoraName
+    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
+
+
+class OperatorRoute(NamedTuple):
+    """What a route reads and which statuses it may answer with, as a ``Description`` takes them."""
+
+    body: type[StrictBody] | None = None
+    body_required: bool = True
+    query: tuple[tuple[str, float, str], ...] = ()
+    errors: tuple[int, ...] = (400, 429)
+
+
+OPERATOR_ROUTES: Final[Mapping[str, OperatorRoute]] = {
+    "/flush_cache": OperatorRoute(
+        query=(("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become quiet"),)
+    ),
+    "/update_weights_from_disk": OperatorRoute(UpdateWeightsBody),
+    "/v1/load_lora_adapter": OperatorRoute(LoadLoraBody),
+    "/v1/unload_lora_adapter": OperatorRoute(UnloadLoraBody, errors=(400, 404, 429)),
+    "/start_profile": OperatorRoute(),
+    "/stop_profile": OperatorRoute(),
+    "/abort_request": OperatorRoute(AbortBody, errors=(429,)),
+    "/pause_generation": OperatorRoute(PauseBody, body_required=False, errors=(429,)),
+    "/continue_generation": OperatorRoute(),
+}
