@@ -32,6 +32,7 @@ _SIGNATURE_LENGTH: Final = 60
 RUN_TIMEOUT_S: Final = 10.0
 # What was no effect of such events so often is not looked for again.
 _LOOKS_IN_VAIN: Final = 3
+_PREPARE_TIMEOUT_S: Final = 120.0
 _OVERDUE: Final = "a run did not end: after {:g} s it was in line {line} of {name}"
 
 
@@ -168,10 +169,14 @@ class Prefixes:
         # Looks by what was added that showed another state.
         self._in_vain: Counter[tuple[str, ...]] = Counter()
         self._digests: dict[int, tuple[bytes | None, ...]] = {}
-        gate = Run(base, watch=self._freeze)
-        self.outcome = finish(gate)
-        if self.outcome.failure is None:
-            first, self.outcome = self.outcome, execute_recorded(base)
+        self.outcome = execute_recorded(base)
+        if self.outcome.failure is not None and self.outcome.failure.hangs:
+            return
+        # It ends; to copy it before each of hundreds of steps may take longer than any run.
+        first = finish(Run(base, watch=self._freeze), timeout_s=_PREPARE_TIMEOUT_S)
+        if first.failure is not None:
+            self.outcome = first
+        else:
             # What only a recorded run checks may have ended it early.
             same = (first.steps, first.cells) == (self.outcome.steps, self.outcome.cells)
             if not same and self.outcome.failure is None:
