@@ -158,7 +158,7 @@ def explore(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """The command in this process: its exit status, and what it said on stdout and on stderr."""
 
     def run(path: Path) -> tuple[int, str, str]:
-        words = ["explore", "--adapter", str(path), "--corpus", "--schedules", "20"]
+        words = ["explore", "--adapter", str(path), "--corpus", "--no-keep", "--schedules", "20"]
         monkeypatch.setattr(sys, "argv", ["scripted", *words])
         with pytest.raises(SystemExit) as ended:
             main()
