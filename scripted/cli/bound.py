@@ -37,9 +37,9 @@ def bound(
     ] = None,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
-    """Check a few events at every step and in every order, without going through a state twice.
+    """Check a few events at every step and in every order.
 
-    A broken promise, or a search that was stopped, makes the exit status 1.
+    No state is gone through twice. A broken promise, or a search that was stopped, makes the exit status 1.
     """
     if (events is None) == (page is None):
         raise typer.BadParameter("give a schedule or --page FILE, one of the two")

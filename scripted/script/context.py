@@ -22,23 +22,31 @@ from scripted.script.values import Listed, ListedList, Named
 from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
 from scripted.script.windows import holds_in
 
-__all__ = ["STAGES", "BaseContext", "with_verbs"]
+__all__ = ["STAGES", "BaseContext", "actions_behind", "with_verbs"]
 
 _Context = TypeVar("_Context", bound="BaseContext")
 STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
+
+# Those whose verbs a class of ``t`` has.
+_actions: Final[dict[type, tuple[type[Action], ...]]] = {}
 
 
 def with_verbs(actions: Iterable[type[Action]]) -> Callable[[type[_Context]], type[_Context]]:
     """Gives a class of ``t`` the verbs of these actions as its methods."""
 
     def decorate(context: type[_Context]) -> type[_Context]:
-        context.actions = tuple(actions)
-        for action in context.actions:
+        _actions[context] = tuple(actions)
+        for action in _actions[context]:
             for name, verb in verbs_of(action).items():
                 setattr(context, name, verb)
         return context
 
     return decorate
+
+
+def actions_behind(t: BaseContext) -> tuple[type[Action], ...]:
+    """The actions whose verbs this ``t`` has, in their order."""
+    return next(_actions[kind] for kind in type(t).__mro__ if kind in _actions)
 
 
 class _Ended:
@@ -55,8 +63,6 @@ class BaseContext(Asked):
     script has to see; if there are any, it can name no others. ``run`` is for verbs: the run that the script drives.
     """
 
-    # Those whose verbs it has.
-    actions: ClassVar[tuple[type[Action], ...]] = ()
     _loose_end_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, run: Any, *, rid_prefix: str = "scripted", must_reach: Sequence[str] = ()) -> None:

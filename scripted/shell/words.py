@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from scripted.core.action import Action, verbs_of
 from scripted.core.refusals import BadCommand
 from scripted.core.verb import Code, Verb
-from scripted.script.context import BaseContext
+from scripted.script.context import BaseContext, actions_behind
 
 __all__ = ["Word", "words_of"]
 
@@ -81,7 +81,7 @@ class Word(NamedTuple):
 def words_of(t: BaseContext) -> Mapping[str, Word]:
     """What can be typed in a session with this ``t``, in the order of its actions."""
     words = {}
-    for action in t.actions:
+    for action in actions_behind(t):
         short = {path: text for text, path in action.shell_words.items()}
         for path in dict.fromkeys([*verbs_of(action), *action.shell_words.values()]):
             word = _word(t, action, short.get(path, path), path)
