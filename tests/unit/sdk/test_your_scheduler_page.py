@@ -16,7 +16,7 @@ ADAPTER = (ROOT / "examples/your_scheduler/adapter.py").read_text(encoding="utf-
 RACES = (ROOT / "examples/your_scheduler/test_races.py").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ scripted (.*)$", PAGE, re.MULTILINE)
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-FOUND = "c reads block 0, which was written before the cache was flushed"
+FOUND = "reads block 0, which was written before the cache was flushed"
 
 
 def scripted(*arguments: str) -> subprocess.CompletedProcess[str]:
