@@ -80,6 +80,9 @@ class Reading:
     async def run(self, question: bytes, *, is_check: bool) -> bytes:
         return question
 
+    def look_at_parent(self) -> None:
+        """There is none."""
+
     def close(self) -> None:
         self._ours.close()
         self.other.close()
@@ -114,7 +117,7 @@ class Process:
 
     async def hear(self) -> object:
         """What the front end says to the supervisor next."""
-        await asyncio.to_thread(self.supervisor.poll, PATIENCE_S)
+        assert await asyncio.to_thread(self.supervisor.poll, PATIENCE_S), self.ending
         return decode_child_message(self.supervisor.recv_bytes())
 
     async def status(self, path: str) -> int:
