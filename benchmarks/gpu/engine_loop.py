@@ -27,7 +27,7 @@ __all__ = ["PARTS", "Engine", "Run", "StepTimes"]
 # The parts of a decode step, and the methods that do them. What a part calls of another one counts for that one.
 _METHODS: Final = {
     "page tables, batch, copy to the device": ("_adopt", "_batch"),
-    "layers: launched": ("_model.forward",),
+    "layers: launched": ("model.forward",),
     "sampling: waits for the device, copy back": ("_sampler.sample",),
 }
 PLANNING: Final = "scheduler: replies, plan"

@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from engine.frontend.incoming_text import partial_length
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.messages import FinishReason, Generate, PromptLogprob, TokenLogprob, TokenOutput
 
@@ -268,3 +267,13 @@ def _chained(parts: Sequence[tuple[_Entry, ...] | msgspec.UnsetType]) -> tuple[_
 
 def _top(one: PromptLogprob) -> tuple[InputTopLogprob, ...]:
     return tuple([(logprob, token, None) for token, logprob in one.top])
+
+
+def partial_length(text: str, markers: Sequence[str]) -> int:
+    """The length of the longest tail of a text that may be the beginning of a marker."""
+    longest = max(map(len, markers), default=0) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        tail = text[-length:]
+        if any(marker.startswith(tail) for marker in markers):
+            return length
+    return 0

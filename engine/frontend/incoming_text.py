@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
+from engine.frontend.answer import partial_length
+
 Result = TypeVar("Result")
 # A part of a reader: it yields until there is enough text, and returns what it found.
 Reading = Generator[None, None, Result]
@@ -119,13 +121,3 @@ class IncomingText:
             if self._ended:
                 return None
             yield
-
-
-def partial_length(text: str, markers: Sequence[str]) -> int:
-    """The length of the longest tail of a text that may be the beginning of a marker."""
-    longest = max(map(len, markers), default=0) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        tail = text[-length:]
-        if any(marker.startswith(tail) for marker in markers):
-            return length
-    return 0

@@ -147,7 +147,7 @@ def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPat
             GenerateBody,
             '{"text": "x", "sampling_params": {"max-tokens": 5}}',
             "sampling_params.max-tokens",
-            ["sampling_params.max-tokens is not", "did you mean 'max_new_tokens'"],
+            ["sampling_params.max-tokens is not", "max_new_tokens"],
         ),
         (
             ChatBody,

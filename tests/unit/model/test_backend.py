@@ -52,7 +52,7 @@ def test_the_embedded_model_is_computed_by_torch_unless_openvino_is_asked_for(in
     assert takes_openvino(EngineConfig(page_size=32, backend="openvino"))
     assert with_its_pages(EngineConfig()).page_size == 16
     config = EngineConfig(device="cpu")
-    assert StageRunner(config, Limits.of(config, EMBEDDED_FACTS), 0).backend == "torch"
+    assert StageRunner(config, Limits.of(config, EMBEDDED_FACTS), 0).model.backend == "torch"
 
 
 def test_nothing_of_openvino_is_imported_unless_it_is_chosen() -> None:
@@ -70,7 +70,7 @@ def test_without_openvino_auto_is_torch_and_openvino_names_the_extra(
     folder = str(checkpoint_of("qwen3"))
     config = EngineConfig(model=folder, device="cpu", page_size=32)
     assert not takes_openvino(config)
-    assert StageRunner(config, limits_for(config), 0).backend == "torch"
+    assert StageRunner(config, limits_for(config), 0).model.backend == "torch"
     asked = EngineConfig(model=folder, device="cpu", backend="openvino")
     with pytest.raises(ConfigError, match=r"install 'lockstep-engine\[openvino\]'; or use backend='torch'"):
         StageRunner(asked, limits_for(asked), 0)

@@ -30,7 +30,7 @@ def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with contextlib.redirect_stdout(said):
         exec(compile(code.replace("examples/your_scheduler/adapter.py", EXAMPLE), "api.md", "exec"), {})
     assert "c reads block 0, which was written before the cache was flushed" in said.getvalue()
-    assert "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1" in said.getvalue()
+    assert "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start b prompt=5 new=1" in said.getvalue()
     assert "In the scheduler" not in said.getvalue()
     assert "The scheduler broke a promise in step 3." in said.getvalue()
 

@@ -93,7 +93,7 @@ def test_the_shell_takes_them(folder: Path) -> None:
     commands = "start prompt_len=30000 max_new_tokens=2\nuntil r1.finished\nhistory\nquit\n"
     done = CliRunner().invoke(app, ["shell", "--chunk", "4096", "--set", f"model={folder}"], input=commands)
     assert done.exit_code == 0, done.output
-    assert "1 outputs compared" in done.output
+    assert "1 output compared" in done.output
 
 
 def test_the_shell_shows_the_steps_of_an_engine_that_died_with_them(folder: Path) -> None:
@@ -102,8 +102,8 @@ def test_the_shell_shows_the_steps_of_an_engine_that_died_with_them(folder: Path
     commands = "\n".join([*race, "until r1.finished", "history", "quit", ""])
     flags = ["--pp-size", "8", "--set", f"model={folder}", "--mutant", "flush-ignores-in-flight"]
     done = CliRunner().invoke(app, ["shell", *flags], input=commands)
-    assert "The engine is dead" in done.output
-    assert "s7" in done.output.partition("The engine is dead")[2]
+    assert "The scheduler is dead" in done.output
+    assert "s7" in done.output.partition("The scheduler is dead")[2]
 
 
 def test_a_lora_of_the_start_has_another_name_than_the_model() -> None:
