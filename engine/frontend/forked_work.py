@@ -115,7 +115,10 @@ class ForkedWork:
 
     def look_at_parent(self) -> None:
         """End the parent if it is stopped and does not go on in time, idle or not. Called after SIGCHLD."""
-        is_stopped = os.waitid(os.P_PID, self._parent_pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            is_stopped = os.waitid(os.P_PID, self._parent_pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # It has ended, which its socket says.
+            is_stopped = False
         if not is_stopped and self._stopped is not None:
             self._stopped.cancel()
             self._stopped = None
