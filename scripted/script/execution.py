@@ -89,7 +89,8 @@ class ScriptExecution:
         """Note how far it got, before the harness goes on with its own work."""
         self.steps = steps
         if self.context is not None:
-            self.loose_ends = self.context.loose_ends()
+            # A bool that counts would be no count on the wire.
+            self.loose_ends = {name: int(count) for name, count in self.context.loose_ends().items()}
             self._check_asked(self.context)
 
     def _check_asked(self, context: BaseContext) -> None:
