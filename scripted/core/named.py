@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, cast
 
 from scripted.core.protocol import ADAPTER_API, Adapter
@@ -51,9 +53,15 @@ def _adapter_in_file(name: str) -> Adapter:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     # Another adapter may have imported it already: there is one module of a file, and its mutants are of that one.
-    known = sys.modules.get(path.stem)
-    if known is not None and getattr(known, "__file__", None) == str(path.resolve()) and hasattr(known, _ATTRIBUTE):
-        return _checked(getattr(known, _ATTRIBUTE), name)
+    module = sys.modules.get(path.stem)
+    if getattr(module, "__file__", None) != str(path.resolve()):
+        module = _loaded(name, path)
+    if not hasattr(module, _ATTRIBUTE):
+        raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_WHAT}")
+    return _checked(getattr(module, _ATTRIBUTE), name)
+
+
+def _loaded(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, f"{name} ends in .py"
     assert spec.loader is not None, f"{name} ends in .py"
@@ -69,9 +77,7 @@ def _adapter_in_file(name: str) -> Adapter:
         raise ScriptDefinitionError(
             f"{name}{where} cannot be loaded: {type(exc).__name__}: {exc}{_hidden(exc)}"
         ) from exc
-    if not hasattr(module, _ATTRIBUTE):
-        raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_WHAT}")
-    return _checked(getattr(module, _ATTRIBUTE), name)
+    return module
 
 
 def _hidden(exc: Exception) -> str:
@@ -94,6 +100,7 @@ def _checked(found: Any, name: str) -> Adapter:
             f"{name!r} is written for version {stated} of the adapter API, this Lockstep has version {ADAPTER_API}; "
             "update the adapter (CHANGELOG.md says what changed), or install the release that it is for"
         )
-    # Schedules name their adapter, and another process finds it by that name.
-    found.name = name
-    return cast(Adapter, found)
+    # Schedules name their adapter, and another process finds it by that name: the one by which it was asked for.
+    named = copy.copy(found)
+    named.name = name
+    return cast(Adapter, named)
