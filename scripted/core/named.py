@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import importlib.util
@@ -27,9 +26,17 @@ _WHAT: Final = (
 )
 
 
-@functools.cache
 def adapter_named(name: str) -> Adapter:
     """The adapter of this name, made once a process. Raises ScriptDefinitionError for anything else."""
+    found = _found(name)
+    if name not in BUILT_IN:
+        # Schedules name their adapter, and another process finds it by that name: the one it was last asked for by.
+        cast(Any, found).name = name
+    return found
+
+
+@functools.cache
+def _found(name: str) -> Adapter:
     if name in BUILT_IN:
         return cast(Adapter, getattr(importlib.import_module(BUILT_IN[name]), _ATTRIBUTE))
     if name.endswith(".py"):
@@ -100,7 +107,4 @@ def _checked(found: Any, name: str) -> Adapter:
             f"{name!r} is written for version {stated} of the adapter API, this Lockstep has version {ADAPTER_API}; "
             "update the adapter (CHANGELOG.md says what changed), or install the release that it is for"
         )
-    # Schedules name their adapter, and another process finds it by that name: the one by which it was asked for.
-    named = copy.copy(found)
-    named.name = name
-    return cast(Adapter, named)
+    return cast(Adapter, found)
