@@ -5,6 +5,7 @@ It imports no web framework: the HTTP front end, a proxy before several engines 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Final, NamedTuple
 
@@ -19,9 +20,9 @@ class MessageBody(StrictBody):
 
     says: ClassVar[str]
 
+    @abstractmethod
     def message(self, call_id: str) -> ClientMessage:
         """What the scheduler is sent."""
-        raise NotImplementedError(f"{type(self).__name__} says what message it becomes")
 
 
 class AbortBody(MessageBody):

@@ -5,6 +5,7 @@ What a schedule cannot say is left out and named. An adapter says what its event
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ class Translation(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Translator:
+class Translator(ABC):
     """``steps`` are the schedule's steps that stand for the recorded ones, ``names`` its requests by their rids.
 
     ``lengths`` are the tokens of each request's output, by rid, in the order of its lives. ``timed``: it matters when a
@@ -74,9 +75,9 @@ class Translator:
 
     # -- what an adapter says --
 
+    @abstractmethod
     def batch_of(self, event: Any) -> int | None:
         """The id of the microbatch whose result this event brings; None for any other."""
-        raise NotImplementedError
 
     def opening(self) -> Iterable[Action]:
         """What stands before the first step."""

@@ -6,6 +6,7 @@ the scheduler's own terminal reply said, never an inference from absence.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -23,7 +24,7 @@ def status_of(word: str) -> str:
     return Condition(word, "status", STATUSES)
 
 
-class BaseRequest(Nameless):
+class BaseRequest(Nameless, ABC):
     """One request of a script. An adapter's own class says what its scheduler knows of it."""
 
     _ask = "its .rid, .status, .finished or another attribute"
@@ -40,34 +41,34 @@ class BaseRequest(Nameless):
         return None
 
     @property
+    @abstractmethod
     def finish_reason(self) -> str | None:
         """``length``, ``stop``, ``abort``, ``error`` or another reason of the engine's; None before the end."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def output_ids(self) -> tuple[int, ...]:
         """The tokens that the scheduler emitted."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def chunks_done(self) -> int:
         """Forward passes over parts of its prompt, if the prompt was split; survives a retraction."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_chunking(self) -> bool:
         """True while it is partly prefilled."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_running(self) -> bool:
         """True while it owns memory and has not ended."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_prefilled(self) -> bool:
         """True while its whole prompt is launched."""
-        raise NotImplementedError
 
     @property
     def error(self) -> str | None:
@@ -75,24 +76,24 @@ class BaseRequest(Nameless):
         return None
 
     @property
+    @abstractmethod
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache when it was last admitted."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def remaining_prompt_tokens(self) -> int:
         """Tokens that must still be launched before it can decode."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def kv_pages(self) -> int:
         """Pages that it uses, cached ones included; 0 when it owns no memory."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def retractions(self) -> int:
         """How often it was sent back to the queue."""
-        raise NotImplementedError
 
     @property
     def finished(self) -> bool:

@@ -6,6 +6,7 @@ of it lets one step run; in between the run judges the step and brings handles a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
@@ -27,7 +28,7 @@ __all__ = ["ScriptedRun"]
 _NEVER: Final = 2**62
 
 
-class ScriptedRun(Run):
+class ScriptedRun(Run, ABC):
     """``source`` says which script comes next and takes how it ended. ``arrived`` is what the next step will see.
 
     An adapter's own class says what a handle, a snapshot and a call of its scheduler are, and what comes before and
@@ -61,50 +62,50 @@ class ScriptedRun(Run):
         """The live scheduler."""
         return self.machine
 
+    @abstractmethod
     def take_state(self) -> Any:
         """A snapshot for the script."""
-        raise NotImplementedError
 
     @property
     def is_fully_idle(self) -> bool:
         """Nothing waits, runs or is in flight, and nothing has arrived."""
         return bool(self.machine.is_idle) and not self.arrived
 
+    @abstractmethod
     def last_batch(self) -> MicrobatchInFlight | None:
         """What was launched last, while it is in flight and in the step that gets its results."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decoding_in(self, batch: MicrobatchInFlight) -> set[str]:
         """The rids of a batch that decode in it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def causes(self) -> Iterable[str]:
         """What is known to keep requests from advancing, a clause each with its remedy."""
-        raise NotImplementedError
 
+    @abstractmethod
     def did_something(self, record: Any) -> bool:
         """Whether this step was given anything, or did anything."""
-        raise NotImplementedError
 
+    @abstractmethod
     def can_fail(self, record: Any) -> bool:
         """Whether this step launched what can fail, or learned that something has failed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def before_script(self, script: ScriptExecution) -> Steps:
         """Bring the scheduler to the beginning of a script."""
-        raise NotImplementedError
 
+    @abstractmethod
     def after_script(self, script: ScriptExecution) -> Steps:
         """The script has ended: settle what it left open, and look at the end. Raises Violation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_step(self, stepped: Any) -> None:
         """Note what the last step did, and judge it. Raises Violation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def warm_up(self) -> Steps:
         """What comes before the first script, where the source asks for it."""
-        raise NotImplementedError
 
     # -- for verbs --
 

@@ -22,14 +22,14 @@ from scripted.search.mutant_search import find_mutant
 from scripted.search.strategies import StrategyName
 from scripted.search.units import SearchPlan
 
-__all__ = ["ALONE", "CORPUS", "Measured", "measure", "measured_in", "table_of"]
+__all__ = ["ALONE", "CORPUS", "TimedSearch", "measure", "measured_in", "table_of"]
 
 # Nothing is added to the targets; and the sweep of the workloads that are written by hand, which has no seed.
 ALONE: Final = "alone"
 CORPUS: Final = "workloads"
 
 
-class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
+class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
     """One search for one mutant with one seed, of at most ``bound`` schedules; ``target`` is what showed it.
 
     ``cpu_s`` are seconds of process time. ``misfit`` says why nothing was searched.
@@ -63,12 +63,12 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
         return same and (bool(self.misfit) or self.bound >= bound or (self.is_found and self.schedules <= bound))
 
 
-def measured_in(file: Path) -> list[Measured]:
+def measured_in(file: Path) -> list[TimedSearch]:
     """The rows of a file; none where there is no file. A line that was cut off by a kill is left out."""
     rows = []
     for line in file.read_bytes().splitlines() if file.exists() else ():
         try:
-            rows.append(msgspec.json.decode(line, type=Measured))
+            rows.append(msgspec.json.decode(line, type=TimedSearch))
         except msgspec.DecodeError:
             continue
     return rows
@@ -82,8 +82,8 @@ def measure(
     *,
     schedules: int,
     of: str = OWN,
-    watch: Callable[[Measured], None] = lambda _: None,
-) -> list[Measured]:
+    watch: Callable[[TimedSearch], None] = lambda _: None,
+) -> list[TimedSearch]:
     """Search for each mutant with each strategy and seed, seeds outside; what the file has is not searched again."""
     rows = measured_in(file)
     mutants, strategies = tuple(mutants), tuple(strategies)
@@ -100,12 +100,12 @@ def measure(
     return rows
 
 
-def _search(mutant: str, strategy: str, seed: int, bound: int, of: str) -> Measured:
+def _search(mutant: str, strategy: str, seed: int, bound: int, of: str) -> TimedSearch:
     try:
         with adapter_named(of).switched_on(mutant):
             pass
     except MutantDoesNotFit as exc:
-        return Measured(mutant, strategy, seed, bound, misfit=str(exc))
+        return TimedSearch(mutant, strategy, seed, bound, misfit=str(exc))
     started = time.process_time()
     if strategy == ALONE:
         done, target, failure = _alone(mutant, seed, bound, of)
@@ -128,7 +128,7 @@ def _search(mutant: str, strategy: str, seed: int, bound: int, of: str) -> Measu
         first = next(iter(report.findings.values()), None)
         target, failure = (first.target, str(first.failure)) if first else ("", "")
     spent = round(time.process_time() - started, 3)
-    return Measured(mutant, strategy, seed, bound, done, spent, target, failure)
+    return TimedSearch(mutant, strategy, seed, bound, done, spent, target, failure)
 
 
 def _alone(mutant: str, seed: int, bound: int, of: str) -> tuple[int, str, str]:
@@ -142,7 +142,7 @@ def _alone(mutant: str, seed: int, bound: int, of: str) -> tuple[int, str, str]:
     return bound, "", ""
 
 
-def table_of(rows: Sequence[Measured], mutants: Iterable[str]) -> str:
+def table_of(rows: Sequence[TimedSearch], mutants: Iterable[str]) -> str:
     """The table as Markdown: under the sums a line for each mutant. A seed that was not searched does not count."""
     names = tuple(mutants)
     rows = [row for row in rows if row.mutant in names and not row.misfit]
@@ -157,15 +157,15 @@ def table_of(rows: Sequence[Measured], mutants: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _last(rows: Sequence[Measured], mutant: str, strategy: str) -> list[Measured]:
+def _last(rows: Sequence[TimedSearch], mutant: str, strategy: str) -> list[TimedSearch]:
     """Of each seed the last search."""
-    of_seed: Mapping[int, Measured] = {
+    of_seed: Mapping[int, TimedSearch] = {
         row.seed: row for row in rows if (row.mutant, row.strategy) == (mutant, strategy)
     }
     return list(of_seed.values())
 
 
-def _cell(rows: Sequence[Measured]) -> str:
+def _cell(rows: Sequence[TimedSearch]) -> str:
     found = [row for row in rows if row.is_found]
     if not rows:
         return "not searched"
@@ -176,7 +176,7 @@ def _cell(rows: Sequence[Measured]) -> str:
     return f"{len(found)} of {len(rows)}, {median:,.0f}, {seconds:.2f} s"
 
 
-def _sum(cells: Sequence[Sequence[Measured]]) -> str:
+def _sum(cells: Sequence[Sequence[TimedSearch]]) -> str:
     """Mutants that any seed found, of those that were searched; the median of the medians."""
     searched = [rows for rows in cells if rows]
     found = [[row for row in rows if row.is_found] for rows in searched]

@@ -20,7 +20,7 @@ from scripted.core.phrases import nearest
 from scripted.core.refusals import BadCommand
 from scripted.core.verb import Verb
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
-from scripted.shell.words import Word
+from scripted.shell.words import ShellWord
 
 __all__ = ["OWN_WORDS", "Command", "Look", "Save", "Show", "Undo", "help_text", "read_command"]
 
@@ -89,7 +89,7 @@ class Save:
 Command = Statement | Look | Undo | Save
 
 
-def read_command(line: str, before: Sequence[Statement], words: Mapping[str, Word]) -> Command:
+def read_command(line: str, before: Sequence[Statement], words: Mapping[str, ShellWord]) -> Command:
     """What a line that is not empty says; ``before`` are the statements so far. Raises BadCommand, with the remedy."""
     word, _, rest = line.strip().partition(" ")
     if word == "until":
@@ -109,7 +109,7 @@ def read_command(line: str, before: Sequence[Statement], words: Mapping[str, Wor
     raise BadCommand(f"there is no command {word!r}{nearest(word, [*OWN_WORDS, *words])}; help lists them")
 
 
-def _statement(word: Word, given: list[str], before: Sequence[Statement]) -> VerbCall:
+def _statement(word: ShellWord, given: list[str], before: Sequence[Statement]) -> VerbCall:
     """A verb as a line of the session: what it returns has a name if a script can ask it for something."""
     rids = [statement.rid for statement in before if isinstance(statement, VerbCall) and statement.rid is not None]
     verb = word.read(given, rids)
@@ -118,7 +118,7 @@ def _statement(word: Word, given: list[str], before: Sequence[Statement]) -> Ver
     return VerbCall(str(verb), _call_name(before) if word.is_call else None)
 
 
-def _start(verb: Verb, word: Word, taken: Sequence[str]) -> VerbCall:
+def _start(verb: Verb, word: ShellWord, taken: Sequence[str]) -> VerbCall:
     free = next(f"r{number}" for number in range(1, len(taken) + 2) if f"r{number}" not in taken)
     given = dict(verb.keywords)
     rid = _rid(str(given.pop("rid", free)))
@@ -138,7 +138,7 @@ def _rid(rid: str) -> str:
     return rid
 
 
-def _expression(word: str, text: str, words: Mapping[str, Word]) -> str:
+def _expression(word: str, text: str, words: Mapping[str, ShellWord]) -> str:
     """The expression as it stands in a script, where the state is ``t.state``; it only looks."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
@@ -208,7 +208,7 @@ def _look(what: Show) -> Callable[[list[str]], Look]:
     return read
 
 
-def _help_of(given: list[str], words: Mapping[str, Word]) -> Look:
+def _help_of(given: list[str], words: Mapping[str, ShellWord]) -> Look:
     word = _only("help", given, "one word, or none") if given else ""
     if word and word not in words:
         raise BadCommand(f"help takes a word of the scheduler, got {word!r}{nearest(word, words)}; help lists them")
@@ -242,7 +242,7 @@ _READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
 OWN_WORDS: Final = (*_READERS, "until", "show", "help")
 
 
-def help_text(words: Mapping[str, Word]) -> str:
+def help_text(words: Mapping[str, ShellWord]) -> str:
     """All words with what they mean; what begins a request comes first."""
     ordered = sorted(words.values(), key=lambda word: not word.is_start)
     verbs = {f"{word.text} {word.takes}".rstrip(): word.meaning for word in ordered}

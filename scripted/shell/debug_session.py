@@ -30,7 +30,7 @@ from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session
 from scripted.shell.statements import Names, Statement, lines_of, value_of
-from scripted.shell.words import Word, words_of
+from scripted.shell.words import ShellWord, words_of
 
 __all__ = ["DebugSession"]
 
@@ -51,7 +51,7 @@ class DebugSession:
         self, adapter: Adapter, config: Any, prompt: Prompt, console: Console, *, mutant: str | None = None
     ) -> None:
         self.statements: list[Statement] = []
-        self.words: Mapping[str, Word] = {}
+        self.words: Mapping[str, ShellWord] = {}
         self.refused = 0
         self._adapter = adapter
         self._config = config

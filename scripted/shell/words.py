@@ -17,13 +17,13 @@ from scripted.core.refusals import BadCommand
 from scripted.core.verb import Code, Verb
 from scripted.script.context import BaseContext, actions_behind
 
-__all__ = ["Word", "words_of"]
+__all__ = ["ShellWord", "words_of"]
 
 _SPELT: Final = {"true": True, "false": False, "none": None, "null": None}
 _NAMED: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
-class Word(NamedTuple):
+class ShellWord(NamedTuple):
     """``path`` is the verb below ``t``; ``is_start``: it begins a request; ``is_call``: its answer is waited for."""
 
     text: str
@@ -78,7 +78,7 @@ class Word(NamedTuple):
         return Verb(self.path, *arguments, **keywords)
 
 
-def words_of(t: BaseContext) -> Mapping[str, Word]:
+def words_of(t: BaseContext) -> Mapping[str, ShellWord]:
     """What can be typed in a session with this ``t``, in the order of its actions."""
     words = {}
     for action in actions_behind(t):
@@ -89,11 +89,11 @@ def words_of(t: BaseContext) -> Mapping[str, Word]:
     return words
 
 
-def _word(t: BaseContext, action: type[Action], text: str, path: str) -> Word:
+def _word(t: BaseContext, action: type[Action], text: str, path: str) -> ShellWord:
     owner, _, name = path.rpartition(".")
     function = getattr(type(operator.attrgetter(owner)(t) if owner else t), name)
     signature = inspect.signature(function)
-    return Word(
+    return ShellWord(
         text,
         path,
         signature.replace(parameters=list(signature.parameters.values())[1:]),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from scripted.cli import app
-from scripted.search.search_table import ALONE, Measured, measure, measured_in, table_of
+from scripted.search.search_table import ALONE, TimedSearch, measure, measured_in, table_of
 
 FOUND_SOON = "flush-answers-but-does-nothing"
 FOUND_LATE = "update-answered-as-launched"
@@ -15,7 +15,7 @@ FOUND_LATE = "update-answered-as-launched"
 
 def test_a_search_that_was_measured_is_not_run_again(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    searched: list[Measured] = []
+    searched: list[TimedSearch] = []
     first = measure(file, [FOUND_SOON, FOUND_LATE], [ALONE, "random"], range(2), schedules=40, watch=searched.append)
     assert len(first) == len(searched) == 8
     assert measured_in(file) == first
@@ -43,13 +43,13 @@ def test_a_larger_bound_searches_again_for_what_was_missed_alone(tmp_path: Path)
 
 
 ROWS = [
-    Measured("a", ALONE, 0, 100, schedules=7, cpu_s=0.5, target="generated:6", failure="x"),
-    Measured("a", ALONE, 1, 100, schedules=11, cpu_s=1.5, target="generated:1010", failure="x"),
-    Measured("a", ALONE, 2, 100, schedules=100, cpu_s=9.0),
-    Measured("a", "random", 0, 100, schedules=100, cpu_s=9.0),
-    Measured("b", ALONE, 0, 100, schedules=100, cpu_s=9.0),
-    Measured("c", ALONE, 0, 100, misfit="no such line"),
-    Measured("other", ALONE, 0, 100, schedules=1, cpu_s=9.0, target="generated:0", failure="x"),
+    TimedSearch("a", ALONE, 0, 100, schedules=7, cpu_s=0.5, target="generated:6", failure="x"),
+    TimedSearch("a", ALONE, 1, 100, schedules=11, cpu_s=1.5, target="generated:1010", failure="x"),
+    TimedSearch("a", ALONE, 2, 100, schedules=100, cpu_s=9.0),
+    TimedSearch("a", "random", 0, 100, schedules=100, cpu_s=9.0),
+    TimedSearch("b", ALONE, 0, 100, schedules=100, cpu_s=9.0),
+    TimedSearch("c", ALONE, 0, 100, misfit="no such line"),
+    TimedSearch("other", ALONE, 0, 100, schedules=1, cpu_s=9.0, target="generated:0", failure="x"),
 ]
 
 
