@@ -32,7 +32,9 @@ _SIGNATURE_LENGTH: Final = 60
 RUN_TIMEOUT_S: Final = 10.0
 # What was no effect of such events so often is not looked for again.
 _LOOKS_IN_VAIN: Final = 3
-_PREPARE_TIMEOUT_S: Final = 120.0
+# To copy a run costs as much as to go so many steps.
+_WALKED_STEPS: Final = 16
+_NOT_DETERMINISTIC: Final = "its machine is not deterministic; look for time, random numbers and the order of sets"
 _OVERDUE: Final = "a run did not end: after {:g} s it was in line {line} of {name}"
 
 
@@ -151,19 +153,21 @@ def execute_recorded(schedule: Schedule) -> Outcome:
 
 
 class Prefixes:
-    """A base schedule, frozen before each of its steps: a schedule that only adds to it starts where it first differs.
+    """A base schedule and copies of it before some of its steps: what only adds to it starts at the last such copy.
 
-    It ends where it is the base again: when its whole state equals the base's before the same step, and nothing that
-    was added is left. ``rejoined`` counts those. ``steps`` ends with the first one in which the base had to be settled;
-    what is added later would have come first. Where a run cannot be copied, every schedule starts at the beginning.
+    A copy is made where runs have walked as far as it costs. A run ends where it is the base again: when its whole
+    state equals the base's before the same step, and nothing that was added is left. ``rejoined`` counts those.
+    ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
+    Where a run cannot be copied, every schedule starts at the beginning.
     """
 
     def __init__(self, base: Schedule) -> None:
         self.base = base
-        self.steps = 0
         self.rejoined = 0
         self._is_readable = True
-        self._frozen: list[Freezer] = []
+        # By the step that comes next; there is always one before the first, if there are any.
+        self._copies: dict[int, Freezer] = {}
+        self._walked: Counter[int] = Counter()
         # Before each step: what can be seen of it at once, and how much was noted of the base by then.
         self._passed: list[tuple[Any, int, int]] = []
         # Looks by what was added that showed another state.
@@ -172,8 +176,7 @@ class Prefixes:
         self.outcome = execute_recorded(base)
         if self.outcome.failure is not None and self.outcome.failure.hangs:
             return
-        # It ends; to copy it before each of hundreds of steps may take longer than any run.
-        first = finish(Run(base, watch=self._freeze), timeout_s=_PREPARE_TIMEOUT_S)
+        first = finish(Run(base, watch=self._note))
         if first.failure is not None:
             self.outcome = first
         else:
@@ -182,8 +185,13 @@ class Prefixes:
             if not same and self.outcome.failure is None:
                 raise HarnessError(
                     f"the schedule {str(base)!r} took {first.steps} steps, and then {self.outcome.steps} or others: "
-                    "its machine is not deterministic; look for time, random numbers and the order of sets"
+                    f"{_NOT_DETERMINISTIC}"
                 )
+
+    @property
+    def steps(self) -> int:
+        """Steps that can be added to."""
+        return len(self._passed)
 
     def execute(self, *extra: Placed, observe: Callable[[Run], None] | None = None) -> Outcome:
         """Run the base schedule with these actions more. Raises HarnessError.
@@ -192,46 +200,82 @@ class Prefixes:
         """
         schedule = self.base.with_placed(extra)
         first = min(placed.step for placed in extra)
-        if first > len(self._frozen):
+        if first > self.steps or not self._copies:
             return finish(Run(schedule, watch=observe))
-        gate = self._thawed(first, extra)
+        gate = self._copied(first, extra)
         gate.follow(schedule)
+        kinds = None
         if self._is_readable and self.outcome.failure is None:
-            last = max(placed.step for placed in extra)
             kinds = tuple([placed.action.kind for placed in extra])
-            gate.watch = lambda run: self._compare(run, last, kinds, observe)
-        else:
-            gate.watch = observe
+        last = max(placed.step for placed in extra)
+
+        def watch(run: Run) -> None:
+            if run.step + 1 < first:
+                return
+            if observe is not None:
+                observe(run)
+            if kinds is None or run.step >= last:
+                run.watch = observe
+                if kinds is not None:
+                    self._compare(run, kinds)
+
+        gate.watch = watch
         try:
             return finish(gate)
         except Left:
             self.rejoined += 1
             return self._rejoined(gate)
 
+    def _copied(self, step: int, extra: tuple[Placed, ...]) -> Run:
+        """A run with these additions, at this step or some before it. A copy is made where that is cheaper."""
+        near = self._near(step)
+        self._walked[step] += step - near
+        if self._walked[step] > _WALKED_STEPS:
+            gate = self._before(step)
+            frozen = gate.adapter.freeze(gate)
+            assert frozen is not None, "a run can be copied before its first step, but not later"
+            self._copies[step], near = frozen, step
+        return self._thawed(near, extra)
+
+    def _near(self, step: int) -> int:
+        return max(one for one in self._copies if one <= step)
+
     def _thawed(self, step: int, extra: tuple[Placed, ...]) -> Run:
-        gate = self._frozen[step - 1].thaw(extra)
+        gate = self._copies[step].thaw(extra)
         assert isinstance(gate, Run)
         return gate
 
-    def _freeze(self, gate: Run) -> None:
-        gate.watch = None
-        if gate.was_settled:
-            return
-        self.steps += 1
-        frozen = gate.adapter.freeze(gate)
-        if frozen is not None:
-            self._frozen.append(frozen)
-            self._passed.append((_outline(gate), len(gate.cells), len(gate.unreached)))
-        gate.watch = self._freeze
+    def _before(self, step: int) -> Run:
+        """The base alone, before this step."""
 
-    def _compare(self, gate: Run, last: int, kinds: tuple[str, ...], observe: Callable[[Run], None] | None) -> None:
-        """Leave a run that is the base again after its last event. A look costs as much as two steps."""
-        if observe is not None:
-            observe(gate)
-        if gate.step < last:
+        def leave(run: Run) -> None:
+            if run.step + 1 == step:
+                raise Left
+
+        gate = self._thawed(self._near(step), ())
+        gate.watch = leave
+        try:
+            finish(gate)
+        except Left:
+            gate.watch = None
+            return gate
+        raise HarnessError(f"the schedule {str(self.base)!r} no longer reaches its step {step}: {_NOT_DETERMINISTIC}")
+
+    def _note(self, gate: Run) -> None:
+        if gate.was_settled:
+            gate.watch = None
             return
-        gate.watch = observe
-        if gate.was_settled or gate.step >= len(self._frozen) or _outline(gate) != self._passed[gate.step][0]:
+        if not self._passed:
+            gate.watch = None
+            frozen = gate.adapter.freeze(gate)
+            if frozen is not None:
+                self._copies[1] = frozen
+            gate.watch = self._note
+        self._passed.append((_outline(gate), len(gate.cells), len(gate.unreached)))
+
+    def _compare(self, gate: Run, kinds: tuple[str, ...]) -> None:
+        """Leave a run that is the base again after its last event. A look costs as much as two steps."""
+        if gate.was_settled or gate.step >= self.steps or _outline(gate) != self._passed[gate.step][0]:
             return
         if self._in_vain[kinds] >= _LOOKS_IN_VAIN:
             return
@@ -246,7 +290,7 @@ class Prefixes:
 
     def _digests_before(self, step: int) -> tuple[bytes | None, ...]:
         if step not in self._digests:
-            gate = self._thawed(step, ())
+            gate = self._before(step)
             self._digests[step] = tuple(gate.adapter.digests(gate))
         return self._digests[step]
 

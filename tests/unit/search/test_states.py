@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from typing import Any
 
@@ -13,8 +12,9 @@ from scripted.adapters.lockstep.copies import COPIER, STATES
 from scripted.core.forks import Frozen
 from scripted.core.named import adapter_named
 from scripted.core.run import Run
+from scripted.core.schedule import Schedule
 from scripted.core.states import StateReader, UnreadableState
-from scripted.search import execution, units
+from scripted.search import units
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute
 from scripted.search.strategies import Exhaustive, StrategyName
@@ -98,7 +98,7 @@ def test_a_run_that_becomes_its_target_again_ends_there_and_says_the_same(name: 
 def test_an_adapter_reads_the_same_state_of_a_run_that_was_thawed_twice() -> None:
     prefixes = Prefixes(workload_named("twins"))
     adapter = adapter_named("lockstep")
-    one, two = (tuple(adapter.digests(prefixes._frozen[4].thaw(()))) for _ in range(2))
+    one, two = (tuple(adapter.digests(prefixes._before(5))) for _ in range(2))
     assert one == two
     assert None not in one
 
@@ -116,15 +116,14 @@ def test_a_campaign_prepares_a_target_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(prepared) == ["one-row", "twins"]
 
 
-def test_copies_of_a_long_target_may_take_longer_than_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A generated target of 253 steps on a busy machine was once told as a defect of the harness."""
-    adapter = adapter_named("lockstep")
-    freeze = type(adapter).freeze
-
-    def slow(self: Any, run: Run) -> Any:
-        time.sleep(0.2)
-        return freeze(self, run)
-
-    monkeypatch.setattr(type(adapter), "freeze", slow)
-    monkeypatch.setattr(execution, "RUN_TIMEOUT_S", 1.0)
-    assert Prefixes(workload_named("twins")).outcome.failure is None
+def test_runs_are_copied_where_they_have_walked_as_far_as_a_copy_costs() -> None:
+    """A target of which few runs begin late is copied once."""
+    prefixes = Prefixes(workload_named("warm-prefix"))
+    assert list(prefixes._copies) == [1]
+    late = prefixes.steps - 1
+    events = Schedule.parse(
+        f"default; {late} abort a; {late} hold; {late} flush; {late} evict; {late} abort-all"
+    ).placed
+    outcomes = [prefixes.execute(event) for event in events * 4]
+    assert len(prefixes._copies) > 1
+    assert outcomes == [execute(prefixes.base.with_placed([event])) for event in events * 4]
