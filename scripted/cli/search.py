@@ -188,7 +188,15 @@ def _check_version(adapter: str) -> None:
 
 
 def _measure(
-    name: str | None, file: Path, strategies: list[str], schedules: int, seeds: int, markdown: Path | None, of: str
+    name: str | None,
+    file: Path,
+    strategies: list[str],
+    schedules: int,
+    cpu_seconds: float | None,
+    seeds: int,
+    fresh: int,
+    markdown: Path | None,
+    of: str,
 ) -> None:
     from engine.output_files import write_output
     from scripted.core.named import adapter_named
@@ -200,11 +208,23 @@ def _measure(
             raise typer.BadParameter(f"--strategy is one of {', '.join(known)}, got {strategy!r}")
     adapter = adapter_named(of)
     every = (*adapter.mutant_names, *getattr(adapter, "contract_names", ()))
-    names = every if name is None else (name,)
+    names, said = every if name is None else (name,), None
+    if fresh:
+        if not hasattr(adapter, "fresh_mutants"):
+            raise ScriptDefinitionError(f"the adapter {of} draws no fresh mutants; leave --fresh out")
+        drawn = adapter.fresh_mutants(fresh)
+        names, said = tuple(drawn), drawn.__getitem__
     rows = measure(
-        file, names, strategies, range(seeds), schedules=schedules, of=of, watch=lambda row: typer.echo(str(row))
+        file,
+        names,
+        strategies,
+        range(seeds),
+        schedules=schedules,
+        cpu_seconds=cpu_seconds,
+        of=of,
+        watch=lambda row: typer.echo(str(row)),
     )
-    table = table_of(rows, names)
+    table = table_of(rows, names, said)
     typer.echo(table)
     if markdown is not None:
         above = markdown.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if markdown.exists() else ""
@@ -223,7 +243,13 @@ def find(
         list[str] | None, typer.Option(help="with --generated: a strategy, 'alone' or 'workloads'; can be repeated")
     ] = None,
     schedules: Annotated[int, typer.Option(min=1, help="with --generated: schedules of one search")] = 10_000,
+    cpu_seconds: Annotated[
+        float | None, typer.Option(help="with --generated: seconds of process time of one search")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="with --generated: searches for each mutant")] = 10,
+    fresh: Annotated[
+        int, typer.Option(min=0, help="with --generated and --all: so many drawn edits of the source, not the gallery")
+    ] = 0,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Search for a mutant in the workloads. Says which schedule shows it, after how many, in how much process time.
@@ -235,7 +261,8 @@ def find(
     require_writable("--markdown", markdown)
     if generated is not None:
         require_writable("--generated", generated)
-        _measure(name, generated, strategy or [ALONE, StrategyName.RANDOM], schedules, seeds, markdown, adapter)
+        strategies = strategy or [ALONE, StrategyName.RANDOM]
+        _measure(name, generated, strategies, schedules, cpu_seconds, seeds, fresh, markdown, adapter)
         return
     from scripted.core.named import adapter_named
     from scripted.search.mutant_search import find_mutant

@@ -17,9 +17,11 @@ from scripted.api import RecordedRun, run_script
 from scripted.cli.console import plain_console
 from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
 from scripted.report.trace import write_trace
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test
+from scripted.search.execution import execute
 
 __all__ = ["console", "parametrized", "read_arguments", "show_mutant", "show_run"]
 
@@ -101,12 +103,25 @@ def show_mutant(mutant: Mutant, tier: str | None) -> bool:
             f"the test of {mutant.name} is {file} of the project's repository, which is not in {Path.cwd()}; run this "
             "in the root of a clone"
         )
+    if mutant.schedule:
+        return _show_schedule(mutant)
     test = find_test(mutant.test)
     arguments = {name: values[0] for name, values in parametrized(test).items()}
     console.print(f"{mutant.name}: {mutant.bug}", soft_wrap=True)
     tiers = test.tiers if tier is None else (tier,)
     caught = [_show_in(mutant, one, arguments) for one in tiers]
     return all(caught)
+
+
+def _show_schedule(mutant: Mutant) -> bool:
+    schedule = Schedule.parse(mutant.schedule)
+    with mutant.switched_on():
+        with_it = execute(schedule).failure
+    without = execute(schedule).failure
+    console.print(f"{mutant.name}: {mutant.bug}\n  scripted replay '{schedule}' --mutant {mutant.name}", soft_wrap=True)
+    for name, failure in (("without", without), ("with", with_it)):
+        console.print(f"  {name}: {'passed' if failure is None else f'FAILED: {failure}'}", soft_wrap=True)
+    return without is None and with_it is not None and mutant.signature in with_it.text
 
 
 def _show_in(mutant: Mutant, tier: str, arguments: dict[str, Any]) -> bool:

@@ -194,6 +194,7 @@ class Campaign:
         return (
             (plan.schedules is not None and report.schedules >= plan.schedules)
             or (plan.seconds is not None and time.monotonic() - report.started >= plan.seconds)
+            or (plan.cpu_seconds is not None and report.cpu_s >= plan.cpu_seconds)
             or (plan.stop_at_first and bool(report.findings))
             or any(finding.failure.hangs for finding in report.findings.values())
         )

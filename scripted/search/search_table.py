@@ -15,6 +15,7 @@ import msgspec
 
 from scripted.core.mutant import MutantDoesNotFit
 from scripted.core.named import OWN, adapter_named
+from scripted.core.refusals import HarnessError
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute_recorded
 from scripted.search.generated import first_of, generated_schedule, generated_target
@@ -32,7 +33,9 @@ CORPUS: Final = "workloads"
 class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
     """One search for one mutant with one seed, of at most ``bound`` schedules; ``target`` is what showed it.
 
-    ``cpu_s`` are seconds of process time. ``misfit`` says why nothing was searched.
+    ``cpu_s`` are seconds of process time, ``cpu_bound_s`` how many there may be. ``misfit`` says why nothing was
+    searched; ``equivalent`` why nothing can be found, as a reader of the mutant judged. A search that ended with a
+    HarnessError has found nothing.
     """
 
     mutant: str
@@ -44,6 +47,8 @@ class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
     target: str = ""
     failure: str = ""
     misfit: str = ""
+    cpu_bound_s: float | None = None
+    equivalent: str = ""
 
     @property
     def is_found(self) -> bool:
@@ -57,10 +62,14 @@ class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
             return f"{what}: NOT FOUND in {self.schedules} schedules, {self.cpu_s:.2f} s"
         return f"{what}: schedule {self.schedules}, {self.cpu_s:.2f} s: {self.target}: {self.failure}"
 
-    def stands_for(self, mutant: str, strategy: str, seed: int, bound: int) -> bool:
-        """Whether a search with this bound need not be run again: it found it, or would end no later."""
-        same = (self.mutant, self.strategy, self.seed) == (mutant, strategy, seed)
-        return same and (bool(self.misfit) or self.bound >= bound or (self.is_found and self.schedules <= bound))
+    def stands_for(self, mutant: str, strategy: str, seed: int, bound: int, cpu_bound_s: float | None) -> bool:
+        """Whether a search with these bounds need not be run again: it found it, or would end no later."""
+        if (self.mutant, self.strategy, self.seed) != (mutant, strategy, seed):
+            return False
+        if self.misfit or self.equivalent or (self.is_found and self.schedules <= bound):
+            return True
+        had_time = self.cpu_bound_s is None or (cpu_bound_s is not None and cpu_bound_s <= self.cpu_bound_s)
+        return self.bound >= bound and had_time
 
 
 def measured_in(file: Path) -> list[TimedSearch]:
@@ -81,6 +90,7 @@ def measure(
     seeds: Iterable[int],
     *,
     schedules: int,
+    cpu_seconds: float | None = None,
     of: str = OWN,
     watch: Callable[[TimedSearch], None] = lambda _: None,
 ) -> list[TimedSearch]:
@@ -91,70 +101,94 @@ def measure(
         for strategy in strategies:
             for mutant in mutants:
                 own = 0 if strategy == CORPUS else seed
-                if any(row.stands_for(mutant, strategy, own, schedules) for row in rows):
+                if any(row.stands_for(mutant, strategy, own, schedules, cpu_seconds) for row in rows):
                     continue
-                rows.append(_search(mutant, strategy, own, schedules, of))
+                rows.append(_search(mutant, strategy, own, schedules, cpu_seconds, of))
                 with file.open("ab") as lines:
                     lines.write(msgspec.json.encode(rows[-1]) + b"\n")
                 watch(rows[-1])
     return rows
 
 
-def _search(mutant: str, strategy: str, seed: int, bound: int, of: str) -> TimedSearch:
+def _search(mutant: str, strategy: str, seed: int, bound: int, cpu_bound_s: float | None, of: str) -> TimedSearch:
+    row = TimedSearch(mutant, strategy, seed, bound, cpu_bound_s=cpu_bound_s)
     try:
         with adapter_named(of).switched_on(mutant):
             pass
     except MutantDoesNotFit as exc:
-        return TimedSearch(mutant, strategy, seed, bound, misfit=str(exc))
+        return msgspec.structs.replace(row, misfit=str(exc))
     started = time.process_time()
-    if strategy == ALONE:
-        done, target, failure = _alone(mutant, seed, bound, of)
-    elif strategy == CORPUS:
-        found = find_mutant(mutant, of)
-        done, finding = found.schedules, found.finding
-        target, failure = (finding.target, str(finding.failure)) if finding else ("", "")
-    else:
-        plan = SearchPlan(
-            generated_from=first_of(seed),
-            strategy=StrategyName(strategy),
-            seed=seed,
-            schedules=bound,
-            mutant=mutant,
-            stop_at_first=True,
-            adapter=of,
-        )
-        report = Campaign(plan).run()
-        done = report.schedules
-        first = next(iter(report.findings.values()), None)
-        target, failure = (first.target, str(first.failure)) if first else ("", "")
+    plan = SearchPlan(
+        generated_from=first_of(seed),
+        seed=seed,
+        schedules=bound,
+        cpu_seconds=cpu_bound_s,
+        mutant=mutant,
+        stop_at_first=True,
+        adapter=of,
+    )
+    done, target, failure = 0, "", ""
+    try:
+        if strategy == ALONE:
+            done, target, failure = _alone(plan)
+        elif strategy == CORPUS:
+            found = find_mutant(mutant, of)
+            done, finding = found.schedules, found.finding
+            target, failure = (finding.target, str(finding.failure)) if finding else ("", "")
+        else:
+            campaign = Campaign(msgspec.structs.replace(plan, strategy=StrategyName(strategy)))
+            report = campaign.run()
+            done = report.schedules
+            first = next(iter(report.findings.values()), None)
+            target, failure = (first.target, str(first.failure)) if first else ("", "")
+    except HarnessError as exc:
+        failure = f"HarnessError: {exc}"
+    except Exception as exc:  # noqa: BLE001 - outside of every step: with some mutants no scheduler can be made
+        return msgspec.structs.replace(row, misfit=f"there is no run with it: {type(exc).__name__}: {exc}")
     spent = round(time.process_time() - started, 3)
-    return TimedSearch(mutant, strategy, seed, bound, done, spent, target, failure)
+    return msgspec.structs.replace(row, schedules=done, cpu_s=spent, target=target, failure=failure)
 
 
-def _alone(mutant: str, seed: int, bound: int, of: str) -> tuple[int, str, str]:
+def _alone(plan: SearchPlan) -> tuple[int, str, str]:
     """Target after target, by itself."""
-    with adapter_named(of).switched_on(mutant):
-        for count in range(bound):
-            number = first_of(seed) + count
-            failure = execute_recorded(generated_schedule(number, of)).failure
+    assert plan.schedules is not None
+    until = None if plan.cpu_seconds is None else time.process_time() + plan.cpu_seconds
+    with adapter_named(plan.adapter).switched_on(plan.mutant):
+        for count in range(plan.schedules):
+            if until is not None and time.process_time() >= until:
+                return count, "", ""
+            number = plan.generated_from + count
+            failure = execute_recorded(generated_schedule(number, plan.adapter)).failure
             if failure is not None:
                 return count + 1, generated_target(number), str(failure)
-    return bound, "", ""
+    return plan.schedules, "", ""
 
 
-def table_of(rows: Sequence[TimedSearch], mutants: Iterable[str]) -> str:
-    """The table as Markdown: under the sums a line for each mutant. A seed that was not searched does not count."""
-    names = tuple(mutants)
+def table_of(rows: Sequence[TimedSearch], mutants: Iterable[str], said: Callable[[str], str] | None = None) -> str:
+    """The table as Markdown: under the sums a line for each mutant, with what is ``said`` of it.
+
+    A seed that was not searched does not count, nor does a mutant that was judged to be equivalent; those come last.
+    """
+    judged = {row.mutant: row.equivalent for row in rows if row.equivalent}
+    every = tuple(mutants)
+    names = tuple(name for name in every if name not in judged)
     rows = [row for row in rows if row.mutant in names and not row.misfit]
     order = {strategy: number for number, strategy in enumerate((CORPUS, ALONE, *StrategyName))}
     strategies = sorted({row.strategy for row in rows}, key=lambda name: order.get(name, len(order)))
     cells = {(name, strategy): _last(rows, name, strategy) for name in names for strategy in strategies}
     heads = [f"{'hand-written workloads' if strategy == CORPUS else strategy}" for strategy in strategies]
-    lines = [f"| bug | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
     sums = [_sum([cells[name, strategy] for name in names]) for strategy in strategies]
+    lines = [f"| bug | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
     lines.append(f"| **all {len(names)}** | {' | '.join(sums)} |")
-    lines += [f"| `{name}` | {' | '.join(_cell(cells[name, strategy]) for strategy in strategies)} |" for name in names]
+    for name in names:
+        row = [_cell(cells[name, strategy]) for strategy in strategies]
+        lines.append(f"| {_named(name, said)} | {' | '.join(row)} |")
+    lines += [f"| {_named(name, said)} | equivalent: {judged[name]} |" for name in every if name in judged]
     return "\n".join(lines) + "\n"
+
+
+def _named(name: str, said: Callable[[str], str] | None) -> str:
+    return f"`{name}`" if said is None else f"`{name}`: `{said(name)}`".replace("|", "\\|")
 
 
 def _last(rows: Sequence[TimedSearch], mutant: str, strategy: str) -> list[TimedSearch]:

@@ -23,7 +23,8 @@ __all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "forget_targets", "run
 
 
 class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to search: targets of ``adapter``, as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it.
+    """What to search: targets of ``adapter``, as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it,
+    and ``cpu_seconds`` of process time.
 
     Without targets it is generated ones, from the number ``generated_from`` on and without end.
     ``events`` is how many the exhaustive strategy adds at a time.
@@ -38,6 +39,7 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 1
     schedules: int | None = None
     seconds: float | None = None
+    cpu_seconds: float | None = None
     jobs: int = 1
     ray: str | None = None
     mutant: str | None = None

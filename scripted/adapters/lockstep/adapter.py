@@ -13,7 +13,8 @@ from engine.limits import Limits
 from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
 from scripted.adapters.lockstep.actions import Flush, ReleaseGrammars, Relieve, ResumeServing, ResumeStage, all_actions
-from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS
+from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, PAIRS
+from scripted.adapters.lockstep.bugs.fresh import fresh_sample
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import config_values, limits_of, smaller_configs
 from scripted.adapters.lockstep.copies import STATES, FrozenRun
@@ -191,8 +192,12 @@ class LockstepAdapter:
 
     @property
     def contract_names(self) -> tuple[str, ...]:
-        """Of mutants that no engine had: each breaks a promise of this one."""
-        return tuple(mutant.name for mutant in CONTRACTS)
+        """Of mutants that no engine had: each breaks a promise of this one; some need two added events."""
+        return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS))
+
+    def fresh_mutants(self, count: int) -> Mapping[str, str]:
+        """So many single edits of the scheduler and its memory, always the same ones, each with what it changes."""
+        return fresh_sample(count)
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
         """The gallery's page, and its figures in the README beside it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, RACES, UnknownMutant, mutant_named
+from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
 from scripted.core.mutant import read_mutants
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +56,9 @@ def test_the_races_of_the_gallery_are_there():
 def test_every_file_of_mutants_is_in_the_table():
     files = sorted((ROOT / "scripted/adapters/lockstep/bugs").glob("*.toml"))
     assert files
-    assert {one.name for file in files for one in read_mutants(file)} == {one.name for one in (*MUTANTS, *CONTRACTS)}
+    assert {one.name for file in files for one in read_mutants(file)} == {
+        one.name for one in (*MUTANTS, *CONTRACTS, *PAIRS)
+    }
 
 
 def _what_runs(mutant):

@@ -42,6 +42,25 @@ def test_a_larger_bound_searches_again_for_what_was_missed_alone(tmp_path: Path)
     assert len(measure(file, [FOUND_LATE], [ALONE], [0], schedules=1)) == 2
 
 
+def test_a_search_is_bounded_by_its_process_time(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for strategy in (ALONE, "random"):
+        (row,) = measure(file, [FOUND_LATE], [strategy], [0], schedules=900, cpu_seconds=1e-6)[-1:]
+        assert not row.is_found
+        assert 0 <= row.schedules < 5
+    assert len(measure(file, [FOUND_LATE], [ALONE], [0], schedules=900, cpu_seconds=1e-6)) == 2
+    assert measure(file, [FOUND_LATE], [ALONE], [0], schedules=900)[-1].is_found
+
+
+def test_a_mutant_with_which_nothing_runs_is_neither_found_nor_missed(tmp_path: Path) -> None:
+    """The row pool refuses every number of rows with this one, before the first step."""
+    name = "fresh:memory.rows.RowPool.__init__.0"
+    (row,) = measure(tmp_path / "rows.jsonl", [name], ["random"], [0], schedules=4)
+    assert not row.is_found
+    assert "a row pool needs total >= 1, got" in row.misfit
+    assert "SKIPPED" in str(row)
+
+
 ROWS = [
     TimedSearch("a", ALONE, 0, 100, schedules=7, cpu_s=0.5, target="generated:6", failure="x"),
     TimedSearch("a", ALONE, 1, 100, schedules=11, cpu_s=1.5, target="generated:1010", failure="x"),
@@ -49,18 +68,21 @@ ROWS = [
     TimedSearch("a", "random", 0, 100, schedules=100, cpu_s=9.0),
     TimedSearch("b", ALONE, 0, 100, schedules=100, cpu_s=9.0),
     TimedSearch("c", ALONE, 0, 100, misfit="no such line"),
+    TimedSearch("d", ALONE, 0, 100, schedules=100, cpu_s=9.0),
+    TimedSearch("d", ALONE, 0, 100, equivalent="nothing reads it"),
     TimedSearch("other", ALONE, 0, 100, schedules=1, cpu_s=9.0, target="generated:0", failure="x"),
 ]
 
 
 def test_the_table_counts_seeds_and_takes_medians() -> None:
-    assert table_of(ROWS, ["a", "b", "c"]).splitlines() == [
+    assert table_of(ROWS, ["a", "b", "d", "c"]).splitlines() == [
         "| bug | alone | random |",
         "| --- | --- | --- |",
         "| **all 3** | **1 of 2 (50 %), median 9** | **0 of 1** |",
         "| `a` | 2 of 3, 9, 1.00 s | 0 of 1 in 100 |",
         "| `b` | 0 of 1 in 100 | not searched |",
         "| `c` | not searched | not searched |",
+        "| `d` | equivalent: nothing reads it |",
     ]
 
 

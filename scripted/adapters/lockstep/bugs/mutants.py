@@ -2,6 +2,7 @@
 
 Each file of mutants is about one part of the engine. ``RACES`` are bugs of real engines, in the order of the races that
 they put back; the escapes follow them. ``CONTRACTS`` are no races, but what a test of the core suite must notice.
+``PAIRS`` need two added events each.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import difflib
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from scripted.adapters.lockstep.bugs.fresh import fresh_mutant
 from scripted.core.mutant import Mutant, read_mutants
 
-__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "RACES", "UnknownMutant", "mutant_named", "switched_on"]
+__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "PAIRS", "RACES", "UnknownMutant", "mutant_named", "switched_on"]
 
 
 class UnknownMutant(ValueError):
@@ -42,11 +44,15 @@ RACES = _of(
 ESCAPES = _of("escapes")
 MUTANTS = (*RACES, *ESCAPES)
 CONTRACTS = _of("contracts", "step_contracts", "memory_contracts", "window_layers", "shared_prompts")
+PAIRS = _of("pairs")
 
 
 def mutant_named(name: str) -> Mutant:
-    """The mutant of this name, a contract's included. Raises UnknownMutant with the nearest names."""
-    every = {mutant.name: mutant for mutant in (*MUTANTS, *CONTRACTS)}
+    """The mutant of this name, a contract's and a fresh one included. Raises UnknownMutant with the nearest names."""
+    fresh = fresh_mutant(name)
+    if fresh is not None:
+        return fresh
+    every = {mutant.name: mutant for mutant in (*MUTANTS, *CONTRACTS, *PAIRS)}
     if name in every:
         return every[name]
     near = difflib.get_close_matches(name, every, n=1)
