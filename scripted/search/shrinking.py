@@ -6,6 +6,8 @@ run. What is left is one-minimal: no single one of these steps leads to a schedu
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import string
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -120,21 +123,34 @@ class _Search:
 
 
 def _earlier(schedule: Schedule) -> Iterator[Schedule]:
-    """The events from one on move up together."""
+    """The events from one on move up together, or one of them alone."""
     placed = schedule.placed
     for index, one in enumerate(placed):
         gap = one.step - (placed[index - 1].step if index else 1)
         for less in sorted({gap, gap // 2, min(gap, 1)} - {0}, reverse=True):
             moved = tuple(Placed(later.step - less, later.action) for later in placed[index:])
             yield schedule.of_placed(placed[:index] + moved)
+        for step in dict.fromkeys((one.step - one.step // 2, one.step - 1)):
+            if 0 < step < one.step:
+                others = schedule.of_placed(placed[:index] + placed[index + 1 :])
+                yield others.with_placed([Placed(step, one.action)])
 
 
 def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
-    """Shorter prompts and outputs, no priorities."""
+    """What an action says is smaller, and any whole number of it lower by half or by one."""
     for index, one in enumerate(schedule.placed):
-        for action in one.action.smaller():
+        for action in itertools.chain(one.action.smaller(), _lower_numbers(one.action)):
             placed = (*schedule.placed[:index], Placed(one.step, action), *schedule.placed[index + 1 :])
             yield schedule.of_placed(placed)
+
+
+def _lower_numbers(action: Action) -> Iterator[Action]:
+    for field in msgspec.structs.fields(action):
+        value = getattr(action, field.name)
+        if type(value) is int and value > 0 and value != field.default:
+            for less in dict.fromkeys((value // 2, value - 1)):
+                with contextlib.suppress(ValueError, ScriptDefinitionError):  # Some are refused.
+                    yield msgspec.structs.replace(action, **{field.name: less})
 
 
 def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:

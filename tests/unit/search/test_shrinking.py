@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
+from benchmarks.shrinking import check
 from scripted import api
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.core.schedule import Schedule
@@ -25,36 +25,17 @@ def failing(mutant: str, *, below: int = 150) -> Schedule:
     raise AssertionError(f"no generated target below {below} fails with {mutant}")
 
 
-def neighbours(schedule: Schedule) -> list[Schedule]:
-    """Every schedule with one event, one setting or one field less."""
-    placed = schedule.placed
-    without = [schedule.of_placed((*placed[:at], *placed[at + 1 :])) for at in range(len(placed))]
-    settings = [schedule.with_config(config) for config in schedule.adapter.smaller_configs(schedule.config)]
-    numbers = [
-        schedule.of_placed((*placed[:at], msgspec.structs.replace(one, action=smaller), *placed[at + 1 :]))
-        for at, one in enumerate(placed)
-        for smaller in one.action.smaller()
-    ]
-    return [*without, *settings, *numbers]
-
-
 @pytest.mark.parametrize("mutant", [FLUSH, "victim-is-the-earliest", "token-after-the-end", "update-keeps-the-cache"])
 def test_a_shrunk_failure_is_one_minimal_and_the_same(mutant: str) -> None:
+    """Also in a pool's size, in numbers below their defaults and in steps, and under other names."""
     with switched_on(mutant):
         found = failing(mutant)
         failure = execute(found).failure
         assert failure is not None
-        shrunk = shrink(found, failure.signature, budget_s=60)
-        assert shrunk.is_minimal
-        again = execute(shrunk.schedule).failure
-        assert again is not None
-        assert again.signature == failure.signature
-        for smaller in neighbours(shrunk.schedule):
-            try:
-                other = execute(smaller).failure
-            except ValueError:
-                continue
-            assert other is None or other.signature != failure.signature, smaller
+        checked = check(Finding(str(found), (), failure, mutant=mutant), budget_s=60)
+    assert checked.is_same
+    assert not checked.smaller
+    assert not checked.depends_on_names
 
 
 def test_a_search_that_ran_out_of_time_says_so() -> None:
