@@ -108,8 +108,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     ``examples`` are clauses without their steps, of requests called a and b. ``event`` is the type of the event that it
     becomes, if it becomes one, and ``phrase`` what a report calls it.
     ``is_start``: it begins the request of its ``rid``. ``is_control``: it acts on the world and not on the scheduler,
-    before the completions of its step are taken. ``is_extra``: a search adds one with its default values;
-    ``added_beside`` is the tag of an action that a workload must have for that.
+    before the completions of its step are taken. ``is_fatal``: nothing can be served after it. ``is_extra``: a search
+    adds one with its default values; ``added_beside`` is the tag of an action that a workload must have for that.
     ``is_strict``: its verb refuses to act on nothing. ``shell_words`` are short words that the shell has for verbs; it
     knows any other verb by its name. ``search_turn`` orders what a search tries at one step; equal ones are tried in
     the order of their definition.
@@ -120,6 +120,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     phrase: ClassVar[str] = ""
     is_start: ClassVar[bool] = False
     is_control: ClassVar[bool] = False
+    is_fatal: ClassVar[bool] = False
     is_extra: ClassVar[bool] = False
     added_beside: ClassVar[str] = ""
     is_strict: ClassVar[bool] = False

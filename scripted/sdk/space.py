@@ -20,6 +20,7 @@ from scripted.search.generated import REQUEST_FEATURES, Marks, Row, drawn_events
 __all__ = ["SchedulerSpace"]
 
 _OTHER: Final = "other"
+_TRIPLES: Final = ("requests", "prompts", "sharing")
 _PRIORITIES: Final = (0, 1, 1, 2, 5)
 _LONGEST: Final = 80
 # How many values of settings are tried together before they count as refused.
@@ -60,6 +61,11 @@ class SchedulerSpace:
             **priorities,
             **dict.fromkeys(event_kinds(alone), ("on",)),
         }
+
+    @property
+    def triples(self) -> tuple[str, ...]:
+        """What wants memory at once."""
+        return _TRIPLES
 
     def allows(self, row: Row) -> bool:
         """Whether some of the values of these settings make a machine; with many of them a few are tried."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
@@ -87,14 +87,22 @@ _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "window": ("wide", "tight"),
     "host": ("small", "large"),
     "context": ("short",),
+    # Everything is some thirty times as long.
+    "scale": ("large",),
 }
+# Any three levels of these meet too: what is short when many want it, and what gives way then.
+_TRIPLES: Final = ("stages", "pool", "policy", "host", "window", "rows", "requests", "sharing", "stops")
 _ENDS: Final = 257
 _REGEXES: Final = ("[a-c]{2}", "[a-c]{5}", "[p-z]{3}", "[a-z]{3}x[0-9]{5}", "[a-a]{9}")
 # What a request may ask for; each level draws fields.
 _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn]]]] = {
     "sampling": {
         "drawn": lambda rng, _: {"temperature": rng.choice((0.5, 1.0)), "draw": rng.choice((None, 0, 3))},
-        "bounded": lambda rng, _: {"temperature": 1.0, "draw": rng.choice((None, 2)), "min_p": rng.choice((0.05, 0.5))},
+        "bounded": lambda rng, _: {
+            "temperature": 1.0,
+            "draw": rng.choice((None, 2, 2)),
+            **rng.choice(({"min_p": 0.05}, {"min_p": 0.5}, {"top_p": 0.5}, {"top_p": 0.9}, {"top_k": 1}, {"top_k": 5})),
+        },
     },
     "penalties": {
         "frequency": lambda rng, _: {"penalty": rng.choice((-1.0, 0.5, 2.0))},
@@ -110,6 +118,10 @@ _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn
     "scores": {
         "some": lambda rng, drawn: {"logprobs_from": rng.choice((0, 1, drawn["prompt"] // 2, drawn["prompt"] - 1))},
         "only": lambda rng, drawn: {"logprobs_from": rng.choice((0, drawn["prompt"] // 2)), "new": 0},
+        "several": lambda rng, drawn: {
+            "logprobs_from": rng.choice((None, 0, drawn["prompt"] // 2)),
+            "top_logprobs": rng.choice((1, 2, 5)),
+        },
     },
     "no-output": {"some": lambda _rng, _: {"new": 0}},
     "priorities": {"some": lambda rng, _: {"priority": rng.choice((0, 1, 1, 2, 5))}},
@@ -142,8 +154,10 @@ _CARRIED: Final = 0.6
 # Of a pool in tokens.
 _POOLS: Final = {None: (96, 128, 200), "tight": (36, 40, 44, 48, 56), "least": (16, 20, 24, 28)}
 _WINDOWED_POOLS: Final = {None: (512, 640), "tight": (224, 256, 320), "least": (112, 128, 160)}
+_LARGE_POOLS: Final = {None: (4096, 8192), "tight": (1536, 2048, 2560), "least": (768, 1024)}
 _LONGEST: Final = 60
 _LONGEST_WINDOWED: Final = 150
+_LONGEST_LARGE: Final = 1500
 
 
 class EngineSpace:
@@ -161,6 +175,11 @@ class EngineSpace:
             **dict.fromkeys(event_kinds(_with_everything()), ("on",)),
         }
 
+    @property
+    def triples(self) -> tuple[str, ...]:
+        """Memory, who wants it, and who gives way."""
+        return _TRIPLES
+
     def allows(self, row: Row) -> bool:
         """What the configuration itself says."""
         return _makes_a_config(tuple(_config_levels(_completed(row)).items()))
@@ -170,7 +189,8 @@ class EngineSpace:
         row = _completed(row)
         config = _config(row, rng)
         limits = limits_of(config)
-        marks = _marks(limits, "prompts" in row)
+        longest = _LONGEST_LARGE if "scale" in row else _LONGEST_WINDOWED if limits.window_tokens else _LONGEST
+        marks = _marks(limits, longest, is_long="prompts" in row)
         placed = list(_opening(row))
         first = 3 if placed else 0
         if "host" in row and "sharing" not in row and rng.random() < 0.5:
@@ -179,15 +199,15 @@ class EngineSpace:
         starts = list(drawn_requests(row, rng, marks))
         kinds = {name: row[name] for name in _KINDS if name in row}
         for name in kinds:
-            # One at least has each kind.
-            carriers = {rng.randrange(len(starts)), *(i for i in range(len(starts)) if rng.random() < _CARRIED)}
-            for index in sorted(carriers):
+            for index in _carriers(row, rng, [fields for _, fields in starts]):
                 fields = starts[index][1]
                 fields |= _KINDS[name][row[name]](rng, fields)
         for _, fields in starts:
             _make_effective(row, rng, fields)
         for index, (step, fields) in enumerate(starts):
-            if "loras" in row and (index == 0 or rng.random() < 0.8):
+            if "loras" in row and row.get("requests") == "stream":
+                fields["lora"] = "y" if fields["seed"] else "x"
+            elif "loras" in row and (index == 0 or rng.random() < 0.8):
                 fields["lora"] = rng.choice(("x", "x", "y")) if index else "x"
             placed.append(Placed(first + step, StartRequest(**fields)))
         schedule = Schedule(config, (), OWN).with_placed(placed)
@@ -196,6 +216,15 @@ class EngineSpace:
 
 
 SPACE: Final = EngineSpace()
+
+
+def _carriers(row: Row, rng: random.Random, starts: Sequence[_Drawn]) -> Sequence[int]:
+    """The requests that have a kind: one at least. Of a stream all that are alike have it, or the others."""
+    if row.get("requests") == "stream" and rng.random() < 0.7:
+        alike = rng.random() < 0.5
+        return [index for index, fields in enumerate(starts) if (fields["seed"] == 0) is alike]
+    drawn = {rng.randrange(len(starts)), *(i for i in range(len(starts)) if rng.random() < _CARRIED)}
+    return sorted(drawn)
 
 
 def _completed(row: Row) -> Row:
@@ -226,11 +255,12 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
     for name, levels in _SETTINGS.items():
         if name in row:
             values |= {setting: rng.choice(choices) for setting, choices in levels[row[name]].items()}
-    page, windowed = values["page_size"], row.get("window")
-    pools = _WINDOWED_POOLS if windowed else _POOLS
+    large, windowed = "scale" in row, row.get("window")
+    page = values["page_size"] = values["page_size"] * (16 if large else 1)
+    pools = _LARGE_POOLS if large else _WINDOWED_POOLS if windowed else _POOLS
     values["max_total_tokens"] = max(2 * page, rng.choice(pools[row.get("pool")]))
     chunks = {
-        None: (16, 16, 24, 32),
+        None: (256, 512, 1024) if large else (16, 16, 24, 32),
         "page": (page,),
         "ragged": (page + 1, 2 * page - 1, 3 * page + 1, 18, 21),
         "small": (max(1, page // 2), max(1, page - 1)),
@@ -266,9 +296,8 @@ def _make_effective(row: Row, rng: random.Random, fields: _Drawn) -> None:
         fields |= {"biased": fields["stop"], "bias": 100.0, "new_least": rng.choice((0, 1, 2, 4))}
 
 
-def _marks(limits: Limits, is_long: bool) -> Marks:
+def _marks(limits: Limits, longest: int, *, is_long: bool) -> Marks:
     pool = limits.total_pages * limits.page_size
-    longest = _LONGEST_WINDOWED if limits.window_tokens else _LONGEST
     # A decode needs room as well.
     fits = max(1, min(pool, limits.context_length) - 2)
     if not limits.chunking:

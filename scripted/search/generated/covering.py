@@ -1,4 +1,5 @@
-"""A covering array over pairs: rows of a few features each, so that every two levels that go together meet in one.
+"""A covering array: rows of a few features each, so that every two levels that go together meet in one, and of some
+features every three.
 
 Each row is a swarm (Groce et al., Swarm Testing, 2012): a few features are on, all others off, because a feature may
 keep others from ever happening.
@@ -28,12 +29,12 @@ def pairs_of(features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool
 
 
 def covering_rows(
-    features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool], seed: int
+    features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool], seed: int, *, triples: Sequence[str] = ()
 ) -> Iterator[dict[str, str]]:
-    """Endless; all pairs are covered, then all are covered again. Equal arguments yield the same.
+    """Endless; all pairs are covered, and all triples of the features ``triples``, then all are covered again.
 
-    Greedy: a row begins with a pair that no row has yet, and is given the level that brings the most new pairs, until
-    it is as large as it was drawn to be.
+    Equal arguments yield the same. Greedy: a row begins with a pair that no row has yet, every other one with such a
+    triple, and is given the level that brings the most new pairs, until it is as large as it was drawn to be.
     """
     rng = random.Random(seed)  # noqa: S311 - the same from the same seed
     pairs = pairs_of(features, allows)
@@ -47,29 +48,48 @@ def covering_rows(
         # Nothing goes with anything else: one feature at a time.
         alone = [dict([level]) for level in levels if allows(dict([level]))]
         yield from itertools.cycle(alone or [{}])
+    core = {number for number, (feature, _) in enumerate(levels) if feature in triples}
+    threes = [
+        (one, two, three)
+        for one, two, three in itertools.combinations(sorted(core), 3)
+        if together[one] >> two & together[one] >> three & together[two] >> three & 1
+    ]
     while True:
         rng.shuffle(pairs)
-        missing = together.copy()
-        for one, other in pairs:
-            first, second = numbers[one], numbers[other]
-            if not missing[first] >> second & 1:
-                continue
-            row = _row(levels, (first, second), together, missing, allows, rng)
+        rng.shuffle(threes)
+        missing, wanted = together.copy(), set(threes)
+        for start in _in_turn(
+            ((numbers[one], numbers[other]) for one, other in pairs if missing[numbers[one]] >> numbers[other] & 1),
+            (three for three in threes if three in wanted and allows(dict(levels[number] for number in three))),
+        ):
+            row = _row(levels, start, together, missing, allows, rng)
             on = sum(1 << number for number in row)
             for number in row:
                 missing[number] &= ~on
+            wanted.difference_update(itertools.combinations(sorted(core.intersection(row)), 3))
             yield dict(levels[number] for number in row)
+
+
+def _in_turn(*all_of: Iterator[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """One of each, until none has any more. Each is asked for when it is needed."""
+    left = list(all_of)
+    while left:
+        turn = left.pop(0)
+        for one in turn:
+            yield one
+            left.append(turn)
+            break
 
 
 def _row(
     levels: Sequence[_Level],
-    pair: tuple[int, int],
+    start: tuple[int, ...],
     together: Sequence[int],
     missing: Sequence[int],
     allows: Callable[[Row], bool],
     rng: random.Random,
 ) -> list[int]:
-    row, size = list(pair), rng.randint(_FEWEST_ON, _MOST_ON)
+    row, size = list(start), rng.randint(_FEWEST_ON, _MOST_ON)
     on = sum(1 << number for number in row)
     candidates = rng.sample(range(len(levels)), len(levels))
     while len(row) < size:

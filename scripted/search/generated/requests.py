@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from scripted.core.action import Action
+from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
@@ -19,9 +20,9 @@ from scripted.search.generated.covering import Row
 __all__ = ["REQUEST_FEATURES", "Marks", "drawn_events", "drawn_requests", "event_kinds"]
 
 REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
-    "requests": ("one", "several", "many"),
+    "requests": ("one", "several", "many", "stream"),
     "prompts": ("short", "bounds", "alike"),
-    "sharing": ("none", "all", "parts", "blocks"),
+    "sharing": ("none", "all", "parts", "blocks", "turns"),
     "rids": ("prefixes", "again"),
     "arrival": ("together", "in-line", "apart"),
     "outputs": ("one", "long"),
@@ -29,7 +30,9 @@ REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 EVENT: Final = "event-"
 # Requests of a target by its level; None is the default.
-_COUNTS: Final = {None: (2, 4), "one": (1, 1), "several": (5, 8), "many": (18, 24)}
+_COUNTS: Final = {None: (2, 4), "one": (1, 1), "several": (5, 8), "many": (18, 24), "stream": (26, 34)}
+# Of a stream, how many come in a step, in tenths: at each rate some configuration has always one that waits.
+_STREAM_RATES: Final = (3, 5, 10, 20)
 # Steps between two requests that begin.
 _GAPS: Final = {None: (0, 1, 1, 2, 4, 9), "together": (0,), "in-line": (1,), "apart": (7, 9, 12, 16)}
 _OUTPUTS: Final = {None: (1, 2, 2, 3, 5, 9), "one": (1,), "long": (8, 12, 20, 27)}
@@ -39,6 +42,8 @@ _SEEDS: Final = 3
 # What is shared where the row does not say; a seed is that of other prompts or not.
 _CONTENTS: Final = ("seed", "seed", "seed", "parts", "parts", "blocks")
 _MOST_EVENTS: Final = 3
+# Of an event that ends something by itself after a time, how much of that time passes.
+_PARTS_OF_TIME: Final = (0.5, 1.0, 1.0, 1.5)
 _LATE_STEPS: Final = 12
 
 
@@ -56,6 +61,9 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
 
 def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, dict[str, Any]]]:
     """The steps and the fields of a workload's requests, as the row has them."""
+    if row.get("requests") == "stream":
+        yield from _stream(row, rng, marks)
+        return
     count = rng.randint(*_COUNTS[row.get("requests")])
     step = 1
     starts: list[dict[str, Any]] = []
@@ -77,6 +85,20 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
         yield step, fields
         gap = rng.choice(_GAPS[row.get("arrival")])
         step += gap if count <= _COUNTS["several"][1] else min(gap, 2)
+
+
+def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Small requests that share a prefix keep coming, and among the first of them are one or two that are other."""
+    count, rate = rng.randint(*_COUNTS["stream"]), rng.choice(_STREAM_RATES)
+    others = set(rng.sample(range(6), rng.choice((1, 1, 2))))
+    alike = rng.randint(1, 2 * marks.block + 1)
+    for index in range(count):
+        is_other = index in others
+        length = _length(row, rng, marks) if is_other else alike
+        fields = {"rid": _rid(row, rng, index), "prompt": length, "new": rng.choice((1, 1, 2, 3)), "seed": 0}
+        if is_other:
+            fields |= {"seed": index + 1, "new": rng.choice(_OUTPUTS[row.get("outputs")])}
+        yield 1 + index * 10 // rate, fields
 
 
 def _rid(row: Row, rng: random.Random, index: int) -> str:
@@ -112,6 +134,10 @@ def _content(
         return {"seed": index}
     if level == "all":
         return {"seed": 0}
+    if level == "turns" and index:
+        # An earlier prompt again, as far as it went, or further.
+        earlier = rng.choice(others)
+        return {name: int(earlier[name]) for name in ("seed", "shared", "tail") if name in earlier}
     if level == "blocks" and index:
         # Of whole blocks, so that those behind them are the same blocks as at the beginning of the other one.
         other = rng.choice([int(one["seed"]) for one in others])
@@ -144,8 +170,14 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
         if not of_kind:
             raise ValueError(f"nothing of the kind {kind!r} can be added to {str(schedule)!r}")
         for _ in range(rng.randint(1, _MOST_EVENTS)):
-            step = rng.randint(1, schedule.last_step + _LATE_STEPS)
-            yield Placed(step, rng.choice(of_kind))
+            action, last = rng.choice(of_kind), schedule.last_step + _LATE_STEPS
+            # What ends the whole run has something before it.
+            step = rng.randint(last // 2 if action.is_fatal else 1, last)
+            yield Placed(step, action)
+            seconds = getattr(action, "timeout_s", None)
+            if seconds is not None and rng.random() < 0.7:
+                passed = AdvanceClock(seconds=seconds * rng.choice(_PARTS_OF_TIME))
+                yield Placed(step + rng.randint(1, _LATE_STEPS // 2), passed)
             if schedule.adapter.undoing and rng.random() < 0.5:
                 yield Placed(step + rng.randint(1, _LATE_STEPS), rng.choice(schedule.adapter.undoing))
 

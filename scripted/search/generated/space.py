@@ -31,6 +31,11 @@ class Space(Protocol):
     @property
     def features(self) -> dict[str, tuple[str, ...]]: ...
 
+    @property
+    def triples(self) -> tuple[str, ...]:
+        """The features of which any three levels meet too; of all others any two do."""
+        ...
+
     def allows(self, row: Row) -> bool:
         """Whether there is a configuration with all of this."""
         ...
@@ -112,4 +117,4 @@ class _Rows(Sequence[Row]):
 @functools.lru_cache(maxsize=64)
 def _rows(block: int, of: str) -> Sequence[Row]:
     space = space_of(of)
-    return _Rows(covering_rows(space.features, space.allows, block))
+    return _Rows(covering_rows(space.features, space.allows, block, triples=space.triples))

@@ -62,7 +62,7 @@ from scripted.search.extras import extras_of
 from scripted.search.written_test import write_test
 from scripted.shell.command_line import help_text, read_command
 from scripted.shell.statements import VerbCall, lines_of
-from scripted.shell.words import Word, words_of
+from scripted.shell.words import ShellWord, words_of
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
 CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)
@@ -165,9 +165,9 @@ def test_an_action_has_examples_of_its_own_kind(kind: type[Action]) -> None:
     assert all(type(parse_placed(f"1 {text}", all_actions()).action) is kind for text in kind.examples)
 
 
-def words() -> Mapping[str, Word]:
+def words() -> Mapping[str, ShellWord]:
     """What can be typed on the engine."""
-    found: dict[str, Word] = {}
+    found: dict[str, ShellWord] = {}
 
     def script(t: Any) -> Iterator[None]:
         found.update(words_of(t))

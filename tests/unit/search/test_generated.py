@@ -16,6 +16,7 @@ import pytest
 from scripted import api
 from scripted.adapters.lockstep.space import SPACE
 from scripted.core.named import OWN, adapter_named
+from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
@@ -82,6 +83,8 @@ def test_what_is_on_is_in_the_schedule() -> None:
         ("event-hold-grammars", "on"): " hold-grammars",
         ("window", "tight"): "max_window_tokens=",
         ("rids", "prefixes"): " start r-1 ",
+        ("scores", "several"): " top_logprobs=",
+        ("scale", "large"): "max_total_tokens=",
     }
     met = set()
     for number in range(120):
@@ -133,6 +136,7 @@ class _Stubborn:
     """A space whose numbers never make a configuration."""
 
     features: ClassVar = {"a": ("on",), "b": ("on",)}
+    triples = ()
 
     def allows(self, row: Row) -> bool:
         return True
@@ -175,6 +179,71 @@ def test_features_that_go_with_nothing_come_alone() -> None:
     rows = covering_rows({"a": ("1", "2"), "b": ("1",)}, lambda row: len(row) < 2, 0)
     assert [dict(row) for row in itertools.islice(rows, 4)] == [{"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1"}]
     assert next(covering_rows({"a": ("1",)}, lambda row: not row, 0)) == {}
+
+
+def test_any_three_levels_of_some_features_meet() -> None:
+    features = dict.fromkeys("abcdefgh", ("1", "2"))
+    rows = list(itertools.islice(covering_rows(features, lambda _: True, 0, triples="abcd"), 60))
+    threes = {
+        tuple(zip(names, levels, strict=True))
+        for names in itertools.combinations("abcd", 3)
+        for levels in itertools.product("12", repeat=3)
+    }
+    assert threes == {three for row in rows for three in itertools.combinations(sorted(row.items()), 3)} & threes
+    assert {pair for row in rows for pair in itertools.combinations(sorted(row.items()), 2)} == {
+        tuple(sorted(pair)) for pair in pairs_of(features, lambda _: True)
+    }
+
+
+def _starts_of(row: Row, number: int) -> list[Placed]:
+    schedule = SPACE.draw(row, random.Random(number))
+    return [placed for placed in schedule.placed if placed.action.is_start]
+
+
+def test_a_stream_has_others_among_requests_that_are_alike() -> None:
+    """What starves is what differs from all that keep coming: in its prefix, and in what else is on."""
+    for number in range(10):
+        starts = _starts_of({"requests": "stream", "loras": "several"}, number)
+        odd = [one for one in starts if one.action.seed]  # type: ignore[attr-defined]
+        assert len(odd) in (1, 2)
+        assert len({one.action.prompt for one in starts if one not in odd}) == 1  # type: ignore[attr-defined]
+        assert {one.action.lora for one in odd} == {"y"}  # type: ignore[attr-defined]
+        assert starts.index(odd[0]) < 6 < 20 < len(starts)
+
+
+def test_prompts_come_again_and_longer_in_turns() -> None:
+    prompts = [
+        one.action.prompt_ids  # type: ignore[attr-defined]
+        for number in range(20)
+        for one in _starts_of({"sharing": "turns", "requests": "several"}, number)
+    ]
+    again = [(one, other) for one, other in itertools.combinations(prompts, 2) if other[: len(one)] == one]
+    assert any(len(one) == len(other) for one, other in again)
+    assert any(len(one) < len(other) for one, other in again)
+
+
+def test_time_passes_up_to_the_end_of_a_call_that_waits() -> None:
+    exact = 0
+    for number in range(40):
+        placed = SPACE.draw({"event-flush": "on"}, random.Random(number)).placed
+        waits = [(one.step, getattr(one.action, "timeout_s", None)) for one in placed]
+        passed = [(one.step, one.action.seconds) for one in placed if hasattr(one.action, "seconds")]
+        exact += any(step < later and wait == seconds for step, wait in waits for later, seconds in passed)
+    assert exact > 5
+
+
+def test_what_ends_a_run_has_something_before_it() -> None:
+    for number in range(20):
+        schedule = SPACE.draw({"event-kill": "on"}, random.Random(number))
+        kills = [placed.step for placed in schedule.placed if placed.action.is_fatal]
+        last = max(one.step for one in _starts_of({"event-kill": "on"}, number))
+        assert kills
+        assert min(kills) >= last // 2
+
+
+def test_large_targets_have_prompts_that_are_worth_waiting_for() -> None:
+    lengths = [one.action.prompt for number in range(10) for one in _starts_of({"scale": "large"}, number)]  # type: ignore[attr-defined]
+    assert max(lengths) > 1024
 
 
 def test_seeds_search_other_targets() -> None:

@@ -113,12 +113,12 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
-    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency, as
-    ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
-    ``new_least`` tokens nothing ends it.
-    ``logprobs_from`` is the position from which on it asks for its prompt's logprobs. ``timeout_s`` and
-    ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match; with ``dead_end`` nothing may follow
-    that, not even the end. ``lora`` is the name of its LoRA.
+    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, and ``top_p``, ``top_k`` and
+    ``min_p`` say from what; ``penalty`` is for frequency, as ``presence`` and ``repetition`` are for theirs. ``bias``
+    is added to the logit of the token ``biased``. Before ``new_least`` tokens nothing ends it.
+    ``logprobs_from`` is the position from which on it asks for its prompt's logprobs; ``top_logprobs`` is how
+    many other tokens it wants those of. ``timeout_s`` and ``waiting_timeout_s`` are time limits. ``regex`` is what its
+    output must match; with ``dead_end`` nothing may follow that, not even the end. ``lora`` is the name of its LoRA.
     """
 
     rid: str
@@ -134,12 +134,15 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     penalty: float = 0.0
     presence: float = 0.0
     repetition: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
     min_p: float = 0.0
     biased: int | None = None
     bias: float = 0.0
     new_least: int = 0
     ignore_eos: bool = False
     logprobs_from: int | None = None
+    top_logprobs: int = 0
     timeout_s: float | None = None
     waiting_timeout_s: float | None = None
     regex: str | None = None
@@ -153,9 +156,11 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=40 shared=16 tail=1",
         "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
         "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
+        "start b prompt=9 temperature=0.5 draw=1 top_p=0.5 top_k=4",
         "start b prompt=9 new=4 biased=257 bias=100.0 new_least=2",
         "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
         "start b prompt=40 new=0 logprobs_from=16",
+        "start b prompt=9 logprobs_from=0 top_logprobs=2",
         "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
         "start b prompt=9 new=8 regex=[a-c]{3}",
         "start b prompt=9 lora=x",
@@ -272,6 +277,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             max_new_tokens=self.new,
             min_new_tokens=self.new_least,
             temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
             min_p=self.min_p,
             frequency_penalty=self.penalty,
             presence_penalty=self.presence,
@@ -288,8 +295,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             prompt_ids=self.prompt_ids,
             sampling=sampling,
             priority=self.priority,
-            return_logprob=first is not None,
+            return_logprob=first is not None or self.top_logprobs > 0,
+            top_logprobs_num=self.top_logprobs,
             prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
+            prompt_top_logprobs_num=0 if first is None else self.top_logprobs,
             timeout_s=self.timeout_s,
             waiting_timeout_s=self.waiting_timeout_s,
             lora=self.lora,
@@ -313,12 +322,15 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"frequency_penalty": self.penalty} if self.penalty else {}
         more |= {"presence_penalty": self.presence} if self.presence else {}
         more |= {"repetition_penalty": self.repetition} if self.repetition != 1 else {}
+        more |= {"top_p": self.top_p} if self.top_p != 1 else {}
+        more |= {"top_k": self.top_k} if self.top_k != -1 else {}
         more |= {"min_p": self.min_p} if self.min_p else {}
         more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
         more |= {"min_new_tokens": self.new_least} if self.new_least else {}
         more |= {"ignore_eos": True} if self.ignore_eos else {}
         if self.logprobs_from is not None:
             more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
+        more |= {"return_logprob": True, "top_logprobs_num": self.top_logprobs} if self.top_logprobs else {}
         more |= {"timeout_s": self.timeout_s} if self.timeout_s is not None else {}
         more |= {"waiting_timeout_s": self.waiting_timeout_s} if self.waiting_timeout_s is not None else {}
         if (grammar := self.grammar) is not None:
@@ -386,12 +398,15 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             penalty=sampling.frequency_penalty,
             presence=sampling.presence_penalty,
             repetition=sampling.repetition_penalty,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
             min_p=sampling.min_p,
             biased=biased,
             bias=bias,
             new_least=min(sampling.min_new_tokens, new),
             ignore_eos=sampling.ignore_eos,
             logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
+            top_logprobs=event.top_logprobs_num,
             timeout_s=event.timeout_s,
             waiting_timeout_s=event.waiting_timeout_s,
             regex=None if sampling.grammar is None else regex or reader.regex_of(sampling.grammar),

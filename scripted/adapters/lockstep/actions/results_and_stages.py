@@ -68,6 +68,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
     examples: ClassVar = ("kill", "kill stage=1")
     event: ClassVar = PipelineFailed
+    is_fatal: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"kill": "kill_stage"}
 
