@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.action import Action
 from scripted.core.phrases import text_of
 from scripted.core.placed import Placed
 from scripted.core.protocol import Freezer
@@ -24,6 +25,7 @@ from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation
 from scripted.errors import Overdue
 from scripted.script.watchdog import watchdog
+from scripted.search.extras import extras_of
 
 __all__ = ["Failure", "Left", "Outcome", "Prefixes", "execute", "execute_recorded", "finish", "record"]
 
@@ -170,6 +172,8 @@ class Prefixes:
         self._walked: Counter[int] = Counter()
         # Before each step: what can be seen of it at once, and how much was noted of the base by then.
         self._passed: list[tuple[Any, int, int]] = []
+        self._extras = extras_of(base)
+        self.acting: list[frozenset[Action]] = []
         # Looks by what was added that showed another state.
         self._in_vain: Counter[tuple[str, ...]] = Counter()
         self._digests: dict[int, tuple[bytes | None, ...]] = {}
@@ -272,6 +276,7 @@ class Prefixes:
                 self._copies[1] = frozen
             gate.watch = self._note
         self._passed.append((_outline(gate), len(gate.cells), len(gate.unreached)))
+        self.acting.append(frozenset(extra for extra in self._extras if extra.reaches(gate)))
 
     def _compare(self, gate: Run, kinds: tuple[str, ...]) -> None:
         """Leave a run that is the base again after its last event. A look costs as much as two steps."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol, cast
 
+from scripted.core.action import Action
 from scripted.core.named import OWN, adapter_named
 from scripted.core.phrases import nearest
 from scripted.core.placed import Placed
@@ -39,6 +40,11 @@ class Target(Protocol):
     @property
     def steps(self) -> int:
         """Steps that can be added to."""
+        ...
+
+    @property
+    def acting(self) -> Sequence[Collection[Action]]:
+        """Additions that would have something to act on, before each step of the target by itself, if known."""
         ...
 
     def execute(self, *extra: Placed, observe: Callable[[Run], None] | None = None) -> Outcome: ...

@@ -160,5 +160,5 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
 def _extras(unit: Unit, strategy: Strategy, target: Target) -> Iterator[tuple[Placed, ...]]:
     if not unit.parts:
         return iter([()])
-    additions = strategy.additions(unit.target, target.base, target.steps, first=unit.first)
+    additions = strategy.additions(unit.target, target.base, target.steps, first=unit.first, acting=target.acting)
     return itertools.islice(additions, 0, None if unit.count is None else unit.count * unit.parts, unit.parts)

@@ -32,6 +32,7 @@ class ScriptTarget:
     """
 
     rejoined: int = 0
+    acting: tuple[()] = ()
 
     def __init__(self, test: ScriptedTest) -> None:
         self._test = test

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from scripted.core.action import Action
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.placed import Placed
+from scripted.search.strategies.base import mostly_survivable
 
 __all__ = ["PIPELINE", "acting_in_turn", "draw_actors"]
 
@@ -21,6 +22,7 @@ _MOST_ACTIONS = 3
 
 def draw_actors(rng: random.Random, extras: Sequence[Action]) -> list[list[Action]]:
     """Each actor's actions, in its order."""
+    extras = mostly_survivable(rng, extras)
     return [
         [rng.choice(extras) for _ in range(rng.randint(1, _MOST_ACTIONS))] for _ in range(rng.randint(1, _MOST_ACTORS))
     ]

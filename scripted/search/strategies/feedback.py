@@ -7,14 +7,13 @@ OOPSLA 2025), over the abstract states that ``scripted/search/abstract.py`` read
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
-from scripted.search.extras import extras_of
-from scripted.search.strategies.random_events import draw_events, draw_kinds
+from scripted.search.strategies.random_events import Drawing
 
 __all__ = ["Feedback"]
 
@@ -51,18 +50,20 @@ class Feedback:
         self._gains = [1.0, 1.0]
         self._from_corpus = False
 
-    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Extra]:
+    def additions(
+        self, name: str, base: Schedule, steps: int, *, first: int = 0, acting: Sequence[Collection[Action]] = ()
+    ) -> Iterator[Extra]:
         """Endless; each but the first depends on what ``learn`` was told of those before it."""
-        extras = (*extras_of(base), *base.adapter.undoing)
+        drawing = Drawing(base, steps, acting)
         rng = random.Random(f"{self._seed}/{name}/{first}")  # noqa: S311 - the same from the same seed
         while True:
-            chosen = draw_kinds(rng, extras)
+            chosen = drawing.kinds(rng)
             fresh, kept = self._gains
             self._from_corpus = bool(self._corpus) and rng.random() * (fresh + kept) < kept
             if not self._from_corpus:
-                yield draw_events(rng, chosen, steps, _MOST_EVENTS)
+                yield drawing.events(rng, chosen, _MOST_EVENTS)
             else:
-                yield self._changed(rng, chosen, steps)[:_MOST_EVENTS]
+                yield self._changed(rng, drawing, chosen)[:_MOST_EVENTS]
 
     def learn(self, extra: Extra, states: Sequence[tuple[int, Hashable]]) -> None:
         """The run with these additions was in these states, each with the step that came next."""
@@ -73,7 +74,7 @@ class Feedback:
             self._corpus.append(_Kept(extra, new))
             del self._corpus[:-_CORPUS_LIMIT]
 
-    def _changed(self, rng: random.Random, extras: Sequence[Action], steps: int) -> Extra:
+    def _changed(self, rng: random.Random, drawing: Drawing, extras: Sequence[Action]) -> Extra:
         # Of two the newer one: what was reached last has been gone on from least.
         kept = self._corpus[max(rng.randrange(len(self._corpus)), rng.randrange(len(self._corpus)))]
         step = rng.choice(kept.steps)
@@ -86,10 +87,10 @@ class Feedback:
             case 1:
                 events = _with_one_changed(rng, kept.extra, extras)
         # Some at once, where it was new, and the others later.
-        last = max(steps, step + _NEAR_STEPS)
+        last = max(drawing.steps, step + _NEAR_STEPS)
         for _ in range(rng.randint(1, max(1, _MOST_EVENTS - len(events)))):
             at = rng.randint(step, step + _NEAR_STEPS if rng.randrange(2) else last)
-            events.append(Placed(at, rng.choice(extras)))
+            events.append(drawing.event(rng, extras, at, may_undo=True))
         return tuple(sorted(events, key=lambda placed: placed.step))
 
 

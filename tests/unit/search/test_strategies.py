@@ -10,11 +10,12 @@ import pytest
 
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.core.common_actions import ReleaseResults
+from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute
 from scripted.search.extras import extras_of
-from scripted.search.strategies import Exhaustive, Feedback, StrategyName, Surw, Swarm
+from scripted.search.strategies import Exhaustive, Feedback, RandomEvents, StrategyName, Surw, Swarm
 from scripted.search.units import SearchPlan
 
 # Small, and each with another part of the planner at its limit.
@@ -90,3 +91,35 @@ def test_a_feedback_campaign_is_the_same_in_any_number_of_processes() -> None:
     one, two = (Campaign(msgspec.structs.replace(plan, jobs=jobs)).run() for jobs in (1, 2))
     assert one.coverage.counts == two.coverage.counts
     assert one.schedules == two.schedules == 260
+
+
+def test_random_events_mostly_have_something_to_act_on_and_one_run_in_eight_ends_the_engine() -> None:
+    """Of events at any step of a workload most would meet nothing, and of what comes after a death all."""
+    prefixes = Prefixes(WORKLOADS["full-rows"])
+    additions = RandomEvents(1).additions("full-rows", prefixes.base, prefixes.steps, acting=prefixes.acting)
+    runs = list(itertools.islice(additions, 400))
+    fatal = sum(any(placed.action.is_fatal for placed in extra) for extra in runs)
+    assert 0 < fatal < 400 / 8
+    met = [
+        placed.action in prefixes.acting[placed.step - 1]
+        for extra in runs
+        for placed in extra[:1]
+        if placed.step <= prefixes.steps
+    ]
+    assert sum(met) > 0.8 * len(met)
+    blind = [
+        placed.action in prefixes.acting[placed.step - 1]
+        for extra in itertools.islice(RandomEvents(1).additions("full-rows", prefixes.base, prefixes.steps), 400)
+        for placed in extra[:1]
+        if placed.step <= prefixes.steps
+    ]
+    assert sum(blind) < 0.8 * len(blind)
+
+
+def test_what_would_act_on_nothing_in_a_target_is_known_before_it_is_added() -> None:
+    prefixes = Prefixes(WORKLOADS["twins"])
+    assert len(prefixes.acting) == prefixes.steps
+    for step, acting in enumerate(prefixes.acting, 1):
+        for action in extras_of(prefixes.base):
+            outcome = prefixes.execute(Placed(step, action))
+            assert (Placed(step, action) in outcome.unreached) is (action not in acting), (step, action)
