@@ -5,6 +5,7 @@ The harness and the simulated tier do without it. Imports none of what it looks 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ _MODULES: Final = frozenset(
 )
 
 
+@functools.cache
 def serve_is_installed() -> bool:
     """Whether servers can be started here."""
     return all(importlib.util.find_spec(name) is not None for name in _MODULES)

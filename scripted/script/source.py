@@ -154,9 +154,8 @@ def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
 
 def _why_returned(own: _Definition, statement: ast.stmt) -> str | None:
     """A comparison that a script returns to nobody."""
-    if statement not in list[ast.stmt](_returns_of(own.node)):
+    if not isinstance(statement, ast.Return) or statement not in _returns_of(own.node):
         return None
-    assert isinstance(statement, ast.Return)
     if statement.value is not None and _is_condition(statement.value):
         text = ast.unparse(statement.value)
         return f"'return {text}' is seen by nobody; write 'assert {text}'"
