@@ -1,6 +1,6 @@
 """The supervisor's side of placing stages with Ray: what the driver is told, and how its process begins.
 
-Imports nothing of Ray, whose threads a process that forks must not have.
+Imports nothing of Ray by itself, whose threads a process that forks must not have.
 """
 
 from __future__ import annotations
@@ -58,6 +58,16 @@ def ray_defaults() -> dict[str, str]:
     if any(name in os.environ for name in _TOKEN_VARIABLES) or _TOKEN_FILE.expanduser().is_file():
         defaults["RAY_AUTH_MODE"] = "token"
     return defaults
+
+
+def heed_environment() -> None:
+    """Make Ray read the environment again, in a process that may have imported it before: it notes then whether it
+    shows a token, and which. Raises ImportError where Ray is not installed.
+    """
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:

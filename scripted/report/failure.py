@@ -31,7 +31,8 @@ __all__ = [
 SHOWN_STEPS = 16
 # The script's own line in the stack of the process that it runs in, while it is between two yields.
 _IN_THE_SCRIPT = re.compile(
-    r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/gate/run\.py", line \d+ in resume$', re.MULTILINE
+    r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/script/execution\.py", line \d+ in _run_code$',
+    re.MULTILINE,
 )
 
 

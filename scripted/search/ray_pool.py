@@ -50,15 +50,20 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
 
     Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
     """
-    from engine.placement.ray_order import ray_defaults  # a search of another scheduler imports nothing of the engine
+    from engine.placement.ray_order import (
+        heed_environment,
+        ray_defaults,
+    )  # a search of another scheduler imports nothing of the engine
 
-    # Set before the import, which reads it. Of a cluster that it starts Ray knows the token by itself.
+    # Of a cluster that it starts Ray knows the token by itself.
     defaults = ray_defaults()
     if address == LOCAL:
         defaults.pop("RAY_AUTH_MODE", None)
     os.environ.update(defaults | os.environ)
     try:
         import ray
+
+        heed_environment()
     except ModuleNotFoundError as exc:
         raise ScriptDefinitionError(
             f"--ray {address} needs Ray, which is not installed; install lockstep-engine[ray], or use --jobs"

@@ -59,3 +59,28 @@ def test_a_cluster_of_the_harness_asks_for_the_token_that_drivers_show(
     with ray_cluster._environment(str(tmp_path)):
         assert os.environ["RAY_AUTH_MODE"] == "token"
     assert "RAY_AUTH_MODE" not in os.environ
+
+
+LATE = """
+import ray
+import sys
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
+from scripted.adapters.lockstep.server import ray_cluster
+
+assert not is_token_auth_enabled()
+with ray_cluster._environment(sys.argv[1]):
+    ray_cluster._new_cluster()
+assert is_token_auth_enabled()
+"""
+
+
+def test_a_cluster_asks_for_the_token_also_where_ray_was_imported_before(tmp_path: Path) -> None:
+    """A test file that asks whether Ray is there imports it without the mode, and no node came up after that."""
+    pytest.importorskip("ray", reason="Ray is an optional extra")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").write_text("t" * 64)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LATE, tmp_path], env=plain | {"HOME": str(tmp_path)}, capture_output=True
+    )
+    assert said.returncode == 0, said.stderr.decode()

@@ -10,8 +10,10 @@ import signal
 import pytest
 
 from engine import EngineConfig
+from engine.frames import decoder_of
 from engine.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ScriptFailed, ServerDied
+from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ServerDied
+from scripted.adapters.lockstep.server import runner
 
 
 def prints(t):
@@ -74,3 +76,23 @@ def test_prints_come_back_in_order(capsys: pytest.CaptureFixture[str], parent: P
         with pytest.raises(ServerDied, match="yield  # the last line that was seen"):
             server.run(is_killed)
         assert capsys.readouterr().out == "the last lines\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged", "says"),
+    [
+        ("encode", lambda message: b"\xc1", "the gate took a frame that is no command"),
+        ("decode_replies", decoder_of(int), "the gate sent a frame that is no reply"),
+    ],
+    ids=["command", "reply"],
+)
+def test_a_frame_that_cannot_be_read_fails_at_once(
+    name: str, damaged: object, says: str, parent: PreloadedParent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D02: on both sides of the private socket, by its name; it was dropped, and the script timed out."""
+    with ScriptedServer.start(EngineConfig(), parent=parent) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, name, damaged)
+            with pytest.raises(ScriptFailed, match=f"{says}, a defect of the harness"):
+                server.run(prints, options=ScriptOptions(timeout_s=5.0))
+        assert not server.usable

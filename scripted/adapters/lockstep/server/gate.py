@@ -6,7 +6,6 @@ one.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from contextlib import ExitStack
@@ -45,8 +44,6 @@ __all__ = ["GateOptions", "script_address", "scripted_gate"]
 SERVING_TIMEOUT_S: Final = 120.0
 # The final message of a dying scheduler must leave its process.
 FINAL_MESSAGE_LINGER_MS: Final = 1000
-
-logger = logging.getLogger(__name__)
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +107,8 @@ class WireSource:
             try:
                 command = decode_command(self._socket.recv())
             except BadFrameError as exc:
-                logger.warning("dropped a frame that is no command: %s", exc)
+                error = f"the gate took a frame that is no command, a defect of the harness: {exc}"
+                self._send(ScriptFailedReply(report=FailureReport(kind=FailureKind.FAILED, error=error, spent=True)))
                 continue
             if isinstance(command, Shutdown):
                 # An interrupt ends the server at once; a termination would let live requests run to their end.

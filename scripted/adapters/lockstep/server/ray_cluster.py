@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import psutil
 
 from engine.errors import StartupError
-from engine.placement.ray_order import NICENESS, ray_defaults
+from engine.placement.ray_order import NICENESS, heed_environment, ray_defaults
 
 __all__ = ["LocalCluster"]
 
@@ -108,8 +108,9 @@ class LocalCluster:
 
 
 def _new_cluster() -> Any:
-    """A cluster without nodes. Ray is imported in the nodes' environment: it reads then whether it asks for tokens."""
+    """A cluster without nodes. Called in the nodes' environment, which says whether they ask for tokens."""
     try:
+        heed_environment()
         from ray.cluster_utils import Cluster
     except ImportError as exc:
         raise StartupError("a local cluster needs Ray, which is not installed; install lockstep-engine[ray]") from exc

@@ -6,7 +6,6 @@ Every wait also watches the server's lifeline, so a death is noticed at once and
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
 import sys
 import tempfile
@@ -73,8 +72,6 @@ SHUTDOWN_TIMEOUT_S: Final = 5.0
 KEPT_STEPS: Final = 64
 LOG_TAIL_BYTES: Final = 4096
 UNBOUNDED: Final = 0
-
-logger = logging.getLogger(__name__)
 
 
 class ScriptedServer(ScriptRunner):
@@ -177,6 +174,10 @@ class ScriptedServer(ScriptRunner):
         self._socket.send(encode(command))
         try:
             return self._await_result(command)
+        except BadFrameError as exc:
+            self.usable = False
+            error = f"the gate sent a frame that is no reply, a defect of the harness: {exc}"
+            raise self._error(self._bare(command, FailureKind.FAILED, error)) from exc
         except (KeyboardInterrupt, SystemExit):
             # The script still runs in there, so the server would not hear an order to end.
             self.usable, self._interrupted = False, True
@@ -269,15 +270,14 @@ class ScriptedServer(ScriptRunner):
             raise self._error(self._bare(command, FailureKind.FAILED, f"{type(exc).__name__}: {exc}")) from exc
 
     def _next_reply(self, deadline: float) -> HookReady | ScriptSucceeded | ScriptFailedReply | None:
-        """The gate's next message; None when the server ended without one, or when the time is up."""
+        """The gate's next message; None when the server ended without one, or when the time is up.
+
+        Raises BadFrameError at once for a frame that is none: what it said is lost.
+        """
         while (left_s := deadline - time.monotonic()) > 0:
             readable = dict(self._poller.poll(int(left_s * 1000) + 1))
             if self._socket in readable:
-                try:
-                    reply = decode_replies(self._socket.recv())
-                except BadFrameError as exc:
-                    logger.warning("dropped a frame that is no reply of the gate: %s", exc)
-                    continue
+                reply = decode_replies(self._socket.recv())
                 if not isinstance(reply, Progress):
                     return reply
                 self._follow(reply)

@@ -13,10 +13,8 @@ import time
 from pathlib import Path
 from typing import Final, NoReturn
 
-import msgspec
 import psutil
 
-from engine.frames import BadFrameError
 from engine.messages import encode
 from engine.process.control import Control
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
@@ -57,13 +55,16 @@ def leave_result(private_dir: Path, reply: ScriptSucceeded | ScriptFailedReply) 
 
 
 def result_of_survivor(private_dir: Path, timeout_s: float) -> ScriptSucceeded | ScriptFailedReply | None:
-    """Wait for the result of a copy, and for its end; None where there is no copy, or where it left nothing."""
+    """Wait for the result of a copy, and for its end; None where there is no copy, or where it left nothing.
+
+    Raises BadFrameError for what is no result.
+    """
     try:
         pid = int((private_dir / _PID).read_text(encoding="ascii"))
     except FileNotFoundError:
         return None
     _wait_for_end(pid, timeout_s)
-    with contextlib.suppress(FileNotFoundError, BadFrameError, msgspec.DecodeError):
+    with contextlib.suppress(FileNotFoundError):
         reply = decode_replies((private_dir / _RESULT).read_bytes())
         return reply if isinstance(reply, ScriptSucceeded | ScriptFailedReply) else None
     return None
