@@ -16,12 +16,17 @@ def is_cause(child: WatchedProcess) -> bool:
 
 def first_death(ended: Sequence[WatchedProcess], alive: Sequence[WatchedProcess]) -> DeathReport:
     """The first of these ends that is not the consequence of another one, or the process that the victims name."""
-    child = next(filter(is_cause, ended), ended[0])
+    child = next(filter(is_cause, ended), None)
     blame = {one.dying.victim_of: one.dying.victim_cause for one in ended if one.dying is not None}
-    stuck = next((one for one in alive if one.name in blame), None)
-    if stuck is not None and not is_cause(child):
+    blamed = next(filter(None, blame), None)
+    if child is None and blamed is not None:
         # This process is not dead yet, but the others cannot wait for it any longer.
-        return _report_of(stuck, blame[stuck.name])
+        stuck = next((one for one in alive if one.name in blame), None)
+        if stuck is not None:
+            return _report_of(stuck, blame[stuck.name])
+        if blamed not in {one.name for one in ended}:  # The process of a victim, as the reader is the front end's.
+            return DeathReport(process=blamed, pid=0, cause=blame[blamed], when=time.time())
+    child = child or ended[0]
     status = child.status if child.status is not None else EXIT_FAILED
     return _report_of(child, _cause_of(child, status), status)
 

@@ -5,12 +5,13 @@ Imports nothing of Ray by itself, whose threads a process that forks must not ha
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -64,10 +65,9 @@ def heed_environment() -> None:
     """Make Ray read the environment again, in a process that may have imported it before: it notes then whether it
     shows a token, and which. Raises ImportError where Ray is not installed.
     """
-    from ray._raylet import AuthenticationTokenLoader, Config
-
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from engine.launch.preload import PreloadedParent, ServerProcess
+from engine.process.death import read_death_report
 from engine.settings import ServerSettings
 
 START_BOUND_S = 60.0
@@ -240,3 +241,22 @@ def test_extreme_sampling_parameters_poison_no_other_request(launch, pool: Threa
         assert all(0 <= token < 264 for token in response.json()["output_ids"])
     assert beside.output_ids() == alone
     server.assert_whole_and_idle()
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGKILL, "it closed its socket"), (signal.SIGSTOP, "it was stopped by a signal and did not go on")],
+)
+def test_the_report_of_a_death_names_the_reader_and_not_the_front_end_that_it_ended(
+    launch, number: signal.Signals, why: str
+) -> None:
+    """A06: the supervisor sees the front end end, which says whose death that is."""
+    server = launch(step_timeout_s=1.0)
+    (reader,) = psutil.Process(server.pids["frontend"]).children()
+    reader.send_signal(number)
+    assert server.process.wait(END_BOUND_S + 1.0) == 1
+    report = read_death_report(server.folder)
+    assert report is not None
+    assert (report.process, report.exit_code) == ("reader", None)
+    assert report.cause.startswith(why)
+    assert "the reader process died and the server with it" in (server.folder / "log").read_text()
