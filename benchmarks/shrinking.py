@@ -54,7 +54,7 @@ def neighbours(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
     """Every schedule with one event less, one setting less, or one number lower by one or by half.
 
     What is at its default is not said, so it is no number of the schedule; a number goes up to its default only as a
-    setting.
+    setting. None goes below one: a request of no tokens is another kind of request.
     """
     placed, adapter = schedule.placed, schedule.adapter
     for at, one in enumerate(placed):
@@ -141,7 +141,7 @@ def _fields(action: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _lower(value: Any) -> Iterable[int]:
-    return {value - 1, value // 2} - {value} if type(value) is int and value > 0 else ()
+    return {value - 1, value // 2} - {value} if type(value) is int and value > 1 else ()
 
 
 def _fails(schedule: Schedule, signature: str, *, leave_out: bool) -> bool:

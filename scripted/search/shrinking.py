@@ -137,7 +137,7 @@ def _earlier(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
-    """What an action says is smaller, and any whole number of it lower by half or by one."""
+    """What an action says is smaller, and any whole number of it lower by half or by one, down to one."""
     for index, one in enumerate(schedule.placed):
         for action in itertools.chain(one.action.smaller(), _lower_numbers(one.action)):
             placed = (*schedule.placed[:index], Placed(one.step, action), *schedule.placed[index + 1 :])
@@ -147,7 +147,7 @@ def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
 def _lower_numbers(action: Action) -> Iterator[Action]:
     for field in msgspec.structs.fields(action):
         value = getattr(action, field.name)
-        if type(value) is int and value > 0 and value != field.default:
+        if type(value) is int and value > 1 and value != field.default:
             for less in dict.fromkeys((value // 2, value - 1)):
                 with contextlib.suppress(ValueError, ScriptDefinitionError):  # Some are refused.
                     yield msgspec.structs.replace(action, **{field.name: less})

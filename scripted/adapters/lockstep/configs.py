@@ -34,7 +34,7 @@ def smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:
     for name, value in values.items():
         default = EngineConfig.model_fields[name].default
         smaller = [default]
-        if type(value) is int and value > 0:
+        if type(value) is int and value > 1:
             smaller += [default + (value - default) // 2] if isinstance(default, int) and value > default else []
             smaller += [value // 2, value - 1]
         for less in dict.fromkeys(smaller):
