@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,8 +27,8 @@ from scripted.core.schedule import Schedule
 from scripted.script.loader import find_test
 from scripted.script.options import ScriptOptions
 from scripted.search.campaign import Campaign
-from scripted.search.execution import execute, record
-from scripted.search.shrinking import shrink
+from scripted.search.execution import Outcome, record
+from scripted.search.shrinking import shrink, way_to_fail
 from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
@@ -91,21 +91,20 @@ def check(finding: Finding, *, budget_s: float = _BUDGET_S) -> Checked:
     found, signature = finding.schedule, finding.failure.signature
     assert found is not None
     shrunk = shrink(found, signature, budget_s=budget_s)
-    leave_out = not _fails(found, signature, leave_out=False)
+    way, _ = way_to_fail(found, signature)
     smaller = tuple(
         (kind, other)
         for kind, other in neighbours(shrunk.schedule)
-        if other != shrunk.schedule and _fails(other, signature, leave_out=leave_out)
+        if other != shrunk.schedule and _fails(other, signature, way)
     )
-    renamed = _renamed(shrunk.schedule)
     return Checked(
         finding.mutant or "",
         found,
         shrunk.schedule,
-        _fails(shrunk.schedule, signature, leave_out=leave_out),
+        _fails(shrunk.schedule, signature, way),
         shrunk.runs,
         smaller,
-        not _fails(renamed, signature, leave_out=leave_out),
+        not _fails(_renamed(shrunk.schedule), signature, way),
     )
 
 
@@ -144,9 +143,9 @@ def _lower(value: Any) -> Iterable[int]:
     return {value - 1, value // 2} - {value} if type(value) is int and value > 1 else ()
 
 
-def _fails(schedule: Schedule, signature: str, *, leave_out: bool) -> bool:
+def _fails(schedule: Schedule, signature: str, way: Callable[..., Outcome]) -> bool:
     try:
-        failure = execute(schedule, leave_out=leave_out).failure
+        failure = way(schedule).failure
     except (ValueError, HarnessError, ScriptDefinitionError):
         return False  # What makes no run.
     return failure is not None and failure.signature == signature
@@ -189,7 +188,7 @@ def _size_by_hand(mutant: str) -> tuple[int, int]:
         return _size_of(Schedule.parse(schedule))
     test = find_test(mutant_named(mutant).test)
     marks = [mark for mark in getattr(test.script, "pytestmark", ()) if mark.name == "parametrize"]
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for mark in marks:
         names, values = mark.args[0], mark.args[1][0]
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names

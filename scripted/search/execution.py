@@ -107,11 +107,18 @@ def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bo
     return finish(gate, timeout_s=timeout_s)
 
 
-def record(schedule: Schedule) -> tuple[Outcome, list[Any]]:
-    """Run a schedule and keep every step, the one that it dies in included. Raises HarnessError."""
+def record(schedule: Schedule, *, timeout_s: float | None = None) -> tuple[Outcome, list[Any]]:
+    """Run a schedule and keep every step, the one that it dies in included; judge what only records show.
+
+    Raises HarnessError.
+    """
     gate = Run(schedule, record=True)
-    outcome = finish(gate)
+    outcome = finish(gate, timeout_s=timeout_s)
     assert gate.records is not None
+    try:
+        gate.adapter.check_records(gate.records)
+    except Violation as exc:
+        outcome = msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
     return outcome, gate.records
 
 
@@ -143,15 +150,9 @@ def _check_ended(gate: Run) -> None:
         raise Violation(f"the loop ended in step {gate.step}, before the end of the run")
 
 
-def execute_recorded(schedule: Schedule) -> Outcome:
-    """The same with what can only be judged from records, which the runs of a search do not keep."""
-    gate = Run(schedule, record=True)
-    outcome = finish(gate)
-    try:
-        gate.adapter.check_records(gate.records or ())
-    except Violation as exc:
-        return msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
-    return outcome
+def execute_recorded(schedule: Schedule, *, timeout_s: float | None = None) -> Outcome:
+    """The same with what only records show, which the runs of a search do not keep."""
+    return record(schedule, timeout_s=timeout_s)[0]
 
 
 class Prefixes:

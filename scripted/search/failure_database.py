@@ -14,7 +14,8 @@ import msgspec
 
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.search.execution import Failure, execute
+from scripted.search.execution import Failure
+from scripted.search.shrinking import way_to_fail
 
 __all__ = ["DEFAULT_FAILURES", "FAILURES_LIMIT", "FailureDatabase", "Replayed", "SavedFailure"]
 
@@ -87,5 +88,5 @@ def _replayed(saved: SavedFailure) -> tuple[Failure | None, str]:
         schedule = Schedule.parse(saved.schedule, of=saved.adapter)
     except (ScriptDefinitionError, ValueError) as exc:
         return None, f"it cannot be read any more: {exc}"
-    failure = execute(schedule).failure
+    _, failure = way_to_fail(schedule, saved.signature)
     return failure, "" if failure is not None else "it no longer fails"

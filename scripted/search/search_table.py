@@ -203,6 +203,8 @@ def _cell(rows: Sequence[TimedSearch]) -> str:
     found = [row for row in rows if row.is_found]
     if not rows:
         return "not searched"
+    if not found and any(row.failure for row in rows):
+        return "an error of the harness"
     if not found:
         return f"0 of {len(rows)} in {max(row.schedules for row in rows):,}"
     median = statistics.median(row.schedules for row in found)

@@ -7,6 +7,7 @@ run. What is left is one-minimal: no single one of these steps leads to a schedu
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import string
 import time
@@ -19,9 +20,9 @@ from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.search.execution import execute
+from scripted.search.execution import Failure, Outcome, execute, execute_recorded
 
-__all__ = ["SHRINK_BUDGET_S", "Shrunk", "shrink"]
+__all__ = ["SHRINK_BUDGET_S", "Shrunk", "shrink", "way_to_fail"]
 
 SHRINK_BUDGET_S: Final = 5.0
 _LETTERS: Final = string.ascii_lowercase
@@ -56,6 +57,21 @@ def shrink(schedule: Schedule, signature: str | None = None, *, budget_s: float 
     return Shrunk(search.best, search.runs, seconds, search.signature is not None, not search.is_overdue)
 
 
+def way_to_fail(schedule: Schedule, signature: str | None) -> tuple[Callable[..., Outcome], Failure | None]:
+    """How to run a schedule so that it fails as it was found to, and that failure; else as a whole run fails.
+
+    Some runs of a search leave some checks out, and only a target by itself is recorded and judged by its records.
+    """
+    ways = execute, functools.partial(execute, leave_out=True), execute_recorded
+    failures = []
+    for way in ways:
+        failure = way(schedule).failure
+        if failure is not None and signature in (None, failure.signature):
+            return way, failure
+        failures.append(failure)
+    return ways[0], failures[0]
+
+
 class _Search:
     """The best schedule so far; everything else is a candidate."""
 
@@ -65,15 +81,9 @@ class _Search:
         self.best = schedule
         self.runs = 1
         self._tried: set[Schedule] = set()
-        self._leaves_out = False
-        failure = execute(schedule).failure
-        if failure is not None and signature not in (None, failure.signature):
-            self.runs += 1
-            without = execute(schedule, leave_out=True).failure
-            if without is not None and without.signature == signature:
-                failure, self._leaves_out = without, True
-        self.signature = None if failure is None else failure.signature
         self._timeout_s: float | None = None
+        self._execute, failure = way_to_fail(schedule, signature)
+        self.signature = None if failure is None else failure.signature
         if failure is not None and failure.hangs:
             # It has shown that it never ends; what is left of it will show so sooner.
             self._timeout_s, self._deadline = budget_s / _HANGING_RUNS, time.monotonic() + budget_s
@@ -96,7 +106,7 @@ class _Search:
         self._tried.add(candidate)
         self.runs += 1
         try:
-            failure = execute(candidate, timeout_s=self._timeout_s, leave_out=self._leaves_out).failure
+            failure = self._execute(candidate, timeout_s=self._timeout_s).failure
         except (ValueError, HarnessError, ScriptDefinitionError):
             return False  # Settings that need one another.
         if failure is None or failure.signature != self.signature:

@@ -70,18 +70,20 @@ ROWS = [
     TimedSearch("c", ALONE, 0, 100, misfit="no such line"),
     TimedSearch("d", ALONE, 0, 100, schedules=100, cpu_s=9.0),
     TimedSearch("d", ALONE, 0, 100, equivalent="nothing reads it"),
+    TimedSearch("e", ALONE, 0, 100, failure="HarnessError: judging a step failed"),
     TimedSearch("other", ALONE, 0, 100, schedules=1, cpu_s=9.0, target="generated:0", failure="x"),
 ]
 
 
 def test_the_table_counts_seeds_and_takes_medians() -> None:
-    assert table_of(ROWS, ["a", "b", "d", "c"]).splitlines() == [
+    assert table_of(ROWS, ["a", "b", "d", "c", "e"]).splitlines() == [
         "| bug | alone | random |",
         "| --- | --- | --- |",
-        "| **all 3** | **1 of 2 (50 %), median 9** | **0 of 1** |",
+        "| **all 4** | **1 of 3 (33 %), median 9** | **0 of 1** |",
         "| `a` | 2 of 3, 9, 1.00 s | 0 of 1 in 100 |",
         "| `b` | 0 of 1 in 100 | not searched |",
         "| `c` | not searched | not searched |",
+        "| `e` | an error of the harness | not searched |",
         "| `d` | equivalent: nothing reads it |",
     ]
 

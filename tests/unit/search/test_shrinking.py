@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.shrinking import check
 from scripted import api
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.core.schedule import Schedule
-from scripted.search.execution import execute
+from scripted.search.campaign import Campaign
+from scripted.search.execution import execute, record
+from scripted.search.failure_database import FailureDatabase
 from scripted.search.generated import generated_schedule, generated_target
 from scripted.search.shrinking import shrink
-from scripted.search.units import Finding
+from scripted.search.units import Finding, SearchPlan
 
 FLUSH = "flush-ignores-in-flight"
 
@@ -62,6 +66,27 @@ def test_the_failure_that_was_found_is_kept_where_a_whole_run_fails_otherwise() 
     assert shrunk.fails
     assert again is not None
     assert again.signature == fork.signature
+
+
+def test_what_only_the_records_of_a_run_show_is_shrunk_and_kept_too(tmp_path: Path) -> None:
+    """A digest that leaves something out, and an engine that is restored with another cache, stop no step."""
+    mutant = "a-digest-without-pages"
+    report = Campaign(SearchPlan(schedules=100, mutant=mutant, stop_at_first=True)).run()
+    (finding,) = report.findings.values()
+    found = finding.schedule
+    assert found is not None
+    with switched_on(mutant):
+        assert execute(found).failure is None
+        checked = check(finding, budget_s=60)
+    assert checked.is_same
+    assert not checked.smaller
+    assert len(checked.shrunk.placed) < len(found.placed)
+    FailureDatabase(tmp_path / "failures").add(checked.shrunk, finding.failure)
+    with switched_on(mutant):
+        (kept,) = FailureDatabase(tmp_path / "failures").replay("lockstep")
+        assert kept.failure is not None
+        assert kept.failure.signature == finding.failure.signature
+        assert record(checked.shrunk)[0].failure == kept.failure
 
 
 def test_names_become_plain_where_they_do_not_matter() -> None:
