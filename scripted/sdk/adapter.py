@@ -73,8 +73,9 @@ class SchedulerAdapter:
     fields all have defaults. ``limits`` says the numbers of a configuration and ``can`` what such a machine can do.
     ``copier`` copies a machine between two steps; None if it cannot be copied, then every schedule starts at its
     beginning. ``may_grow`` are parts of the paths of containers that need not be empty in the end. ``workloads`` are
-    further base schedules by name, ``settings`` further values of settings that generated targets try. ``api`` is the
-    version of this interface that the adapter is written for.
+    further base schedules by name, ``settings`` further values of settings that generated targets try. ``actions`` are
+    further ones, each with the settings, and their values, without which it has nothing to act on, and ``undoing`` what
+    undoes them. ``api`` is the version of this interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -89,6 +90,8 @@ class SchedulerAdapter:
         can: Callable[[Any], Capabilities],
         workloads: Mapping[str, str] | None = None,
         settings: Mapping[str, Sequence[Any]] | None = None,
+        actions: Mapping[type[Action], Mapping[str, Sequence[Any]]] | None = None,
+        undoing: Sequence[Action] = (),
         mutants: Sequence[Mutant] = (),
         copier: Copier | None = None,
         may_grow: Collection[str] = (),
@@ -111,13 +114,14 @@ class SchedulerAdapter:
             **workloads_of(limits(default), can(default)),
             **(workloads or {}),
         }
-        self.space = SchedulerSpace(self, config, settings or {})
+        self.space = SchedulerSpace(self, config, settings or {}, actions or {})
         # What some configuration can do is part of the language of schedules.
-        self.actions: tuple[type[Action], ...] = actions_of(can(default))
+        self.actions: tuple[type[Action], ...] = (*actions_of(can(default)), *(actions or {}))
         self.undoing: tuple[Action, ...] = (
             ReleaseResults(count=1),
             ReleaseResults(),
             *((ResumeAll(),) if can(default).pause_modes else ()),
+            *undoing,
         )
 
     # -- configurations --

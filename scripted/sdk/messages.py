@@ -16,11 +16,13 @@ __all__ = [
     "BatchResult",
     "Event",
     "FlushCache",
+    "Load",
     "Pause",
     "Refused",
     "Reply",
     "Resume",
     "Share",
+    "Signal",
     "Stepped",
     "Tokens",
 ]
@@ -91,7 +93,14 @@ class BatchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     error: str
 
 
-Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed
+class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
+    """Something that this machine alone knows, such as a transfer that will fail. Nobody is promised anything by it."""
+
+    name: str
+    value: int = 0
+
+
+Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed | Signal
 
 
 # -- the plan: what a step launches --
@@ -129,6 +138,21 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[tuple[int, int], ...] = ()
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """KV that comes from outside and is there before the batch of the same step is computed.
+
+    It is that of the positions from ``start`` to the end of ``token_ids``, which are the tokens of the request ``rid``
+    from its first one on; ``block_ids`` is its block table. In the blocks ``missing`` nothing arrived: what is computed
+    from them is worthless, the scheduler will be told so, and must not tell it to anybody.
+    """
+
+    rid: str
+    start: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+
+
 # -- replies: what clients are told --
 
 
@@ -161,12 +185,14 @@ Reply = Tokens | Refused | Answer
 class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     """The output of one step.
 
-    ``preempted`` are requests that lost their blocks and will compute again from the beginning. ``again``: a step
-    without any event may do more. ``deadline``: the time at which a step is due although nothing happens.
+    ``preempted`` are requests that lost their blocks and will compute again from the beginning. ``loads`` came from
+    outside. ``again``: a step without any event may do more. ``deadline``: the time at which a step is due although
+    nothing happens.
     """
 
     microbatch: Batch | None = None
     replies: tuple[Reply, ...] = ()
     preempted: tuple[str, ...] = ()
+    loads: tuple[Load, ...] = ()
     again: bool = False
     deadline: float | None = None

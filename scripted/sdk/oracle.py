@@ -21,6 +21,7 @@ from scripted.sdk.messages import (
     BatchResult,
     Event,
     FlushCache,
+    Load,
     Pause,
     Refused,
     Reply,
@@ -78,12 +79,16 @@ class SdkOracle(Oracle):
         for event in events:
             self._follow(event)
         self.account.lose_blocks(stepped.preempted)
+        for load in stepped.loads:
+            self._take_load(load)
         for reply in stepped.replies:
             self._hear(reply)
         self._end_aborted()
         self.account.check_names()
         if stepped.microbatch is not None:
             self._check_batch(pipeline.understood or stepped.microbatch, pipeline)
+            # They compute it again, or end with an error.
+            self.account.fail(pipeline.spoilt)
         if pipeline.violation is not None:
             raise pipeline.violation
 
@@ -104,6 +109,14 @@ class SdkOracle(Oracle):
             case BatchResult() | BatchFailed():
                 del self._batches[event.batch_id]
                 self.land(event.batch_id, failed=isinstance(event, BatchFailed))
+
+    def _take_load(self, load: Load) -> None:
+        """A request whose KV comes from outside has begun; one that does not get all of it computes it or fails."""
+        life = self.account.live.get(load.rid)
+        if life is not None:
+            life.launched = True
+        if load.missing:
+            self.account.fail([load.rid])
 
     def _hear(self, reply: Reply) -> None:
         match reply:

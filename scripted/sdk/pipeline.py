@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from scripted.core.tokens import START, guesses, links_of, next_token
 from scripted.core.violation import Violation
 from scripted.sdk.capabilities import Capabilities, Limits
-from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Share, Stepped
+from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Load, Share, Stepped
 
 __all__ = ["SimulatedRunner"]
+
+
+# In a slot whose KV did not arrive or was computed from such a slot; and what is sampled from it, which no model says.
+_SPOILT: Final = -1
+_NONSENSE: Final = 999_999_999
 
 
 class _Tokens:
@@ -64,6 +70,9 @@ class SimulatedRunner:
         self.violation: Violation | None = None
         # Requests whose KV is missing because a batch failed, by the position from which it is.
         self._missing: dict[str, int] = {}
+        # Requests of the last batch that were computed from KV which did not arrive.
+        self.spoilt: set[str] = set()
+        self._may_be_spoilt = False
 
     def begin(self, request: Add) -> None:
         """A request begins, or begins again under an old name."""
@@ -76,6 +85,8 @@ class SimulatedRunner:
         for reply in stepped.replies:
             if isinstance(reply, Answer) and reply.ok and reply.call_id in self._flush_calls:
                 self._flushes += 1
+        for load in stepped.loads:
+            self._load(load)
 
     def fail_next_batch(self) -> None:
         """Compute nothing of the next batch."""
@@ -107,9 +118,14 @@ class SimulatedRunner:
             return
         for source, target in batch.copies:
             self._copy(source, target)
-        for share in batch.shares:
-            self._write(share)
-        said = [self._read(share) for share in batch.shares]
+        self.spoilt = set()
+        # A share that computes what did not arrive makes it good for those behind it.
+        for share in sorted(batch.shares, key=lambda share: share.start):
+            if self._is_spoilt(share):
+                self._spoil(share)
+            else:
+                self._write(share)
+        said = [self._nonsense(share) if share.rid in self.spoilt else self._read(share) for share in batch.shares]
         drafts = tuple(self._guess(share.rid, bool(ids)) for share, ids in zip(batch.shares, said, strict=True))
         self._done.append(
             BatchResult(
@@ -151,6 +167,38 @@ class SimulatedRunner:
         """A block has what another has; what was never written is nothing that could be read."""
         self._blocks[target] = list(self._blocks.get(source, [0] * self._size))
         self._written[target] = self._written.get(source, self._flushes)
+
+    def _load(self, load: Load) -> None:
+        """What comes from outside is written; of what does not come it is known that it is not there."""
+        self._may_be_spoilt |= bool(load.missing)
+        for position, fingerprint in enumerate(links_of(START, load.token_ids)[load.start + 1 :], load.start):
+            index, slot = divmod(position, self._size)
+            block = load.block_ids[index]
+            self._blocks.setdefault(block, [0] * self._size)[slot] = _SPOILT if block in load.missing else fingerprint
+            self._written[block] = self._flushes
+
+    def _is_spoilt(self, share: Share) -> bool:
+        """Whether it reads what did not arrive."""
+        if not self._may_be_spoilt:
+            return False
+        slots: list[int] = []
+        for block in share.block_ids[: -(-share.start // self._size)]:
+            slots += self._blocks.get(block, [0] * self._size)
+        return _SPOILT in slots[: share.start]
+
+    def _spoil(self, share: Share) -> None:
+        """What is computed from nothing is nothing."""
+        self.spoilt.add(share.rid)
+        for position in range(share.start, min(share.start + share.count, len(share.block_ids) * self._size)):
+            index, slot = divmod(position, self._size)
+            self._blocks.setdefault(share.block_ids[index], [0] * self._size)[slot] = _SPOILT
+            self._written[share.block_ids[index]] = self._flushes
+
+    def _nonsense(self, share: Share) -> tuple[int, ...]:
+        """What a share that reads nothing samples, if it samples; the request does not have it."""
+        tokens = self._requests[share.rid]
+        tokens.computed = end = share.start + share.count - len(share.draft_ids)
+        return (_NONSENSE,) if end >= len(tokens.ids) else ()
 
     def _write(self, share: Share) -> None:
         tokens = self._requests[share.rid]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import random
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
+from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
-from scripted.search.generated import REQUEST_FEATURES, Marks, Row, drawn_events, drawn_requests, event_kinds
+from scripted.search.generated import EVENT, REQUEST_FEATURES, Marks, Row, drawn_events, drawn_requests, event_kinds
 
 __all__ = ["SchedulerSpace"]
 
@@ -31,10 +32,17 @@ class SchedulerSpace:
     """Implements ``scripted.search.generated.Space``.
 
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
-    values the others, and a number is halved, doubled or moved by one.
+    values the others, and a number is halved, doubled or moved by one. A target with an event of ``actions`` has the
+    settings that it needs.
     """
 
-    def __init__(self, adapter: Adapter, config: type[msgspec.Struct], settings: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        config: type[msgspec.Struct],
+        settings: Mapping[str, Sequence[Any]],
+        actions: Mapping[type[Action], Mapping[str, Sequence[Any]]],
+    ) -> None:
         self._adapter = adapter
         self._default = config()
         hints = typing.get_type_hints(config)
@@ -43,6 +51,7 @@ class SchedulerSpace:
             default = getattr(self._default, name)
             values = (*settings.get(name, ()), *_others(hints[name], default))
             self._settings[name] = tuple(dict.fromkeys(value for value in values if value != default))
+        self._needed = {EVENT + str(action.__struct_config__.tag): needed for action, needed in actions.items()}
         self._is_possible: Callable[[Any], bool] = functools.lru_cache(maxsize=4096)(self._makes_a_machine)
 
     @functools.cached_property
@@ -59,13 +68,20 @@ class SchedulerSpace:
             },
             **REQUEST_FEATURES,
             **priorities,
-            **dict.fromkeys(event_kinds(alone), ("on",)),
+            **dict.fromkeys((*event_kinds(alone), *self._kinds_needing()), ("on",)),
         }
 
     @property
     def triples(self) -> tuple[str, ...]:
         """What wants memory at once."""
         return _TRIPLES
+
+    def _kinds_needing(self) -> Iterator[str]:
+        """Kinds of events that can be added where their settings are as they need them."""
+        for kind, needed in self._needed.items():
+            config = self._with({name: values[0] for name, values in needed.items()})
+            alone = Schedule(config, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
+            yield from (known for known in event_kinds(alone) if known == kind)
 
     def allows(self, row: Row) -> bool:
         """Whether some of the values of these settings make a machine; with many of them a few are tried."""
@@ -97,7 +113,12 @@ class SchedulerSpace:
         return schedule.with_placed(list(drawn_events(row, rng, schedule)))
 
     def _values(self, row: Row, rng: random.Random) -> dict[str, Any]:
-        return {name: rng.choice(values) for name, values in self._settings.items() if name in row}
+        drawn = {name: rng.choice(values) for name, values in self._settings.items() if name in row}
+        for needed in (self._needed[kind] for kind in row if kind in self._needed):
+            for name, values in needed.items():
+                if drawn.get(name) not in values:
+                    drawn[name] = rng.choice(values)
+        return drawn
 
     def _with(self, values: Mapping[str, Any]) -> Any:
         """The configuration; None where it refuses these values."""

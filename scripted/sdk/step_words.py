@@ -26,6 +26,7 @@ from scripted.sdk.messages import (
     Reply,
     Resume,
     Share,
+    Signal,
     Tokens,
 )
 from scripted.sdk.records import Record
@@ -107,6 +108,8 @@ class _Reader:
             case BatchFailed():
                 batch, name = self._returned(event.batch_id)
                 text, kind = f"result {name} FAILED: {printable(event.error)}", "bad"
+            case Signal():
+                text = f"{event.name} {event.value}"
             case _:
                 assert_never(event)
         if isinstance(event, FlushCache | Pause | Resume):

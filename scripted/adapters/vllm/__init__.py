@@ -12,8 +12,8 @@ from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["ADAPTER"]
 
-# What vLLM and the libraries that it imports say of a machine without a graphics card is not about its scheduler, and a
-# flush that finds a block in use is answered, not logged, thousands of times.
+# What vLLM and the libraries that it imports say of a machine without a graphics card is not about its scheduler, and
+# flushes that find a block in use and loads that fail are answered, not logged, thousands of times.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
@@ -23,5 +23,5 @@ with warnings.catch_warnings():
             f"the adapter vllm needs an installed vLLM: {exc}; on a machine without a graphics card, "
             "`pip install lockstep-engine[vllm]` brings one that runs on the CPU"
         ) from exc
-    logging.getLogger("vllm").setLevel(logging.ERROR)
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)
     from scripted.adapters.vllm.adapter import ADAPTER

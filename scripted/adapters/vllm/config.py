@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 import torch
-from vllm.config import CacheConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -32,7 +32,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The settings of a scheduler, under vLLM's own names. The defaults are small, so that limits are met soon.
 
     ``num_gpu_blocks`` counts the null block, which no request gets. ``model_runner`` is the version of vLLM's model
-    runner that plans are made for.
+    runner that plans are made for. ``kv_connector`` says how a connector loads, if there is one: ``kv_offered_tokens``
+    of each prompt are outside, and an ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the
+    blocks of a request that ended are kept until it is saved.
     """
 
     block_size: int = 4
@@ -50,6 +52,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pipeline_parallel_size: int = 1
     num_speculative_tokens: int = 0
     model_runner: Literal[1, 2] = 2
+    kv_connector: Literal["none", "sync", "async"] = "none"
+    kv_role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
+    kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    kv_offered_tokens: int = 8
+    kv_transfer_steps: int = 2
+    kv_saves: bool = False
 
     def __post_init__(self) -> None:
         room = (self.num_gpu_blocks - 1) * self.block_size
@@ -61,6 +69,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (
                 self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len,
                 "without chunked prefill, max_num_batched_tokens is max_model_len or more",
+            ),
+            (
+                min(self.kv_offered_tokens, self.kv_transfer_steps) >= 0,
+                "kv_offered_tokens and kv_transfer_steps are 0 or more",
             ),
             (self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens is max_num_seqs or more"),
             (
@@ -75,6 +87,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for holds, rule in rules:
             if not holds:
                 raise VllmSettingsError(f"{rule}; got {self}")
+
+    @property
+    def has_connector(self) -> bool:
+        """Whether there is a KV connector."""
+        return self.kv_connector != "none"
 
     @property
     def depth(self) -> int:
@@ -122,6 +139,8 @@ def _parts(settings: Settings) -> tuple[VllmConfig, KVCacheConfig, Any]:
             watermark=settings.watermark,
         ),
         cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
+        # A released vLLM finds no device on a machine without a graphics card.
+        device_config=DeviceConfig(device="cpu"),
     )
     # What the platform of this machine would decide, and a model would have to be loaded for.
     config.scheduler_config.async_scheduling = settings.async_scheduling
@@ -135,6 +154,18 @@ def _parts(settings: Settings) -> tuple[VllmConfig, KVCacheConfig, Any]:
             num_speculative_tokens=settings.num_speculative_tokens,
             prompt_lookup_max=2,
             prompt_lookup_min=1,
+        )
+    if settings.has_connector:
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="ScheduledConnector",
+            kv_connector_module_path="scripted.adapters.vllm.connector",
+            kv_role=settings.kv_role,
+            kv_load_failure_policy=settings.kv_load_failure_policy,
+            kv_connector_extra_config={
+                "offered": settings.kv_offered_tokens,
+                "is_async": settings.kv_connector == "async",
+                "saves": settings.kv_saves,
+            },
         )
     attention = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float16)
     kv_cache = KVCacheConfig(

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from scripted.adapters.vllm.config import Settings, new_scheduler, request_hasher
 from scripted.adapters.vllm.ids import id_at, rid_of
 from scripted.adapters.vllm.runner_view import RunnerView
+from scripted.adapters.vllm.transfers import Transfers
 from scripted.sdk import (
     Abort,
     Add,
@@ -25,6 +26,7 @@ from scripted.sdk import (
     PauseMode,
     Refused,
     Resume,
+    Signal,
     Stepped,
     Tokens,
 )
@@ -58,7 +60,8 @@ class VllmMachine:
         self._settings = settings
         self._runner = RunnerView(settings.model_runner)
         # Plans whose results are not in, in order; an empty one has no batch and no result to wait for.
-        self._in_flight: deque[tuple[SchedulerOutput, Batch | None]] = deque()
+        self._in_flight: deque[tuple[SchedulerOutput, Batch | None, KVConnectorOutput | None]] = deque()
+        self._transfers = Transfers(settings, self.scheduler.connector)
         self._launched = 0
         self._steps = 0
         self._empty = 0
@@ -69,33 +72,48 @@ class VllmMachine:
         del now
         self._replies = []
         self._steps += 1
+        self._transfers.begin(self._steps)
         for event in events:
             self._take(event)
             self._empty = 0
         batch, preempted = self._plan()
-        self._empty = 0 if batch is not None or preempted else self._empty + 1
+        moved = batch is not None or preempted or self._transfers.ended
+        self._empty = 0 if moved else self._empty + 1
         again = (
-            self._empty < _EMPTY_PLANS
+            (self._empty < _EMPTY_PLANS or self._transfers.go_on)
             and len(self._in_flight) < self.depth
-            and self.scheduler.has_unfinished_requests()
+            and (self.scheduler.has_unfinished_requests() or self._transfers.go_on)
         )
-        return Stepped(microbatch=batch, replies=tuple(self._replies), preempted=preempted, again=again)
+        return Stepped(
+            microbatch=batch,
+            replies=tuple(self._replies),
+            preempted=preempted,
+            loads=self._transfers.arrived,
+            again=again,
+        )
 
     @property
     def is_idle(self) -> bool:
         """No request is there, and nothing is in flight."""
-        return not self.scheduler.requests and not self._in_flight and not self.scheduler.finished_req_ids
+        scheduler = self.scheduler
+        return not (scheduler.requests or self._in_flight or scheduler.finished_req_ids or self._transfers.under_way)
 
     def counts(self) -> Mapping[str, int]:
-        """Requests by queue, batches in flight, blocks that are free or hold what can be evicted."""
+        """Requests by queue, batches in flight, transfers, blocks that are free or hold what can be evicted."""
         scheduler = self.scheduler
         return {
             "waiting": len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
             "running": len(scheduler.running),
             "in_flight": len(self._in_flight),
             "requests": len(scheduler.requests),
+            "transfers": len(self._transfers.under_way),
             "blocks_free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
         }
+
+    @property
+    def transfers(self) -> Transfers:
+        """What the workers' connectors do."""
+        return self._transfers
 
     # -- events --
 
@@ -108,8 +126,9 @@ class VllmMachine:
             case BatchResult():
                 self._take_result(event)
             case FlushCache():
-                ok = self.scheduler.reset_prefix_cache(reset_running_requests=event.force)
-                self._replies.append(Answer(call_id=event.call_id, ok=ok))
+                self._flush(event)
+            case Signal():
+                self._transfers.take(event)
             case Pause():
                 self._pause(event)
             case Resume():
@@ -117,6 +136,14 @@ class VllmMachine:
                 self._replies.append(Answer(call_id=event.call_id, ok=True))
             case _:
                 raise TypeError(f"vLLM has nothing for {event}")
+
+    def _flush(self, event: FlushCache) -> None:
+        try:
+            ok, text = self.scheduler.reset_prefix_cache(reset_running_requests=event.force), ""
+        except RuntimeError as exc:
+            # The answer of vLLM's engine to the call, which goes on: blocks of a transfer are not given up.
+            ok, text = False, str(exc)
+        self._replies.append(Answer(call_id=event.call_id, ok=ok, text=text))
 
     def _add(self, event: Add) -> None:
         # The engine's front end refuses these; they never reach the scheduler.
@@ -161,7 +188,7 @@ class VllmMachine:
     # -- results --
 
     def _take_result(self, result: BatchResult) -> None:
-        plan, batch = self._in_flight.popleft()
+        plan, batch, transferred = self._in_flight.popleft()
         assert batch is not None, "empty plans do not wait for results"
         assert batch.id == result.batch_id, f"results come in order: {batch.id} before {result.batch_id}"
         rids = list(plan.num_scheduled_tokens)
@@ -169,6 +196,7 @@ class VllmMachine:
             req_ids=rids,
             req_id_to_index={rid: index for index, rid in enumerate(rids)},
             sampled_token_ids=[list(ids) for ids in result.token_ids],
+            kv_connector_output=transferred,
         )
         self._update(plan, output)
         if result.draft_ids and not self._settings.async_scheduling:
@@ -186,15 +214,16 @@ class VllmMachine:
 
     def _skip_empty_plans(self) -> None:
         while self._in_flight and self._in_flight[0][1] is None:
-            self._update(self._in_flight.popleft()[0], EMPTY_MODEL_RUNNER_OUTPUT)
+            plan, _, transferred = self._in_flight.popleft()
+            self._update(plan, ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=transferred))
 
     # -- plans --
 
     def _plan(self) -> tuple[Batch | None, tuple[str, ...]]:
-        if len(self._in_flight) >= self.depth or not self.scheduler.has_requests():
+        if len(self._in_flight) >= self.depth or not (self.scheduler.has_requests() or self._transfers.go_on):
             return None, ()
         # Until their results are in, the scheduler counts all guesses as right.
-        guessing = {rid for earlier, _ in self._in_flight for rid in earlier.scheduled_spec_decode_tokens}
+        guessing = {rid for earlier, *_ in self._in_flight for rid in earlier.scheduled_spec_decode_tokens}
         plan = self.scheduler.schedule()
         shares = self._runner.shares_of(plan, guessing)
         preempted = tuple(sorted(map(rid_of, plan.preempted_req_ids or ())))
@@ -202,6 +231,6 @@ class VllmMachine:
         if shares:
             self._launched += 1
             batch = Batch(id=self._launched, shares=shares)
-        self._in_flight.append((plan, batch))
+        self._in_flight.append((plan, batch, self._transfers.run(plan)))
         self._skip_empty_plans()
         return batch, preempted

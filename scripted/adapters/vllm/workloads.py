@@ -27,6 +27,9 @@ _TOGETHER: Final = (
 )
 # To the end of the context, which is before the end of their output.
 _LONG: Final = "1 start a prompt=20 new=40; 2 start b prompt=9 seed=1 new=40"
+_LOADS: Final = "kv_connector=async"
+_LOADS_NOW: Final = "kv_connector=sync"
+_FAILS: Final = "kv_load_failure_policy=fail"
 
 WORKLOADS: Final = {
     f"vllm-{name}": text
@@ -57,6 +60,14 @@ WORKLOADS: Final = {
         "context-guesses": f"{_TIGHT} num_speculative_tokens=3; {_LONG}",
         "context-guesses-async": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_LONG}",
         "guesses-async": f"{_TIGHT} num_speculative_tokens=2 {_ASYNC}; {_GROWING}",
+        "loads": f"{_LOADS}; {_TWINS}",
+        "loads-tight": f"{_TIGHT} {_LOADS}; {_GROWING}",
+        "loads-async": f"{_TIGHT} {_LOADS} {_ASYNC} kv_saves=True; {_GROWING}",
+        "loads-failing": f"{_TIGHT} {_LOADS} {_FAILS}; {_TWINS}",
+        "loads-now": f"{_LOADS_NOW}; {_TWINS}",
+        "loads-now-async": f"{_LOADS_NOW} {_ASYNC}; {_GROWING}",
+        "loads-now-failing": f"{_LOADS_NOW} {_FAILS} {_ASYNC}; {_TWINS}",
+        "saves": f"{_TIGHT} {_LOADS_NOW} kv_offered_tokens=0 kv_saves=True; {_TWINS}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()
 }

@@ -1,6 +1,6 @@
 """Generated targets: configurations and workloads that are drawn from what an adapter declares, not written by hand."""
 
-from scripted.search.generated.requests import REQUEST_FEATURES, Marks, drawn_events, drawn_requests, event_kinds
+from scripted.search.generated.requests import EVENT, REQUEST_FEATURES, Marks, drawn_events, drawn_requests, event_kinds
 from scripted.search.generated.space import (
     Row,
     Space,
@@ -12,6 +12,7 @@ from scripted.search.generated.space import (
 )
 
 __all__ = [
+    "EVENT",
     "REQUEST_FEATURES",
     "Marks",
     "Row",

@@ -6,7 +6,7 @@ from typing import Any
 
 from scripted.core.prompts import prompt_ids
 from scripted.core.tokens import tokens_alone
-from scripted.sdk import Abort, Add, Answer, Batch, Capabilities, Limits, Share, Stepped, Tokens
+from scripted.sdk import Abort, Add, Answer, Batch, Capabilities, Limits, Load, Share, Stepped, Tokens
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
@@ -63,12 +63,13 @@ class PlannedRun:
         preempted: tuple[str, ...] = (),
         name: int = 0,
         copies: tuple[tuple[int, int], ...] = (),
+        loads: tuple[Load, ...] = (),
     ) -> None:
         """One step that launches these shares, says these replies, and is judged."""
         events, self.events = self.events, []
         self.batches += bool(shares)
         batch = Batch(id=name or self.batches, shares=shares, copies=copies) if shares else None
-        stepped = Stepped(microbatch=batch, replies=replies, preempted=preempted)
+        stepped = Stepped(microbatch=batch, replies=replies, preempted=preempted, loads=loads)
         self.pipeline.follow(events, stepped)
         if batch is not None:
             self.pipeline.launch(batch)

@@ -1,0 +1,111 @@
+"""A KV connector whose behaviour a schedule says: what it offers, how long a transfer takes, which loads fail.
+
+This is the role that vLLM's scheduler talks to. What a worker would do is the machine's (``machine.py``), and what a
+load means is the device's: KV that comes from outside, or does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
+from vllm.v1.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+__all__ = ["Asked", "Planned", "ScheduledConnector"]
+
+# Requests that were aborted or failed hand nothing on.
+_HANDED_ON = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A load that vLLM asked for: the tokens of a request from ``start`` to the end of ``token_ids``."""
+
+    request_id: str
+    start: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    is_async: bool
+
+
+class Planned(KVConnectorMetadata):  # type: ignore[misc] # vLLM is not there for mypy
+    """What one plan asks the workers for."""
+
+    def __init__(self, loads: tuple[Asked, ...]) -> None:
+        self.loads = loads
+
+
+class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # the same
+    """``offered`` is how many tokens of each prompt there are outside; None while the connector cannot say.
+
+    ``saving`` are the requests whose blocks it keeps after their end. Of ``kv_connector_extra_config``,
+    ``is_async`` says how it loads, and ``saves`` whether it keeps the blocks of what has ended.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self.offered: int | None = extra["offered"]
+        self.saving: list[str] = []
+        self._is_async: bool = extra["is_async"]
+        self._saves: bool = extra["saves"]
+        self._from: dict[str, int] = {}
+        self._asked: list[Asked] = []
+
+    # -- vLLM's scheduler asks --
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """A load that is waited for leaves the last token to compute, because its result is what is sampled from."""
+        if self.offered is None:
+            return None, False
+        there = min(self.offered, request.num_prompt_tokens if self._is_async else request.num_tokens - 1)
+        count = max(0, min(there, request.num_prompt_tokens) - num_computed_tokens)
+        self._from[request.request_id] = num_computed_tokens
+        return count, self._is_async and count > 0
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        start = self._from.pop(request.request_id, 0)
+        if num_external_tokens:
+            tokens = tuple(request.all_token_ids[: start + num_external_tokens])
+            ids = tuple(blocks.get_block_ids()[0])
+            self._asked.append(Asked(request.request_id, start, tokens, ids, self._is_async))
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        del scheduler_output
+        asked, self._asked = tuple(self._asked), []
+        return Planned(asked)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request that ended by itself is saved, and its blocks are kept until then."""
+        del block_ids
+        self._from.pop(request.request_id, None)
+        if not self._saves or request.status not in _HANDED_ON:
+            return False, None
+        self.saving.append(request.request_id)
+        return True, None
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, block_ids[0])
+
+    def reset_cache(self) -> bool:
+        return True
+
+    # -- what workers do, which here is the machine's --
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("the machine loads")
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        raise NotImplementedError("the machine loads")
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("the machine saves")
+
+    def wait_for_save(self) -> None:
+        raise NotImplementedError("the machine saves")

@@ -1,0 +1,105 @@
+"""What the connectors of vLLM's workers do: loads that arrive or fail, saves that end, each reported in a result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from vllm.v1.outputs import KVConnectorOutput
+
+from scripted.adapters.vllm.actions import FAIL, HOLD, OFFER, UNKNOWN
+from scripted.adapters.vllm.config import Settings
+from scripted.adapters.vllm.connector import Asked
+from scripted.adapters.vllm.ids import rid_of
+from scripted.sdk import Load, Signal
+
+__all__ = ["Transfers"]
+
+
+class _Transfer(msgspec.Struct, frozen=True):
+    """A load, or the save of a request that has ended, which is over in step ``due``."""
+
+    request_id: str
+    due: int
+    load: Asked | None = None
+
+
+class Transfers:
+    """Of a connector of vLLM's scheduler; None where there is none, and nothing happens.
+
+    ``under_way`` are those that nobody waits for. What is over in a step is in the result of the next plan, as a worker
+    reports it; ``arrived`` is what came in this step.
+    """
+
+    def __init__(self, settings: Settings, connector: Any) -> None:
+        self.under_way: list[_Transfer] = []
+        self.arrived: tuple[Load, ...] = ()
+        self.holds = False
+        # Something is over in this step.
+        self.ended = False
+        self._connector = connector
+        self._steps = settings.kv_transfer_steps
+        self._block_size = settings.block_size
+        self._now = 0
+        # From which block on the next load fails.
+        self._failing: int | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """The connector cannot say what it has."""
+        return self._connector is not None and self._connector.offered is None
+
+    @property
+    def go_on(self) -> bool:
+        """One will be over without an event."""
+        return bool(self.under_way) and not self.holds
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self._now = step
+        self.arrived = ()
+        self.ended = False
+
+    def take(self, signal: Signal) -> None:
+        """What a schedule says."""
+        if self._connector is None:
+            return
+        if signal.name == FAIL:
+            self._failing = signal.value
+        elif signal.name == OFFER:
+            self._connector.offered = None if signal.value == UNKNOWN else signal.value
+        else:
+            self.holds = signal.name == HOLD
+
+    def run(self, plan: Any) -> KVConnectorOutput | None:
+        """The workers see a plan: what its result will say of transfers."""
+        if self._connector is None:
+            return None
+        saving, self._connector.saving = self._connector.saving, []
+        self.under_way += [_Transfer(request_id, self._now + self._steps) for request_id in saving]
+        over = [] if self.holds else [one for one in self.under_way if one.due <= self._now]
+        self.under_way = [one for one in self.under_way if one not in over]
+        self.ended = bool(over)
+        asked = plan.kv_connector_metadata.loads
+        self.under_way += [_Transfer(load.request_id, self._now + self._steps, load) for load in asked if load.is_async]
+        loads = [one.load for one in over if one.load is not None] + [load for load in asked if not load.is_async]
+        self.arrived = tuple([self._arrival(load) for load in loads])
+        return KVConnectorOutput(
+            finished_sending={one.request_id for one in over if one.load is None},
+            finished_recving={one.request_id for one in over if one.load is not None},
+            invalid_block_ids={block for load in self.arrived for block in load.missing},
+        )
+
+    def _arrival(self, load: Asked) -> Load:
+        first, last = load.start // self._block_size, -(-len(load.token_ids) // self._block_size)
+        missing: tuple[int, ...] = ()
+        if self._failing is not None:
+            missing = load.block_ids[max(first, min(self._failing, last - 1)) : last]
+            self._failing = None
+        return Load(
+            rid=rid_of(load.request_id),
+            start=load.start,
+            token_ids=load.token_ids,
+            block_ids=load.block_ids,
+            missing=missing,
+        )

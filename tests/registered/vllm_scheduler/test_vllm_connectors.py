@@ -1,0 +1,80 @@
+"""vLLM's KV connectors: loads that fail, are held and offered again; two defects of the released version are found.
+
+Goal: nobody reads what did not arrive, nobody waits for ever. Method: schedules with a connector that does what they
+say; a sweep of two workloads; the same with vLLM's classes alone. Origin: vLLM issues 45138 and 49250, and a failed
+load that is offered again. Mutant: none; the released version has them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("vllm") is None:
+    pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
+
+from scripted.core.schedule import Schedule
+from scripted.search.campaign import Campaign
+from scripted.search.execution import execute
+from scripted.search.units import SearchPlan
+
+register_cpu_ci(est_time=40, suite="vllm-cpu")
+
+REPOSITORY = Path(__file__).parents[3]
+LOADS = "kv_connector=async"
+LOADS_NOW = "kv_connector=sync"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # One load brings a part; with each policy, and with the last token of the prompt in it.
+        f"{LOADS}; 1 start a prompt=12 new=3; 1 fail-load block=1; 2 start b prompt=12 new=2",
+        f"{LOADS} kv_load_failure_policy=fail; 1 start a prompt=12 new=3; 1 fail-load; 4 start b prompt=12 new=2",
+        f"{LOADS_NOW}; 1 start a prompt=12 new=3; 1 fail-load; 2 start b prompt=12 new=2",
+        f"{LOADS_NOW} kv_load_failure_policy=fail async_scheduling=True; 1 start a prompt=12 new=3; 1 fail-load",
+        # Held, given up meanwhile, and asked for by a request of the same name.
+        f"{LOADS}; 1 start a prompt=12 new=3; 2 hold-transfers; 4 abort a; 5 start a prompt=12 seed=1 new=2",
+        # The connector cannot say; then it offers more than at first.
+        f"{LOADS}; 1 offer tokens=-1; 1 start a prompt=12 new=3; 6 offer tokens=32; 7 start b prompt=9 seed=1 new=2",
+        # Blocks of what has ended are kept until it is saved, and a flush is refused meanwhile.
+        f"{LOADS_NOW} kv_saves=True kv_transfer_steps=6; 1 start a prompt=12 new=2; 4 flush; 5 flush force=True",
+        # A request whose load is under way has begun, and goes on while no other begins.
+        f"{LOADS}; 1 start a prompt=9 new=2; 2 pause mode=wait; 12 continue",
+    ],
+)
+def test_what_a_connector_does_breaks_no_promise(text: str) -> None:
+    outcome = execute(Schedule.parse(text, of="vllm"))
+    assert outcome.failure is None
+    assert not outcome.unreached
+
+
+@pytest.mark.parametrize(
+    ("workload", "what"),
+    [
+        ("vllm-loads-tight", "something waits for ever"),
+        ("vllm-loads-now-async", "but has 9 tokens, those in flight included"),
+    ],
+)
+def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) -> None:
+    """Both need one failed load among the events of the workload."""
+    report = Campaign(SearchPlan(targets=(workload,), stop_at_first=True, adapter="vllm")).run()
+    (finding,) = report.findings.values()
+    assert what in finding.failure.text
+    assert "fail-load" in str(finding.schedule)
+
+
+@pytest.mark.parametrize("script", ["failed_load_waits_for_itself", "failed_load_leaves_placeholders"])
+def test_both_show_with_the_classes_of_vllm_alone(script: str) -> None:
+    """The page has what the script prints."""
+    file = REPOSITORY / f"examples/vllm/{script}.py"
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    printed = done.stdout[done.stdout.index("step 1") :]
+    assert printed.strip() in (REPOSITORY / "docs/vllm.md").read_text(encoding="utf-8")

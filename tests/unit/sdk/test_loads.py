@@ -1,0 +1,78 @@
+"""KV that comes from outside: it is read like any other, and what did not arrive must not be told to anybody.
+
+Goal: a scheduler with a KV connector is judged by the same promises. Method: plans written by hand. Origin: loads of
+vLLM that fail. Mutant: none; each test has a plan that breaks the promise, or one that keeps it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from planned_run import PlannedRun, alone, share
+
+from scripted.core.tokens import tokens_alone
+from scripted.sdk import Add, Load, Tokens, Violation
+
+
+def load(message: Add, tokens: int, *blocks: int, missing: tuple[int, ...] = (), start: int = 0) -> Load:
+    ids = message.prompt_ids[:tokens]
+    return Load(rid=message.rid, start=start, token_ids=ids, block_ids=blocks, missing=missing)
+
+
+def test_what_was_loaded_can_be_read() -> None:
+    run = PlannedRun()
+    a = run.add("a", 6)
+    run.step(share("a", 4, 2, 1, 2), loads=(load(a, 4, 1, 2),))
+    assert run.take_result().token_ids == (alone(a)[:1],)
+
+
+def test_what_was_not_loaded_cannot() -> None:
+    run = PlannedRun()
+    run.add("a", 6)
+    with pytest.raises(Violation, match="a reads KV that is not its own"):
+        run.step(share("a", 4, 2, 1, 2))
+
+
+def test_a_token_that_was_computed_from_what_did_not_arrive_is_told() -> None:
+    run = PlannedRun()
+    a = run.add("a", 6)
+    run.step(share("a", 4, 2, 1, 2), loads=(load(a, 4, 1, 2, missing=(1,)),))
+    (said,) = run.take_result().token_ids
+    assert said != tokens_alone(a.prompt_ids, 1, ())
+    with pytest.raises(Violation, match="but alone it says"):
+        run.step(replies=(Tokens(rid="a", token_ids=said),))
+
+
+def test_what_did_not_arrive_is_computed_again() -> None:
+    """Also by a request that shares it, in the same batch."""
+    run = PlannedRun()
+    a, b = run.add("a", 6), run.add("b", 6)
+    missing = load(a, 4, 1, 2, missing=(1,))
+    run.step(share("a", 4, 2, 1, 2), share("b", 4, 2, 1, 3), loads=(missing,))
+    run.take_result()
+    run.step(share("b", 4, 2, 1, 3), share("a", 0, 6, 1, 2))
+    assert run.take_result().token_ids == (alone(b)[:1], alone(a)[:1])
+
+
+def test_a_request_whose_load_failed_may_end_with_an_error() -> None:
+    run = PlannedRun()
+    a = run.add("a", 6)
+    run.step(loads=(load(a, 4, 1, 2, missing=(2,)),))
+    run.step(replies=(Tokens(rid="a", finish_reason="error"),))
+
+
+def test_one_whose_load_arrived_may_not() -> None:
+    run = PlannedRun()
+    a = run.add("a", 6)
+    run.step(loads=(load(a, 4, 1, 2),))
+    with pytest.raises(Violation, match="ends with an error, but no batch of it failed"):
+        run.step(replies=(Tokens(rid="a", finish_reason="error"),))
+
+
+def test_a_load_into_blocks_of_another_is_found() -> None:
+    """The blocks were given away while the load was under way."""
+    run = PlannedRun()
+    a = run.add("a", 6)
+    run.add("b", 6, seed=1)
+    run.launch("b", 0, 6, 1, 2)
+    with pytest.raises(Violation, match="b reads KV that is not its own"):
+        run.step(share("b", 6, 1, 1, 2), loads=(load(a, 4, 1, 3),))
