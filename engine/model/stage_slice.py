@@ -116,10 +116,22 @@ class StageSlice:
                         weight = files.load(tuple(names[id(meta)]), meta.shape)
                         # A copy: what was read is a view of the file, which may be written anew for the next update.
                         weight = weight.to(device=self._device, dtype=self._dtype_of(module, meta), copy=True)
+                        self._require_finite(names[id(meta)][0], weight)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
                         self._tell_load(len(loaded), total)
                     setattr(module, key, loaded[id(meta)])
         self.model.eval()
+
+    def _require_finite(self, name: str, weight: torch.Tensor) -> None:
+        """Refuse numbers that are none: every token after them would be wrong. A tenth of the time of the copy."""
+        if not weight.is_floating_point() or not weight.numel():
+            return
+        low, high = torch.aminmax(weight)
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise CheckpointError(
+                f"the weight {name} must be finite in {weight.dtype}, but in {self._facts.folder} it has infinite "
+                "numbers or NaN; export the weights again, or compute in a wider type (--dtype)"
+            )
 
     def _dtype_of(self, module: nn.Module, meta: torch.Tensor) -> torch.dtype:
         plain = type(module) in (nn.Linear, nn.Embedding) and meta.dim() == 2

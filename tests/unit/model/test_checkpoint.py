@@ -221,6 +221,15 @@ def test_a_missing_weight_is_named(folder: Path) -> None:
         _load(folder)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_weight_that_is_not_finite_is_named(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight must be finite .* infinite numbers or NaN"):
+        _load(folder)
+
+
 def test_a_wrong_shape_shows_both(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] = torch.ones(7)

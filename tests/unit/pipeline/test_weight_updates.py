@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,6 +88,15 @@ def _missing_weight(folder: Path) -> str:
     return "must hold the weight model.layers.3.mlp.up_proj.weight"
 
 
+def _infinite_weight(folder: Path, value: float = math.nan) -> str:
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.3.mlp.up_proj.weight"][0, 1] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return "the weight model.layers.3.mlp.up_proj.weight must be finite in torch.float32"
+
+
 def _other_model(folder: Path) -> str:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
@@ -104,7 +114,7 @@ def _nothing(folder: Path) -> str:
     return "which is no folder here"
 
 
-@pytest.mark.parametrize("damage", [_missing_weight, _other_model, _truncated, _nothing])
+@pytest.mark.parametrize("damage", [_missing_weight, _infinite_weight, _other_model, _truncated, _nothing])
 def test_a_folder_that_cannot_be_taken_leaves_all_stages_as_they_were(
     damage: Callable[[Path], str], pipeline: Pipeline, said: dict[int, list[int]], tmp_path: Path
 ) -> None:
