@@ -22,7 +22,7 @@ from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, spec_of
 
-__all__ = ["find_test", "find_tests", "load_script", "load_test"]
+__all__ = ["find_test", "find_tests", "load_script", "load_test", "scripts_in"]
 
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _modules: dict[tuple[str, str], types.ModuleType] = {}
@@ -95,7 +95,7 @@ def find_tests(spec: str) -> list[ScriptedTest]:
         raise ScriptDefinitionError(f"there is no file {spec!r} in {Path.cwd()}; give the path of a Python file")
     _import_like(path)
     try:
-        names = list(_names_in(_module(path.resolve())))
+        names = scripts_in(path)
     except ScriptDefinitionError:
         raise
     except Exception as exc:
@@ -106,6 +106,14 @@ def find_tests(spec: str) -> list[ScriptedTest]:
     return [test for test in tests if test.adapter == OWN]
 
 
+def scripts_in(path: Path) -> list[str]:
+    """The names of a file's decorated tests, as pytest finds them: those of classes, also inherited, as ``Class.name``.
+
+    Raises whatever importing the file raises.
+    """
+    return list(_names_in(_module(path.resolve())))
+
+
 def _import_like(path: Path) -> None:
     """A script imports what its tests import; the console command's import path starts at its own folder."""
     for folder in (str(path.parent.resolve()), str(Path.cwd())):
@@ -114,7 +122,8 @@ def _import_like(path: Path) -> None:
 
 
 def _names_in(owner: types.ModuleType | type, prefix: str = "") -> Iterator[str]:
-    for name, value in vars(owner).items():
+    classes = reversed(owner.__mro__) if isinstance(owner, type) else [owner]
+    for name, value in {name: value for one in classes for name, value in vars(one).items()}.items():
         function = getattr(value, "__func__", value)
         if isinstance(getattr(function, "scripted", None), ScriptedTest):
             yield f"{prefix}{name}"

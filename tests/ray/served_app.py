@@ -27,7 +27,7 @@ NODE: Final = "127.0.9.1"
 BIN: Final = Path(sys.executable).parent
 REPOSITORY: Final = Path(__file__).parents[2]
 # Two engines import their libraries at once, on machines that may be small and busy.
-START_S: Final = 300.0
+BOUND_S: Final = 300.0
 END_S: Final = 60.0
 ENGINE_ACTOR: Final = "ServeReplica:default:engine"
 
@@ -90,12 +90,13 @@ class ServedApp:
         """The processes of the engines' replicas."""
         return [process for process in self._processes() if _is(process, ENGINE_ACTOR)]
 
-    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
-        deadline = time.monotonic() + timeout_s
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until it holds, or a process of the application has failed. The bound is for what hangs alone."""
+        deadline = time.monotonic() + BOUND_S
         while not condition():
             ended = [command.args for command in self._started if command.poll() not in (None, 0)]
             if ended or time.monotonic() > deadline:
-                why = f"{ended} ended" if ended else f"{timeout_s:g} s passed"
+                why = f"{ended} ended" if ended else f"{BOUND_S:g} s passed"
                 raise TimeoutError(f"{what} did not come, but {why}\n{self.log[-4000:]}")
             time.sleep(0.1)
 

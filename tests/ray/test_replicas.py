@@ -127,9 +127,9 @@ def test_a_client_that_leaves_ends_its_request(app: ServedApp) -> None:
     with httpx.stream("POST", f"{app.url}/generate", json=body, timeout=BOUND_S) as answer:
         lines = answer.iter_lines()  # Kept: httpx closes the answer with it.
         next(lines)
-        app.wait(lambda: sum(load["num_reqs"] for load in app.loads()) == 1, "the request", 20)
+        app.wait(lambda: sum(load["num_reqs"] for load in app.loads()) == 1, "the request")
     left = time.monotonic()
-    app.wait(lambda: at_rest(app), "the end of the request", 20)
+    app.wait(lambda: at_rest(app), "the end of the request")
     print(f"its engine was at rest {time.monotonic() - left:.2f} s after the client left")  # noqa: T201 - a figure
 
 
@@ -149,7 +149,7 @@ def test_full_engines_refuse_with_the_time_to_come_back(app: ServedApp, client: 
             assert answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["type"] == "server_busy"
             assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
-    app.wait(lambda: at_rest(app), "rest", 30)
+    app.wait(lambda: at_rest(app), "rest")
 
 
 def test_errors_have_their_shape_and_operators_their_own_way(app: ServedApp, client: openai.OpenAI) -> None:
@@ -164,17 +164,17 @@ def test_errors_have_their_shape_and_operators_their_own_way(app: ServedApp, cli
 
 def test_a_killed_replica_takes_its_own_streams_along_and_no_other(app: ServedApp) -> None:
     """A06: under 16 clients; the streams that it had end with an error, and Serve starts another replica."""
-    app.wait(lambda: at_rest(app), "rest", 30)
+    app.wait(lambda: at_rest(app), "rest")
     victim, other = app.actors()
     its_processes = [victim, *victim.children(recursive=True)]
     streams, threads = begin(app, CLIENTS, LONG)
-    app.wait(lambda: sum(load["num_reqs"] for load in app.loads()) == CLIENTS, "all clients", 30)
+    app.wait(lambda: sum(load["num_reqs"] for load in app.loads()) == CLIENTS, "all clients")
     # The others wait in the queues of both engines.
-    app.wait(lambda: len([stream for stream in streams if stream.begun.is_set()]) == 2 * ROWS, "the first tokens", 30)
+    app.wait(lambda: len([stream for stream in streams if stream.begun.is_set()]) == 2 * ROWS, "the first tokens")
     waiting = [stream for stream in streams if not stream.begun.is_set()]
     victim.kill()
     killed = time.monotonic()
-    app.wait(lambda: len([stream for stream in streams if stream.error]) == ROWS, "the final messages", 30)
+    app.wait(lambda: len([stream for stream in streams if stream.error]) == ROWS, "the final messages")
     final_message_s = time.monotonic() - killed
     during = httpx.post(f"{app.url}/generate", json={"text": "on", "sampling_params": sampling(2)}, timeout=BOUND_S)
     for thread in threads:
@@ -196,7 +196,7 @@ def test_a_killed_replica_takes_its_own_streams_along_and_no_other(app: ServedAp
 
 def test_engines_that_drain_finish_what_they_have_and_refuse_the_rest(app: ServedApp) -> None:
     """Both are drained, as an operator drains one: streams end in order, and new requests are told to come back."""
-    app.wait(lambda: at_rest(app), "rest", 30)
+    app.wait(lambda: at_rest(app), "rest")
     streams, threads = begin(app, 4, 600)
     for stream in streams:
         assert stream.begun.wait(BOUND_S)
@@ -211,7 +211,7 @@ def test_engines_that_drain_finish_what_they_have_and_refuse_the_rest(app: Serve
         refused.append(httpx.post(f"{app.url}/generate", json=body, timeout=BOUND_S))
         return refused[-1].status_code == 503
 
-    app.wait(is_refused, "the refusal", 30)
+    app.wait(is_refused, "the refusal")
     error = refused[-1].json()["error"]
     assert error["type"] == "server_unavailable"
     for thread in threads:

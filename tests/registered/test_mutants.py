@@ -19,7 +19,7 @@ from scripted import ScriptedSim, ScriptError
 from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, mutant_named
 from scripted.cli.single_run import show_mutant
 from scripted.core.named import OWN, adapter_named
-from scripted.script.loader import find_test, load_test
+from scripted.script.loader import find_test, load_test, scripts_in
 from scripted.script.options import ScriptOptions
 
 register_cpu_ci(est_time=12, suite="base-cpu")
@@ -111,8 +111,9 @@ def _of_adapters(file, scripts):
 
 
 def _is_scripted(function):
-    calls = [decorator for decorator in function.decorator_list if isinstance(decorator, ast.Call)]
-    return any(isinstance(call.func, ast.Name) and call.func.id == "scripted" for call in calls)
+    """Whether a decorator's last name is that of the harness."""
+    calls = [each.func for each in function.decorator_list if isinstance(each, ast.Call)]
+    return any("scripted" in (getattr(call, "id", None), getattr(call, "attr", None)) for call in calls)
 
 
 def _tests():
@@ -161,10 +162,30 @@ def test_an_empty_script_notices_few_bugs():
     assert noticed == NOTICED_BY_ALL
 
 
-@pytest.mark.parametrize("text", ["def test_it(t): ...", "class TestIt:\n    @scripted(C)\n    def test_it(t): yield"])
-def test_scripts_in_classes_are_looked_at(text):
-    found = _scripts_in(ast.parse(text).body)
-    assert found == (["TestIt.test_it"] if "class" in text else [])
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("def test_it(t): ...", []),
+        ("class TestIt:\n    @scripted(C)\n    def test_it(t): yield", ["TestIt.test_it"]),
+        ("@harness.scripted(C)\ndef test_it(t): yield", ["test_it"]),
+    ],
+    ids=["plain", "of a class", "of a module's attribute"],
+)
+def test_every_spelling_of_a_script_is_looked_at(text, names):
+    assert _scripts_in(ast.parse(text).body) == names
+
+
+def test_no_script_is_overlooked(monkeypatch):
+    """Another name of the decorator, a script under a condition, an inherited one: the source says less than pytest."""
+    seen = {(file, script) for file, _, scripts in _files() for script in scripts}
+    there = set()
+    for file in REGISTERED.rglob("test_*.py"):
+        monkeypatch.syspath_prepend(str(file.parent))
+        try:
+            there |= {(file, script) for script in scripts_in(file)}
+        except pytest.skip.Exception:  # What it is about is not installed here.
+            seen = {(name, script) for name, script in seen if name != file}
+    assert there == seen
 
 
 def test_every_file_of_scripts_names_a_mutant():
