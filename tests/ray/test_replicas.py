@@ -20,7 +20,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from served_app import ServedApp, served
+from served_app import BOUND_S, ServedApp, served
 
 from ci.register import register_cpu_ci
 
@@ -30,7 +30,6 @@ ROWS, QUEUED = 4, 12
 CLIENTS = 16
 # An engine decodes some hundred tokens a second here, so these last long enough to be found at work.
 LONG = 1000
-BOUND_S = 120.0
 
 
 @pytest.fixture(scope="module")
