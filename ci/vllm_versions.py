@@ -30,14 +30,14 @@ from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
 
 adapter = adapter_named("vllm")
-broken, misfits = [], []
+broken, misfits = {}, []
 for name, text in adapter.workloads.items():
     try:
         failure = execute(Schedule.parse(text, of="vllm")).failure
     except Exception as exc:
         failure = exc
     if failure is not None:
-        broken.append(f"  {name}: {failure}")
+        broken.setdefault(f"...{str(failure)[-160:]}", []).append(name)
 for name in adapter.mutant_names:
     try:
         with adapter.switched_on(name):
@@ -45,9 +45,11 @@ for name in adapter.mutant_names:
     except MutantDoesNotFit:
         misfits.append(name)
 workloads, mutants = len(adapter.workloads), len(adapter.mutant_names)
-print(f"{installed_version()}: {workloads - len(broken)} of {workloads} workloads pass, "
+failing = sum(map(len, broken.values()))
+print(f"{installed_version()}: {workloads - failing} of {workloads} workloads pass, "
       f"{mutants - len(misfits)} of {mutants} mutants fit" + (f"; not {', '.join(misfits)}" if misfits else ""))
-print("\\n".join(broken))
+for cause, names in broken.items():
+    print(f"  {', '.join(names)}: {cause}")
 raise SystemExit(bool(broken))
 """
 

@@ -198,5 +198,6 @@ class _ModelConfig(SimpleNamespace):
     is_diffusion = False
     return_sampling_mask = False
     supports_multimodal_inputs = False
+    is_multimodal_model = False
     multimodal_config = None
     runner_type = "generate"

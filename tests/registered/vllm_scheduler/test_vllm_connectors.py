@@ -70,6 +70,39 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
     assert "fail-load" in str(finding.schedule)
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (
+            (
+                "num_gpu_blocks=7 max_model_len=24 kv_connector=async kv_offered_tokens=16; 1 start a prompt=16 new=1; "
+                "1 fail-load"
+            ),
+            "something waits for ever: a (waiting)",
+        ),
+        ("kv_connector=async; 1 start a prompt=1 new=1", "a server would spin"),
+        (
+            (
+                "pipeline_parallel_size=2 max_num_batched_tokens=4 kv_connector=sync kv_offered_tokens=4; "
+                "1 start a prompt=10 new=1; 1 fail-load"
+            ),
+            "but alone it says",
+        ),
+        (
+            (
+                "num_speculative_tokens=2 long_prefill_token_threshold=2; 1 start a prompt=5 new=1; "
+                "4 start b prompt=5 new=1; 4 start c prompt=5 seed=1 new=1"
+            ),
+            "AssertionError",
+        ),
+    ],
+)
+def test_the_defects_on_the_page_are_in_the_version_that_has_them(text: str, what: str) -> None:
+    failure = execute(Schedule.parse(text, of="vllm")).failure
+    assert failure is not None
+    assert what in str(failure)
+
+
 @pytest.mark.parametrize("script", ["failed_load_waits_for_itself", "failed_load_leaves_placeholders"])
 def test_both_show_with_the_classes_of_vllm_alone(script: str) -> None:
     """The page has what the script prints."""
