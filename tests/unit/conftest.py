@@ -1,4 +1,4 @@
-"""How Hypothesis and the garbage collector run here, and the process that tests with real servers fork them from.
+"""How Hypothesis, the garbage collector and inner runs of pytest run here, and the process that servers fork from.
 
 Hypothesis has no time limit an example, which a loaded machine breaks, and leaves no database.
 """
@@ -40,6 +40,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         # Searches keep much of what they make.
         gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_plugins() -> Iterator[None]:
+    """Of plugins that no test of ours uses, an inner run of pytest would spend more time on importing than on tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_ADDOPTS", "-p no:schemathesis -p no:hypothesispytest -p no:anyio")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ REGISTERED = Path(__file__).parents[2] / "registered/pipeline/test_flush_in_flig
 
 
 def run_race(mutant: str | None) -> RecordedRun:
-    return run_script(flush_race, title="race", mutant=mutant)
+    return run_script(flush_race, tier="sim", title="race", mutant=mutant)
 
 
 @pytest.fixture(scope="module")

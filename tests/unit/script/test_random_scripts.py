@@ -9,7 +9,7 @@ import pytest
 from engine import EngineConfig
 from scripted import ScriptedSim
 
-SCRIPTS = 40
+SCRIPTS = 20
 STEPS = 150
 MAX_REQUESTS = 10
 VERBS = ("start", "abort", "flush", "pause", "hold", "press", "hang up", "none")

@@ -37,7 +37,7 @@ from scripted.search.written_test import write_test
 # Of every workload's sweep, one run in this many is enough to see a fork that differs.
 SAMPLE_EVERY = 97
 # Forks are the same for all workloads: every second one has its turn here.
-FORKED = list(WORKLOADS)[::2]
+FORKED = list(WORKLOADS)[::5]
 LASTING = (Press, HoldGrammars, FailGrammar, FailStage)
 
 

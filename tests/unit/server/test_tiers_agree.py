@@ -20,7 +20,7 @@ from engine import EngineConfig
 from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptedSim
 
-SEEDS = range(4)
+SEEDS = range(2)
 ITSELF = {"speculative_algorithm": "draft_model", "speculative_draft_model": "embedded"}
 LOOK_UP = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1, "speculative_num_draft_tokens": 3}
 CONFIGS = {
