@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import faulthandler
 import gc
 import json
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,7 +23,8 @@ import pytest
 
 from engine import EngineConfig
 from engine.scheduler import Books, Scheduler
-from scripted import ScriptedSim, ScriptFailed, ScriptOptions
+from scripted import ScriptedSim, ScriptError, ScriptFailed, ScriptOptions
+from scripted.adapters.lockstep.server.pool import ServerPool
 from scripted.script.process_state import ProcessState
 
 OPTIONS = ScriptOptions(must_assert=True)
@@ -196,6 +199,48 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
         STOP.clear()
         while DESCRIPTORS:
             os.close(DESCRIPTORS.pop())
+
+
+# One of each way to be noticed, with what the report says where it is not what the sim tier says. What is None is not
+# looked for in a process that is a server's alone, and hurts no other script.
+IN_SERVERS = dict.fromkeys((_loses_a_module, _stops_the_clock, _patches_a_method, _leaves_a_thread, _stops_imports), "")
+IN_SERVERS |= {
+    _leaves_descriptors: "it has grown: scheduler has [0-9]+ open descriptors",
+    _leaves_a_process: None,
+    _closes_a_descriptor: None,
+    _closes_the_output: None,
+    _ignores_interrupts: None,
+}
+
+
+def damages(t, name):
+    yield from finds_a_whole_engine(t)
+    globals()[name](t)
+
+
+def finds_a_whole_engine(t):
+    r = t.start_req(prompt_len=4, max_new_tokens=2)
+    yield from t.run_until_finished(r)
+    assert r.finish_reason == "length"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ServerPool]:
+    with contextlib.closing(ServerPool()) as started:
+        yield started
+
+
+@pytest.mark.parametrize("damage", IN_SERVERS, ids=lambda damage: damage.__name__.strip("_"))
+def test_in_a_server_too_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any, pool: ServerPool) -> None:
+    """The next one may get another server."""
+    says = IN_SERVERS[damage]
+    if says == "":
+        says = f"the script left its process changed: .*{DAMAGES[damage]}"
+    fails = contextlib.nullcontext() if says is None else pytest.raises(ScriptError, match=says)
+    with fails, pool.lend(EngineConfig(), None) as server:
+        server.run(damages, damage.__name__, options=OPTIONS)
+    with pool.lend(EngineConfig(), None) as server:
+        server.run(finds_a_whole_engine, options=OPTIONS)
 
 
 def test_what_a_script_puts_back_is_no_damage() -> None:
