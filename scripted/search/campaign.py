@@ -28,7 +28,7 @@ _for_life: Final = ExitStack()
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
 # Runs of a generated target beside the one by itself: the next target finds more than more runs of one.
-_GENERATED_RUNS: Final = 19
+_GENERATED_RUNS: Final = 4
 # Parts that a complete strategy over one target is cut into for several processes, so that none has to wait long.
 _PARTS: Final = 4
 
