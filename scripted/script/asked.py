@@ -156,7 +156,7 @@ def check_predicate(predicate: object) -> None:
         return
 
 
-def several(handles: Iterable[_Handle], handle: type[_Handle]) -> list[_Handle]:
+def several(handles: Iterable[_Handle], handle: type) -> list[_Handle]:
     """What ``run_until_all_finished()`` waits for. Raises BadCall for one handle, and for none."""
     if isinstance(handles, handle) or not isinstance(handles, Iterable):
         raise BadCall(
