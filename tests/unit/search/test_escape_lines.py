@@ -28,3 +28,13 @@ def test_a_line_shows_the_bug_that_escaped(mutant: str, line: str, what: str) ->
         failure = execute(schedule).failure
     assert failure is not None
     assert what in failure.text, failure
+
+
+def test_a_death_frees_what_had_ended_in_the_order_of_the_ends() -> None:
+    """Found by feedback on the healthy engine: two grammars fall out of use at once, and one is forgotten first."""
+    line = (
+        "pp_size=4 chunked_prefill_size=7 max_total_tokens=128; 1 update; 1 start a prompt=1; "
+        "1 start b prompt=49 new=1; 1 start c prompt=1 new=1; 1 start d prompt=17 new=1 regex=[p-z]{3}; "
+        "1 start e prompt=1 regex=[a-z]{3}x[0-9]{5}; 19 pause mode=abort; 20 kill"
+    )
+    assert execute(Schedule.parse(line)).failure is None

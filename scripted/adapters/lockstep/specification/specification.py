@@ -219,6 +219,10 @@ class Specification:
         self.replies.append(request.output(*news, error=error))
         self.totals[ENDS.get(reason, "requests_finished")] += 1
         request.is_whole = bool(news)
+        if request.owns_memory:
+            # Those that have ended come after all others, in the order of their ends: a death frees them so.
+            self.memory.owners.remove(request)
+            self.memory.owners.append(request)
         self.grammars.leave(request)
         self._leave_if_landed(request)
 
