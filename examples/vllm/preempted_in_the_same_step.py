@@ -1,6 +1,6 @@
 """vLLM's scheduler by itself: a plan that is withdrawn leaves blocks in the prefix cache that were never computed.
 
-Needs vLLM 0.32 and nothing else of this repository. It prints the plans and exits with 1 if the defect is there.
+Needs vLLM 0.32 or 0.33, nothing else of this repository. It prints plans, and exits with 1 if the defect is there.
 """
 
 # ruff: noqa: T201 - it prints what it sees.
@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 
 import torch
-from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -35,6 +35,7 @@ def new_scheduler() -> Scheduler:
             long_prefill_token_threshold=4,
         ),
         cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True),
+        device_config=DeviceConfig(device="cpu"),
     )
     config.scheduler_config.async_scheduling = False
     config.cache_config.num_gpu_blocks = BLOCKS
