@@ -206,7 +206,6 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
 IN_SERVERS = dict.fromkeys((_loses_a_module, _stops_the_clock, _patches_a_method, _leaves_a_thread, _stops_imports), "")
 IN_SERVERS |= {
     _leaves_descriptors: "it has grown: scheduler has [0-9]+ open descriptors",
-    _leaves_a_process: None,
     _closes_a_descriptor: None,
     _closes_the_output: None,
     _ignores_interrupts: None,
