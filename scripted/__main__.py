@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from scripted import require_own_engine
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command; its imports take a while, and may be interrupted as all else."""

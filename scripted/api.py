@@ -32,8 +32,6 @@ from scripted.search.strategies.base import StrategyName
 from scripted.search.targets import is_one_word, target_named, workload_named
 from scripted.search.units import Finding, SearchPlan
 
-__all__ = ["Harness", "RecordedRun", "replay", "run_script", "search", "shrink", "write_test"]
-
 _SECONDS_PER_MINUTE: Final = 60.0
 
 

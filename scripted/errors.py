@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "BadCall",
-    "BudgetSpent",
-    "NoAnswer",
-    "NotIdle",
-    "Overdue",
-    "RequestRefused",
-    "UnknownName",
-]
-
 
 class RequestRefused(Exception):
     """The server refused a call of the script: ``status`` is the HTTP status, ``body`` the answer's text."""

@@ -10,8 +10,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["command_of", "render_source", "write_new"]
-
 
 def command_of(path: Path) -> str:
     """The command that runs a test file where a test takes milliseconds."""

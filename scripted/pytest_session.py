@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from scripted.adapters.lockstep.sim.runner import ScriptedSim
     from scripted.script.options import ScriptOptions
 
-__all__ = ["ScriptedSession", "current_session", "set_session"]
-
 
 class ScriptedSession:
     """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``.

@@ -16,8 +16,6 @@ from engine.errors import IntegrityError
 from engine.limits import Limits
 from engine.memory.pages import PagePool
 
-__all__ = ["HostPage", "HostTier", "page_keys"]
-
 # Which page is copied, and to which one.
 _Pairs = tuple[tuple[int, int], ...]
 

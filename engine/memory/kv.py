@@ -17,8 +17,6 @@ from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
 from engine.memory.sliding_window import SlidingWindowPool
 
-__all__ = ["KVMemory"]
-
 
 class KVMemory:
     """``pages``, ``rows`` and ``tree`` of one engine, and ``sliding_window`` if its model has window layers.

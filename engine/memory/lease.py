@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from engine.memory.node import Node
 
-__all__ = ["Lease"]
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lease:

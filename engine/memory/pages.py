@@ -11,8 +11,6 @@ from enum import IntEnum
 
 from engine.errors import IntegrityError
 
-__all__ = ["PagePool", "PageState"]
-
 
 class PageState(IntEnum):
     """Who owns a page: no one yet, one live request, the prefix tree, or an operator who keeps it from requests."""

@@ -16,8 +16,6 @@ from engine.memory.node import Node
 from engine.memory.pages import PagePool
 from engine.memory.sliding_window import SlidingWindowPool
 
-__all__ = ["RadixTree"]
-
 # The eviction heap is rebuilt when stale entries outnumber the nodes by this factor, so that it stays O(nodes).
 _STALE_HEAP_FACTOR: Final = 4
 _STALE_HEAP_FLOOR: Final = 64

@@ -10,9 +10,6 @@ from typing import Final
 
 from engine.errors import IntegrityError
 
-__all__ = ["RowPool"]
-
-
 _FREE: Final = 0
 _TAKEN: Final = 1
 _RESERVED: Final = 2

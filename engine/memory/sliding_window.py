@@ -15,8 +15,6 @@ from engine.limits import Limits
 from engine.memory.lease import Lease
 from engine.memory.pages import PagePool
 
-__all__ = ["NO_WINDOW_PAGE", "SlidingWindowPool"]
-
 NO_WINDOW_PAGE: Final = -1
 
 

@@ -16,8 +16,6 @@ from engine.scheduler.loras import Loras
 from engine.scheduler.prompt_logprobs import first_due
 from engine.scheduler.request import Request
 
-__all__ = ["Admission"]
-
 # An odd multiplier (Knuth's MMIX generator) spreads the arrival numbers of unseeded requests over 63 bits of seed.
 _SEED_MULTIPLIER: Final = 6_364_136_223_846_793_005
 _SEED_MASK: Final = 2**63 - 1

@@ -15,8 +15,6 @@ from engine.messages import PauseMode, UpdateWeights
 from engine.plan import Microbatch
 from engine.scheduler.request import CHUNKED, DISPATCHED, RELEASING, RETRACTING, RUNNING, WAITING, Request
 
-__all__ = ["Books", "Launched"]
-
 
 class Launched(msgspec.Struct, frozen=True, gc=False):
     """A microbatch in flight: ``requests`` are those of its segments, in the same order."""

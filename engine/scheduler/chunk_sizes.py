@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["ChunkSizes"]
-
 
 class ChunkSizes:
     """The cost of a part of x tokens after a prefix of L is ``x * (2 * L + x + 2 * parity)``, in units of its own.

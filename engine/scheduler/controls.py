@@ -22,8 +22,6 @@ from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.loras import Loras
 from engine.scheduler.profiles import Profiles
 
-__all__ = ["ControlCall", "Controls"]
-
 ControlCall = FlushCache | UpdateWeights | StartProfile | StopProfile | LoadLora | UnloadLora
 
 

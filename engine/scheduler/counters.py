@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from engine.messages import ABORT, TIMEOUT, FinishReason
 
-__all__ = ["Counters"]
-
 
 @dataclass(slots=True)
 class Counters:

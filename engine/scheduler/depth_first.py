@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from engine.memory import KVMemory
 from engine.scheduler.request import Request
 
-__all__ = ["depth_first"]
-
 _Key = list[tuple[int, int, int]]
 
 

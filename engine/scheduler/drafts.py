@@ -13,8 +13,6 @@ from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.scheduler.request import Request
 
-__all__ = ["Drafts", "note_verified"]
-
 # Token ids have up to 63 bits in recordings whose text was redacted.
 _ID_TYPE: Final = "q"
 _ID_BYTES: Final = 8

@@ -11,8 +11,6 @@ from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
 
-__all__ = ["FlushAndUpdate"]
-
 _NAMES = {FlushCache: "flush", UpdateWeights: "weight update"}
 
 

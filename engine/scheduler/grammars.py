@@ -15,8 +15,6 @@ from engine.plan import GrammarOrder
 from engine.scheduler.counters import Counters
 from engine.scheduler.request import KnownGrammar, Request
 
-__all__ = ["Grammars"]
-
 
 class Grammars:
     """At most ``kept`` grammars that no request uses stay compiled; the one that was used longest ago goes first."""

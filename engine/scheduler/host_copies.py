@@ -11,8 +11,6 @@ from engine.plan import Copies
 from engine.scheduler.books import Launched
 from engine.scheduler.counters import Counters
 
-__all__ = ["HostCopies"]
-
 
 class HostCopies:
     """The copies of one engine; without a second tier there are none."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from engine.memory import KVMemory
 from engine.scheduler.books import Books
 
-__all__ = ["pending_prefill_tokens"]
-
 
 def pending_prefill_tokens(books: Books, memory: KVMemory) -> int:
     """Tokens that must still be launched before every request decodes; what the cache could serve now is not counted.

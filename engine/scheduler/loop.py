@@ -8,8 +8,6 @@ from __future__ import annotations
 from engine.scheduler.ports import Gate, Outbox, Pipeline, StepResult
 from engine.scheduler.scheduler import Scheduler
 
-__all__ = ["run_loop"]
-
 
 def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbox) -> None:
     """Run steps until the gate says that there are no more.

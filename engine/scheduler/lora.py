@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Lora"]
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lora:

@@ -20,8 +20,6 @@ from engine.scheduler.lora import Lora
 from engine.scheduler.policy import policy_named
 from engine.scheduler.request import Place, Request
 
-__all__ = ["Loras"]
-
 LoraCall = LoadLora | UnloadLora
 
 

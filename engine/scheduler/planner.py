@@ -25,8 +25,6 @@ from engine.scheduler.request import CHUNKED, DISPATCHED, NO_LOGPROBS_DUE, RETRA
 from engine.scheduler.shared_prompts import is_worth_waiting
 from engine.scheduler.time_limits import TimeLimits
 
-__all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "Plan", "Planner"]
-
 # This many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
 ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
 

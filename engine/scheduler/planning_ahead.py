@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from engine.scheduler.request import Request
 
-__all__ = ["may_go_ahead"]
-
 
 def may_go_ahead(request: Request) -> bool:
     """Whether a running request may be planned although its newest token is not known.

@@ -13,8 +13,6 @@ from engine.memory import KVMemory
 from engine.scheduler.depth_first import depth_first
 from engine.scheduler.request import Request
 
-__all__ = ["LPM_QUEUE_LIMIT_REQUESTS", "OVERTAKEN_LIMIT_REQUESTS", "Policy", "policy_named"]
-
 # A request that waits is overtaken by this many later ones; then it takes its turn by arrival.
 OVERTAKEN_LIMIT_REQUESTS: Final = 16
 # Matching every waiting prompt against the tree costs a walk each; a longer queue than this is served by arrival.

@@ -16,8 +16,6 @@ import msgspec
 from engine.messages import Event, GrammarReady, PipelineEvent, Reply
 from engine.plan import GrammarOrder, Microbatch
 
-__all__ = ["Gate", "Outbox", "Pipeline", "Step", "StepRecord", "StepResult"]
-
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """The input of one scheduler step: events in the order in which they apply, and the time in seconds."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from engine.messages import CallAnswer, StartProfile, StopProfile
 
-__all__ = ["Profiles"]
-
 
 class Profiles:
     """``folder`` is where the present profile is to be written; None when none is taken."""

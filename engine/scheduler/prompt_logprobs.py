@@ -15,8 +15,6 @@ from engine.plan import DECODE, Microbatch
 from engine.scheduler.replies import part_of
 from engine.scheduler.request import NO_LOGPROBS_DUE, Request
 
-__all__ = ["NOTHING", "first_due", "next_asked", "parts_told"]
-
 # What ``next_asked`` gives for a segment that asks for nothing: ``logprobs_from`` and ``next_id``.
 NOTHING: Final = (-1, -1)
 

@@ -7,8 +7,6 @@ import msgspec
 from engine.messages import STOP, PromptLogprob, TokenLogprob, TokenOutput
 from engine.scheduler.request import Request
 
-__all__ = ["output_of", "part_of"]
-
 
 def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
     """The reply with a request's newest token, with its end, or with both."""

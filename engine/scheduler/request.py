@@ -15,8 +15,6 @@ from engine.messages import FinishReason, Grammar
 from engine.plan import SamplingSpec
 from engine.scheduler.lora import Lora
 
-__all__ = ["NOT_RESIDENT", "NO_LOGPROBS_DUE", "KnownGrammar", "Place", "Request"]
-
 # Beyond every position.
 NO_LOGPROBS_DUE: Final = 1 << 62
 # No KV was computed with it.

@@ -54,8 +54,6 @@ from engine.scheduler.request import CHUNKED, DISPATCHED, GONE, RELEASING, RETRA
 from engine.scheduler.sizes import sizes_of, stats_of
 from engine.scheduler.time_limits import TimeLimits
 
-__all__ = ["Scheduler"]
-
 
 class Scheduler:
     """One engine's scheduler. ``step`` is the only way to change it."""

@@ -12,8 +12,6 @@ from typing import Final
 from engine.memory import KVMemory
 from engine.scheduler.request import DISPATCHED, Request
 
-__all__ = ["LEAST_SPARED_TOKENS", "is_worth_waiting"]
-
 # A wait lasts as long as the microbatches in flight. Computing fewer tokens again takes about as long as that.
 LEAST_SPARED_TOKENS: Final = 512
 

@@ -16,8 +16,6 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.load import pending_prefill_tokens
 
-__all__ = ["sizes_of", "stats_of"]
-
 _COUNTERS: Final = tuple(field.name for field in fields(Counters))
 _counted: Final = attrgetter(*_COUNTERS)
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from engine.messages import Generate
 from engine.scheduler.request import Request
 
-__all__ = ["Allowed", "TimeLimits"]
-
 
 class Allowed(NamedTuple):
     """The times of one request, in seconds. ``waits_s`` is None from its first start on."""

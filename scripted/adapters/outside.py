@@ -40,8 +40,6 @@ from scripted.sdk import (
 )
 from scripted.sdk.messages import Event, Reply
 
-__all__ = ["ADAPTER", "Config", "OutsideMachine"]
-
 
 class Config(msgspec.Struct, frozen=True):
     """The settings of the engine that change how it schedules. Sizes are in tokens and requests."""

@@ -15,8 +15,6 @@ from scripted.core.refusals import ScriptDefinitionError
 if TYPE_CHECKING:
     from scripted.search.bounded import Bounded
 
-__all__ = ["bound"]
-
 EXIT_FAILED = 1
 _SECONDS_PER_MINUTE: Final = 60.0
 _HEAD: Final = "| configuration and events | steps | in one step | schedules | states | a promise is broken |"

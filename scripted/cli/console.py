@@ -15,8 +15,6 @@ from engine.output_files import write_output
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
 
-__all__ = ["ADAPTER_OPTION", "plain_console", "save_test"]
-
 ADAPTER_OPTION = typer.Option(
     metavar="ADAPTER", help="the scheduler: lockstep, vllm, FILE.py with an ADAPTER, or MODULE:NAME"
 )

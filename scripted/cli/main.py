@@ -20,8 +20,6 @@ from scripted.cli.search import add_commands
 from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 
-__all__ = ["app", "main"]
-
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 DEFAULT_PAGE = Path("out/flush_race.html")

@@ -17,8 +17,6 @@ from scripted.core.named import OWN
 if TYPE_CHECKING:
     from scripted.report.rerun import Rerun
 
-__all__ = ["replay", "show_replay"]
-
 EXIT_FAILED = 1
 _SHOWN_STEPS = 20
 # A longer test is not readable.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from scripted.search.campaign import SearchReport
     from scripted.search.units import Finding
 
-__all__ = ["add_commands"]
-
 EXIT_FAILED = 1
 # Findings that are shrunk and shown; further ones are mostly the same failure again.
 _SHOWN_FINDINGS = 5

@@ -23,8 +23,6 @@ from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test
 from scripted.search.execution import execute
 
-__all__ = ["console", "parametrized", "read_arguments", "show_mutant", "show_run"]
-
 PLAIN_WIDTH_COLUMNS = 120
 
 console = plain_console(PLAIN_WIDTH_COLUMNS)

@@ -26,8 +26,6 @@ from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_tests
 from scripted.script.measure import Measured, count_assertions, turn_round
 
-__all__ = ["Findings", "vet", "vetted"]
-
 # A bug may keep a script from its end.
 _TIMEOUT_S: Final = 2.0
 # With a bug a script may go on for ever. Without one it took fewer steps than this many times more, and a margin.

@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol
 from scripted.core.tokens import tokens_alone
 from scripted.core.violation import Violation
 
-__all__ = ["Account", "Life", "Message"]
-
 _OWN_ENDS: Final = ("length", "stop")
 
 

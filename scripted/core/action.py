@@ -15,8 +15,6 @@ import msgspec
 from scripted.core.clock import VirtualClock
 from scripted.core.verb import Verb
 
-__all__ = ["Action", "RunLike", "SearchBase", "smaller_requests", "verb", "verbs_of"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

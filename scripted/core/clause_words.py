@@ -10,8 +10,6 @@ from typing import Final
 
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["clauses_of", "quoted", "words_of_clause"]
-
 _QUOTE: Final = '"'
 _NEEDS_QUOTES: Final = re.compile(r"[\s;]|^$")
 _CLAUSE: Final = re.compile(r'(?:[^;"]|"[^"]*")*')

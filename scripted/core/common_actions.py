@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.verb import Verb
 
-__all__ = ["AdvanceClock", "HoldResults", "ReleaseResults"]
-
 
 class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold"):
     """Results stay away from this step on."""

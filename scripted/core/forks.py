@@ -21,8 +21,6 @@ import msgspec
 
 from scripted.core.refusals import HarnessError
 
-__all__ = ["Copier", "Frozen"]
-
 _T = TypeVar("_T")
 _Shell = Callable[[Any], Any]
 _Build = Callable[[Any, list[Any]], Any]

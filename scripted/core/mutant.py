@@ -24,8 +24,6 @@ from typing import Any, Literal
 
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["Mutant", "MutantDoesNotFit", "read_mutants"]
-
 
 class MutantDoesNotFit(ScriptDefinitionError):
     """What is installed has no such place, so this bug cannot be put into it."""

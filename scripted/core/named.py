@@ -14,8 +14,6 @@ from typing import Any, Final, cast
 from scripted.core.protocol import ADAPTER_API, Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["BUILT_IN", "OWN", "adapter_named"]
-
 OWN: Final = "lockstep"
 BUILT_IN: Final = {OWN: "scripted.adapters.lockstep.adapter", "vllm": "scripted.adapters.vllm"}
 _ATTRIBUTE: Final = "ADAPTER"

@@ -12,8 +12,6 @@ from typing import NamedTuple, Protocol
 from scripted.core.account import Account
 from scripted.core.violation import Violation
 
-__all__ = ["Oracle", "Paused"]
-
 
 class Pausing(Protocol):
     """A way to pause: nothing is launched, or nothing that had not begun; with ``aborts`` live requests end."""

@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["nearest", "plural", "printable", "short_rid", "text_of"]
-
 # A rid longer than this keeps its head and its tail: generated ones differ in the one or the other.
 _RID_CHARACTERS: Final = 14
 _RID_HEAD: Final = 5

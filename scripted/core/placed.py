@@ -11,8 +11,6 @@ from scripted.core.action import Action
 from scripted.core.clause_words import quoted, words_of_clause
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["Placed", "parse_placed"]
-
 
 class Placed(msgspec.Struct, frozen=True):
     """An action and the step, from 1 on, that sees it, after the completions of that step."""

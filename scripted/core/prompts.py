@@ -7,8 +7,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["MOST_ITEMS", "Recipe", "prompt_ids", "prompt_of"]
-
 # Tokens of a prompt, or elements of any other argument, that a script can make: more than any context. They are built
 # before the route refuses them.
 MOST_ITEMS: Final = 1 << 20

@@ -17,17 +17,6 @@ from scripted.core.action import Action, RunLike
 from scripted.core.placed import Placed
 from scripted.core.written import TestHead
 
-__all__ = [
-    "ADAPTER_API",
-    "Adapter",
-    "Device",
-    "Freezer",
-    "Machine",
-    "Microbatch",
-    "ScriptEnded",
-    "StepOutput",
-]
-
 # The version of what an adapter implements and imports. An adapter may state it as its ``api``; another one is refused.
 ADAPTER_API: Final = 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BadCommand", "HarnessError", "ScriptDefinitionError"]
-
 
 class ScriptDefinitionError(Exception):
     """What was given cannot be a script, a schedule or a target; the text says what it should be."""

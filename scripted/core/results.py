@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["Results"]
-
 
 class Results:
     """The microbatches in flight with the step in which each is due, in launch order."""

@@ -25,8 +25,6 @@ from scripted.core.results import Results
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 
-__all__ = ["STEPS_LIMIT", "Cell", "Phase", "Run"]
-
 # Far beyond what any workload takes; a schedule that is not settled by then will never be.
 STEPS_LIMIT: Final = 4_000
 # Steps in a row that were given nothing, did nothing and said that another one may. A scheduler may change its books

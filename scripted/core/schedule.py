@@ -16,8 +16,6 @@ from scripted.core.placed import Placed, parse_placed
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["Schedule"]
-
 _SEPARATOR: Final = ";"
 _ADAPTER: Final = "adapter"
 _DEFAULT: Final = "default"

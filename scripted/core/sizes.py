@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["sizes_of"]
-
 _CONTAINERS: Final = (dict, list, set, deque, bytearray)
 _LEAVES: Final = (
     int, float, str, bytes, frozenset, type, Enum, msgspec.Struct, types.ModuleType, types.FunctionType,

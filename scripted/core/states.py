@@ -19,8 +19,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["StateReader", "UnreadableState"]
-
 _ATOMS: Final = frozenset({int, str, bool, float, bytes, type(None)})
 _DIGEST_BYTES: Final = 16
 _KNOWN_LIMIT: Final = 20_000

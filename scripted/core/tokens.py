@@ -10,19 +10,6 @@ import functools
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = [
-    "CHAIN",
-    "FIRST_TOKEN",
-    "MASK",
-    "MIX",
-    "START",
-    "TOKENS",
-    "guesses",
-    "links_of",
-    "next_token",
-    "tokens_alone",
-]
-
 # Fingerprints have 30 bits, one digit of Python's integers: a link of the chain costs 60 % of one with 64 bits.
 MASK: Final = 2**30 - 1
 # Multipliers of the PCG (32 bits) and SplitMix64 generators; any odd ones would do.

@@ -15,8 +15,6 @@ from scripted.core.placed import Placed
 from scripted.core.prompts import Recipe
 from scripted.core.schedule import Schedule
 
-__all__ = ["ENDLESS", "RecordedStep", "Translated", "Translation", "Translator", "action_of"]
-
 # The length of an output that did not end by itself: it would have gone on.
 ENDLESS = 1 << 30
 

@@ -8,8 +8,6 @@ import operator
 import re
 from typing import Any
 
-__all__ = ["Code", "Verb", "variable_of"]
-
 
 class Code:
     """An argument that a script writes as an expression; ``value`` is what the expression is."""

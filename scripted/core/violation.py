@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Violation"]
-
 
 class Violation(AssertionError):
     """The engine broke a promise; the text says which."""

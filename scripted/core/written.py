@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["TestHead", "WrittenTest"]
-
 
 class WrittenTest(msgspec.Struct, frozen=True):
     """``text`` is the file, None when no form of it tells the bug from its absence. ``said`` is for the console."""

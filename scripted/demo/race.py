@@ -10,8 +10,6 @@ from collections.abc import Generator
 from engine import EngineConfig
 from scripted import ScriptContext, scripted
 
-__all__ = ["flush_race"]
-
 CHUNK = 64
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
 

@@ -30,8 +30,6 @@ from scripted.report.timeline import render_timeline
 from scripted.report.trace import Trace
 from scripted.script.decorator import spec_of
 
-__all__ = ["run_demo"]
-
 BUG: Final = "flush-ignores-in-flight"
 TITLE: Final = "The flush race"
 PLAIN_WIDTH_COLUMNS: Final = 118

@@ -12,8 +12,6 @@ from typing import Self
 from scripted.core.phrases import printable
 from scripted.report.step_log import Said, ShownStep, StepLog
 
-__all__ = ["Race"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Race:

@@ -19,8 +19,6 @@ from scripted.report.rerun import Rerun
 from scripted.sdk.recording import recorded_adapter
 from scripted.search.execution import record
 
-__all__ = ["is_recording", "rerun", "rerun_in_fresh_process", "schedule_of_recording"]
-
 _ANOTHER_HASH_SEED = "4711"
 _TIMEOUT_S = 600.0
 _SHOWN_CHARACTERS = 800

@@ -8,8 +8,6 @@ import msgspec
 
 from scripted.replay.rerun import rerun
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run a target once."""

@@ -13,8 +13,6 @@ import msgspec
 from scripted.core.phrases import printable
 from scripted.report.step_log import Said, ShownBatch, ShownStep, StepLog
 
-__all__ = ["Difference", "first_difference"]
-
 _FIELDS: Final = ShownStep.__struct_fields__
 _OF_ONE_RUN: Final = ("step", "now", "digest")
 

@@ -15,18 +15,6 @@ from scripted.core.named import OWN
 from scripted.report.frames import Frame, where_text, width_of
 from scripted.report.step_log import Note, StepLog
 
-__all__ = [
-    "Activity",
-    "FailureKind",
-    "FailureReport",
-    "ProcessStack",
-    "ScriptError",
-    "ScriptFailed",
-    "ScriptTimeout",
-    "ServerDied",
-    "ServerDirty",
-]
-
 # Steps shown in the table; the window of a race and what led to it fit in them.
 SHOWN_STEPS = 16
 # The script's own line in the stack of the process that it runs in, while it is between two yields.

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["Frame", "definition_of", "frames_of", "position_of", "where_text", "width_of"]
-
 # Frames shown at each end of a long traceback.
 SHOWN_FRAMES: Final = 12
 _MOST_WIDTH_COLUMNS: Final = 118

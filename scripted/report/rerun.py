@@ -12,8 +12,6 @@ from scripted.report.step_log import StepLog
 if TYPE_CHECKING:
     from scripted.report.trace import Trace
 
-__all__ = ["Rerun"]
-
 
 class Rerun(msgspec.Struct, frozen=True):
     """Every step of a run of an ``adapter``, and what it died of, as ``Type: text``, and ``where`` that was raised.

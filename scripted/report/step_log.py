@@ -13,8 +13,6 @@ import msgspec
 
 from scripted.core.phrases import printable, short_rid
 
-__all__ = ["Launch", "Note", "Said", "ShownBatch", "ShownPipeline", "ShownShare", "ShownStep", "StepLog", "some"]
-
 # A text names this many requests or tokens, and counts the others.
 _NAMED: Final = 4
 

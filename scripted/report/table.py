@@ -18,8 +18,6 @@ from rich.text import Text
 from scripted.core.phrases import printable, short_rid
 from scripted.report.step_log import Launch, ShownStep, StepLog
 
-__all__ = ["AROUND_STEPS", "render_text", "step_table"]
-
 # Steps shown on each side of the one in question.
 AROUND_STEPS: Final = 8
 _STEP_COLUMN: Final = 1

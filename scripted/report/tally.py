@@ -10,8 +10,6 @@ from typing import Final
 
 from scripted.core.phrases import plural
 
-__all__ = ["ASKED", "NOT_COMPARED", "SummaryOfScripts"]
-
 # Begins the name of a count of outputs that were not compared; the reason follows.
 NOT_COMPARED: Final = "not compared: "
 # Begins the name of a count of how often one assertion ran; its place and text follow.

@@ -12,8 +12,6 @@ import msgspec
 
 from scripted.errors import BadCall
 
-__all__ = ["check_plain", "packed", "unpacked"]
-
 # msgpack knows arrays only; a tuple travels as an extension of this number.
 _TUPLE: Final = 1
 _LEAST_INT: Final = -(2**63)

@@ -16,17 +16,6 @@ from scripted.core.prompts import MOST_ITEMS
 from scripted.errors import BadCall, UnknownName
 from scripted.script.values import Nameless
 
-__all__ = [
-    "Asked",
-    "Method",
-    "bounded",
-    "check_count",
-    "check_predicate",
-    "check_prompt_len",
-    "several",
-    "truth_of",
-]
-
 _Handle = TypeVar("_Handle")
 # Names that a message lists when none is near.
 _MOST_NAMED: Final = 6

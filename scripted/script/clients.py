@@ -13,16 +13,6 @@ import msgspec
 from scripted.errors import BadCall
 from scripted.script.values import Listed, Nameless, Status, Word
 
-__all__ = [
-    "FINISH_REASONS",
-    "Call",
-    "Chunk",
-    "ClientView",
-    "finish_reason_of",
-    "receive_event",
-    "receive_events",
-]
-
 # Those of every adapter: an engine has some of them.
 FINISH_REASONS: Final = frozenset({"length", "stop", "abort", "error", "timeout", "invalid", "unavailable"})
 

@@ -8,8 +8,6 @@ from scripted.core.clock import VirtualClock
 from scripted.errors import BadCall
 from scripted.script.asked import Asked
 
-__all__ = ["ScriptClock"]
-
 
 class ScriptClock(Asked):
     """Virtual time in a script's hands."""

@@ -22,8 +22,6 @@ from scripted.script.values import Listed, ListedList, Named
 from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
 from scripted.script.windows import holds_in
 
-__all__ = ["STAGES", "BaseContext", "actions_behind", "with_verbs"]
-
 _Context = TypeVar("_Context", bound="BaseContext")
 STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
 

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["HOOKS", "Site", "counted", "fails_always", "turned"]
-
 # Its name in a counted module; no source can spell it.
 HOOKS: Final = "@scripted"
 _BUILTINS: Final = frozenset(name for name in dir(builtins) if name.islower()) - {"list", "tuple", "next"}

@@ -19,8 +19,6 @@ from typing import Any, Final, Self, TypeVar
 
 from scripted.errors import Overdue
 
-__all__ = ["Deadline", "Overrun"]
-
 _Result = TypeVar("_Result")
 
 # How much later than the alarm.

@@ -24,19 +24,6 @@ from scripted.script.source import code_of, file_of, idle_statements
 if TYPE_CHECKING:
     from engine.config import EngineConfig
 
-__all__ = [
-    "PLACEMENTS",
-    "TIERS",
-    "TIER_PARAMETER",
-    "ScriptFunction",
-    "ScriptedTest",
-    "TestRunner",
-    "method_of",
-    "run_tests_with",
-    "scripted",
-    "spec_of",
-]
-
 TIERS: Final = ("sim", "server")
 # Where the stages of the server tier are: forked beside the scheduler, joined over TCP, placed by Ray.
 PLACEMENTS: Final = ("local", "join", "ray")

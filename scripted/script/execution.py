@@ -21,8 +21,6 @@ from scripted.script.interruptions import no_departure, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
 
-__all__ = ["OneScript", "ScriptExecution", "ScriptOutcome", "ScriptSource"]
-
 # A ``finally`` that yields needs another one.
 _MOST_CLOSES: Final = 100
 # Scripts that yield whenever they are closed. They are kept, so that nobody collects them.

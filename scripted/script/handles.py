@@ -14,8 +14,6 @@ from typing import Any, Final
 from scripted.script.clients import Call, ClientView
 from scripted.script.values import Condition, Listed, Nameless
 
-__all__ = ["STATUSES", "BaseRequest", "Handles", "status_of"]
-
 STATUSES: Final = frozenset({"waiting", "running", "finished", "aborted", "unknown"})
 
 

@@ -17,8 +17,6 @@ from scripted.core.phrases import nearest, text_of
 from scripted.errors import BadCall
 from scripted.script.deadline import Overrun
 
-__all__ = ["Departure", "error_text", "no_departure", "without_debugger"]
-
 _UNKNOWN_ARGUMENT: Final = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
 # Of a chain of exceptions, those that are named.

@@ -11,8 +11,6 @@ from typing import Any
 
 from scripted.errors import BadCall
 
-__all__ = ["as_json"]
-
 
 def as_json(call: str, name: str, value: Any) -> Any:
     """The value as it is sent. Raises BadCall, by the argument's name, for what JSON cannot say."""

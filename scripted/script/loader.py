@@ -22,8 +22,6 @@ from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, spec_of
 
-__all__ = ["find_test", "find_tests", "load_script", "load_test", "scripts_in"]
-
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _modules: dict[tuple[str, str], types.ModuleType] = {}
 

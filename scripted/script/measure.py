@@ -24,8 +24,6 @@ from scripted.errors import BadCall
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.decorator import ScriptedTest
 
-__all__ = ["Measured", "asserting_nothing", "count_assertions", "turn_round"]
-
 _HARNESS: Final = Path(__file__).parents[1]
 _ENGINE: Final = _HARNESS.parent / "engine"
 _LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})

@@ -8,8 +8,6 @@ import msgspec
 
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["DEFAULT_MAX_STEPS", "DEFAULT_RESULT_TIMEOUT_S", "DEFAULT_TIMEOUT_S", "ScriptOptions"]
-
 DEFAULT_TIMEOUT_S = 120.0
 DEFAULT_MAX_STEPS = 10_000
 # A forward pass of a test model takes milliseconds, and so does every answer of the front end.

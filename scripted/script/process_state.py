@@ -34,8 +34,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["LeftChanged", "ProcessState"]
-
 _PACKAGES: Final = ("engine", "scripted")
 _OTHERS: Final = (
     builtins, collections, contextlib, functools, gc, json, logging, math, os, random, signal, socket, subprocess, sys,

@@ -22,8 +22,6 @@ from scripted.script.process_state import LeftChanged
 from scripted.script.state import MicrobatchInFlight
 from scripted.script.wait import Steps, words_of_yielded
 
-__all__ = ["ScriptedRun"]
-
 # A script has its own budget of steps, and only its own end is an end.
 _NEVER: Final = 2**62
 

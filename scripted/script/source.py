@@ -16,8 +16,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["WAITS", "code_of", "file_of", "idle_statements"]
-
 _DROPPED: Final = (ast.Compare, ast.Attribute, ast.Name, ast.Lambda, ast.GeneratorExp, ast.UnaryOp)
 _DROPPED_WITHOUT_CALLS: Final = (ast.BoolOp, ast.BinOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript)
 # Attributes whose values are words.

@@ -14,8 +14,6 @@ from scripted.core.phrases import nearest
 from scripted.errors import BadCall, UnknownName
 from scripted.script.values import Word
 
-__all__ = ["MODES", "Arrival", "KVState", "MicrobatchInFlight", "RowState", "Snapshot", "State", "mode_of"]
-
 # Those of every adapter: an engine has some of them.
 MODES: Final = frozenset({"prefill", "decode", "mixed", "update", "lora", "profile"})
 

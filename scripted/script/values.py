@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 from scripted.core.phrases import nearest
 from scripted.errors import BadCall
 
-__all__ = ["Condition", "Listed", "ListedList", "Named", "Nameless", "Status", "Word"]
-
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 

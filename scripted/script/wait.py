@@ -9,8 +9,6 @@ from typing import Final
 from scripted.errors import BadCall
 from scripted.script.values import Nameless
 
-__all__ = ["DEFAULT_BUDGET_STEPS", "HAND_ON", "Steps", "Wait", "words_of_yielded"]
-
 DEFAULT_BUDGET_STEPS: Final = 400
 
 # What to do about a wait whose yields reach nobody.

@@ -12,8 +12,6 @@ from typing import Final
 
 from scripted.errors import Overdue
 
-__all__ = ["watchdog"]
-
 # A timer of 0 seconds would be none.
 _LEAST_S: Final = 0.001
 

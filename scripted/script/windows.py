@@ -8,8 +8,6 @@ from scripted.core.phrases import nearest
 from scripted.errors import BadCall
 from scripted.script.asked import truth_of
 
-__all__ = ["check_reached", "holds_in"]
-
 
 def holds_in(name: str, condition: object, must_reach: Sequence[str]) -> bool:
     """Whether the window of this name is open. Raises BadCall for a name that ``must_reach``, if any, does not have."""

@@ -17,17 +17,6 @@ from scripted.script.clients import Call
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume
 
-__all__ = [
-    "ACTIONS",
-    "CancelRequest",
-    "FailBatch",
-    "FlushPrefixes",
-    "PauseAll",
-    "ResumeAll",
-    "SubmitRequest",
-    "actions_of",
-]
-
 _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.

@@ -39,8 +39,6 @@ from scripted.sdk.space import SchedulerSpace
 from scripted.sdk.step_words import log_of
 from scripted.sdk.workloads import workloads_of
 
-__all__ = ["UNKNOWN_RID", "SchedulerAdapter"]
-
 _WIDTH: Final = 116
 # Names that mean something else in @scripted(...).
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})

@@ -11,8 +11,6 @@ from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Add, BatchFailed, BatchResult, Event, Tokens
 from scripted.sdk.records import Record
 
-__all__ = ["plan_of", "schedule_of"]
-
 _ENDED = ("length", "stop")
 
 

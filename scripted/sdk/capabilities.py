@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Capabilities", "Limits", "PauseMode"]
-
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers that a plan must obey and that base workloads are made of.

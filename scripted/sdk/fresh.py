@@ -7,8 +7,6 @@ from typing import Any
 
 from scripted.core.sizes import sizes_of
 
-__all__ = ["Fresh"]
-
 
 class Fresh:
     """Taken from a new machine of one configuration.

@@ -7,27 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = [
-    "Abort",
-    "Add",
-    "Answer",
-    "Batch",
-    "BatchFailed",
-    "BatchResult",
-    "Event",
-    "FlushCache",
-    "Load",
-    "Pause",
-    "Refused",
-    "Reply",
-    "Resume",
-    "Share",
-    "Signal",
-    "Stepped",
-    "Tokens",
-]
-
-
 # -- events: what a step is given, in order --
 
 

@@ -32,8 +32,6 @@ from scripted.sdk.messages import (
 )
 from scripted.sdk.pipeline import SimulatedRunner
 
-__all__ = ["SdkOracle"]
-
 
 class SdkOracle(Oracle):
     """Made for a machine that is as good as new, which ``fresh`` describes: what it must be like again in the end."""

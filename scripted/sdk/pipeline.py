@@ -17,9 +17,6 @@ from scripted.core.violation import Violation
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Load, Share, Stepped
 
-__all__ = ["SimulatedRunner"]
-
-
 # In a slot whose KV did not arrive or was computed from such a slot; and what is sampled from it, which no model says.
 _SPOILT: Final = -1
 _NONSENSE: Final = 999_999_999

@@ -17,15 +17,6 @@ from scripted.report.rerun import Rerun
 from scripted.sdk.messages import Event, Stepped
 from scripted.sdk.records import Record, Step
 
-__all__ = [
-    "Header",
-    "Recorder",
-    "Recording",
-    "read_recording",
-    "recorded_adapter",
-    "replayed",
-]
-
 FORMAT: Final = "lockstep-steps-1"
 # Where the format stands in the first line, and how long that is at most.
 _FORMAT_WITHIN_BYTES: Final = 200

@@ -6,8 +6,6 @@ import msgspec
 
 from scripted.sdk.messages import Event, Stepped
 
-__all__ = ["Record", "Step"]
-
 
 class Step(msgspec.Struct, frozen=True):
     """The input of one step."""

@@ -12,8 +12,6 @@ from typing import Any, Final
 from scripted.core.phrases import text_of
 from scripted.sdk.messages import Answer, Batch, Refused, Share, Stepped, Tokens
 
-__all__ = ["wrong_in_machine", "wrong_in_step"]
-
 _PARTS: Final = ("step", "counts", "is_idle", "depth")
 _REPLIES: Final = (Tokens, Refused, Answer)
 

@@ -18,8 +18,6 @@ from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
 from scripted.search.generated import EVENT, REQUEST_FEATURES, Marks, Row, drawn_events, drawn_requests, event_kinds
 
-__all__ = ["SchedulerSpace"]
-
 _OTHER: Final = "other"
 _TRIPLES: Final = ("requests", "prompts", "sharing")
 _PRIORITIES: Final = (0, 1, 1, 2, 5)

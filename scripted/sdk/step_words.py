@@ -31,8 +31,6 @@ from scripted.sdk.messages import (
 )
 from scripted.sdk.records import Record
 
-__all__ = ["log_of"]
-
 # Blocks and tokens shown of a request; the others are counted.
 _SHOWN: Final = 12
 _FAILED_ENDS: Final = ("error",)

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 
 from scripted.sdk.capabilities import Capabilities, Limits
 
-__all__ = ["workloads_of"]
-
 
 def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
     """By name, as text without a configuration, which is the default one."""

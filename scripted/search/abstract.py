@@ -10,8 +10,6 @@ from typing import Final
 
 from scripted.core.run import Run
 
-__all__ = ["abstract_state"]
-
 # More requests, and more in flight, make no other state.
 _MANY: Final = 3
 

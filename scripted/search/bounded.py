@@ -21,8 +21,6 @@ from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, Left, finish
 
-__all__ = ["DEFAULT_DEPTH", "DEFAULT_TOGETHER", "Bounded", "check_all_orders"]
-
 DEFAULT_DEPTH = 6
 DEFAULT_TOGETHER = 2
 

@@ -21,8 +21,6 @@ from scripted.search.ray_pool import ray_pool
 from scripted.search.strategies import Feedback, StrategyName
 from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
-__all__ = ["Campaign", "SearchReport"]
-
 # A context without a reference is left again as soon as it is collected.
 _for_life: Final = ExitStack()
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.

@@ -13,8 +13,6 @@ from rich.text import Text
 
 from scripted.core.run import Cell
 
-__all__ = ["Coverage"]
-
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 # With the names of events beside it, no wider than 100 columns.
 _STATES_WIDTH_COLUMNS = 70

@@ -27,8 +27,6 @@ from scripted.errors import Overdue
 from scripted.script.watchdog import watchdog
 from scripted.search.extras import extras_of
 
-__all__ = ["Failure", "Left", "Outcome", "Prefixes", "execute", "execute_recorded", "finish", "record"]
-
 _SIGNATURE_LENGTH: Final = 60
 # A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.
 RUN_TIMEOUT_S: Final = 10.0

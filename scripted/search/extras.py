@@ -7,8 +7,6 @@ from typing import Final
 from scripted.core.action import Action, SearchBase
 from scripted.core.schedule import Schedule
 
-__all__ = ["extras_of"]
-
 # Events aim at no more requests of a workload than this; the others of a larger one are alike.
 _TARGETS_LIMIT: Final = 4
 

@@ -17,8 +17,6 @@ from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure
 from scripted.search.shrinking import way_to_fail
 
-__all__ = ["DEFAULT_FAILURES", "FAILURES_LIMIT", "FailureDatabase", "Replayed", "SavedFailure"]
-
 DEFAULT_FAILURES: Final = Path(".scripted/failures.jsonl")
 # A replay takes milliseconds, so all of them take a second or two.
 FAILURES_LIMIT: Final = 200

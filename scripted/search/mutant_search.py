@@ -11,8 +11,6 @@ from scripted.core.named import OWN, adapter_named
 from scripted.search.campaign import Campaign
 from scripted.search.units import Finding, SearchPlan
 
-__all__ = ["Found", "find_mutant"]
-
 
 class Found(msgspec.Struct, frozen=True):
     """One search for one mutant; ``finding`` None means that the whole sweep passed with it.

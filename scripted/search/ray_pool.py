@@ -22,8 +22,6 @@ from scripted.core.refusals import ScriptDefinitionError
 if TYPE_CHECKING:
     from scripted.search.units import SearchPlan, Unit, UnitResult
 
-__all__ = ["LOCAL", "RayPool", "ray_pool"]
-
 LOCAL: Final = "local"
 _LOOPBACK: Final = "127.0.0.1"
 _CLIENT_SCHEME: Final = "ray://"

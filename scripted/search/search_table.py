@@ -23,8 +23,6 @@ from scripted.search.mutant_search import find_mutant
 from scripted.search.strategies import StrategyName
 from scripted.search.units import SearchPlan
 
-__all__ = ["ALONE", "CORPUS", "TimedSearch", "measure", "measured_in", "table_of"]
-
 # Nothing is added to the targets; and the sweep of the workloads that are written by hand, which has no seed.
 ALONE: Final = "alone"
 CORPUS: Final = "workloads"

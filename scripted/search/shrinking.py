@@ -22,8 +22,6 @@ from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, Outcome, execute, execute_recorded
 
-__all__ = ["SHRINK_BUDGET_S", "Shrunk", "shrink", "way_to_fail"]
-
 SHRINK_BUDGET_S: Final = 5.0
 _LETTERS: Final = string.ascii_lowercase
 # How many runs that hang fit into the budget.

@@ -21,8 +21,6 @@ from scripted.core.schedule import Schedule
 from scripted.search.execution import Outcome, Prefixes
 from scripted.search.generated import generated_schedule, number_of
 
-__all__ = ["Target", "is_one_word", "schedule_of", "target_named", "workload_named"]
-
 # Only a file that makes schedules is run to find one.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")
 

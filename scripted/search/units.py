@@ -19,8 +19,6 @@ from scripted.search.execution import Failure
 from scripted.search.strategies import Exhaustive, Feedback, Pct, RandomEvents, Strategy, StrategyName, Surw, Swarm
 from scripted.search.targets import Target, schedule_of, target_named
 
-__all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "forget_targets", "run_unit", "strategy_of"]
-
 
 class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to search: targets of ``adapter``, as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it,

@@ -28,8 +28,6 @@ from scripted.script.options import ScriptOptions
 from scripted.script.wait import DEFAULT_BUDGET_STEPS
 from scripted.search.execution import Failure, Outcome, execute
 
-__all__ = ["Draft", "Line", "rehearse", "script_text", "write_test"]
-
 # A script of a schedule takes milliseconds; one that needs longer hangs.
 _LIMIT_S: Final = 20.0
 _WIDTH: Final = 116

@@ -22,8 +22,6 @@ from scripted.core.verb import Verb
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
 from scripted.shell.words import ShellWord
 
-__all__ = ["OWN_WORDS", "Command", "Look", "Save", "Show", "Undo", "help_text", "read_command"]
-
 MAX_STEPS_PER_COMMAND: Final = 10_000
 # The prompt of a request that is started without one.
 DEFAULT_PROMPT_TOKENS: Final = 16

@@ -32,8 +32,6 @@ from scripted.shell.saved import save_session
 from scripted.shell.statements import Names, Statement, lines_of, value_of
 from scripted.shell.words import ShellWord, words_of
 
-__all__ = ["DebugSession"]
-
 # A person may leave the session for hours in the middle of a race.
 SESSION_TIMEOUT_S: Final = 24 * 3600.0
 SESSION_MAX_STEPS: Final = 1_000_000

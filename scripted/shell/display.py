@@ -18,8 +18,6 @@ from scripted.script.handles import BaseRequest
 from scripted.script.state import KVState, RowState, Snapshot, State
 from scripted.shell.statements import Names
 
-__all__ = ["news_of", "requests_table", "state_table"]
-
 # What a part of the state is called in the table, where that is not its name.
 _NAMES: Final = {"kv": "pages", "tree": "prefix tree", "window": "window pages", "host": "host pages"}
 

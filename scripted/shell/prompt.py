@@ -9,8 +9,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-__all__ = ["FilePrompt", "Prompt", "TerminalPrompt"]
-
 
 class Prompt(Protocol):
     """A source of lines."""

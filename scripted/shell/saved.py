@@ -19,8 +19,6 @@ from scripted.script.options import ScriptOptions
 from scripted.script.wait import Steps
 from scripted.shell.statements import Names, Statement, lines_of
 
-__all__ = ["save_session"]
-
 _TEMPLATE: Final = Path(__file__).with_name("session.py.jinja")
 
 

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from scripted.script.wait import Steps
 
-__all__ = ["Names", "RunUntil", "Statement", "StepOn", "VerbCall", "lines_of", "value_of"]
-
 Names = dict[str, Any]
 """The variables of a script: ``t``, handles by their rid, calls by their number."""
 

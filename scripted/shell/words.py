@@ -17,8 +17,6 @@ from scripted.core.refusals import BadCommand
 from scripted.core.verb import Code, Verb
 from scripted.script.context import BaseContext, actions_behind
 
-__all__ = ["ShellWord", "words_of"]
-
 _SPELT: Final = {"true": True, "false": False, "none": None, "null": None}
 _NAMED: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 

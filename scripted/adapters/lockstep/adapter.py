@@ -46,8 +46,6 @@ from scripted.script.loader import find_test
 from scripted.search.generated import Space
 from scripted.search.mutant_search import Found
 
-__all__ = ["ADAPTER", "LockstepAdapter"]
-
 
 class LockstepAdapter:
     """Implements the adapter protocol. Its configurations are those of the engine."""

@@ -11,8 +11,6 @@ from engine.errors import ConfigError
 from engine.limits import Limits
 from scripted.adapters.lockstep.sim.limits import simulated_limits
 
-__all__ = ["config_values", "limits_of", "smaller_configs"]
-
 
 def config_values(config: EngineConfig) -> dict[str, Any]:
     """The fields that are not at their default."""

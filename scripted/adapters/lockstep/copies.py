@@ -22,8 +22,6 @@ from scripted.core.results import Results
 from scripted.core.run import Run
 from scripted.core.states import StateReader
 
-__all__ = ["COPIER", "STATES", "UNSPECIFIED_EVERY_RUNS", "FrozenRun", "is_specified"]
-
 # The executable specification costs as much again as all other checks. Of the runs that share a beginning one in this
 # many is not compared with it; every run that starts from its beginning is.
 UNSPECIFIED_EVERY_RUNS: Final = 3

@@ -12,8 +12,6 @@ from scripted.adapters.lockstep.oracle.tokens_alone import check_tokens
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.core.violation import Violation
 
-__all__ = ["EngineOracle"]
-
 
 class EngineOracle(Checks):
     """It is also the loop's outbox."""

@@ -16,8 +16,6 @@ from scripted.adapters.lockstep.bugs import ESCAPES, RACES, Mutant
 from scripted.script.loader import find_test
 from scripted.search.mutant_search import Found
 
-__all__ = ["gallery_markdown", "results_on", "write_gallery"]
-
 _HEADING: Final = "### "
 _SECTIONS: Final = (("Races of real engines", RACES), ("Found by review of this project's own suites", ESCAPES))
 _FIRST_HEADING: Final = re.compile(r"^###? ", re.MULTILINE)

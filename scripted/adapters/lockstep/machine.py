@@ -13,8 +13,6 @@ from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.silent_digests import SilentDigests
 from scripted.core.violation import Violation
 
-__all__ = ["EngineMachine"]
-
 
 class EngineMachine:
     """A new scheduler of these limits, or a server's. ``is_pressed``: an operator keeps memory from requests."""

@@ -9,8 +9,6 @@ from engine.plan import ForwardMode
 from engine.scheduler import Place, Scheduler
 from engine.scheduler.books import Launched
 
-__all__ = ["place_of", "relations_of"]
-
 _OUT_OF_REACH = "not alive"
 # Of more pages, readers and microbatches a state says no more than that.
 _MANY: Final = 2

@@ -7,6 +7,4 @@ from typing import Final
 from scripted.adapters.lockstep.workloads import TEXTS
 from scripted.core.schedule import Schedule
 
-__all__ = ["WORKLOADS"]
-
 WORKLOADS: Final = {name: Schedule.parse(text) for name, text in TEXTS.items()}

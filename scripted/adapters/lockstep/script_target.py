@@ -18,8 +18,6 @@ from scripted.report.failure import FailureReport, ScriptError
 from scripted.script.decorator import ScriptedTest
 from scripted.search.execution import Failure, Outcome
 
-__all__ = ["ScriptTarget"]
-
 # Steps that a script still runs after the last added event; then the harness drains the engine.
 _AFTER_LIMIT_STEPS: Final = 300
 

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from engine.instruments import DigestChain
 
-__all__ = ["SilentDigests"]
-
 
 class SilentDigests(DigestChain):
     """Is given no steps. It has no hash, which could not be copied with a fork."""

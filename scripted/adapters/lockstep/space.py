@@ -31,8 +31,6 @@ from scripted.search.generated import (
     event_kinds,
 )
 
-__all__ = ["SPACE", "EngineSpace"]
-
 _Drawn = dict[str, Any]
 
 # Of each level the settings, and for each of them what it is drawn from.

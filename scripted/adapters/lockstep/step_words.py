@@ -38,8 +38,6 @@ from scripted.adapters.lockstep.actions import name_in_answers, words_of
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog, some
 
-__all__ = ["call_names", "event_text", "log_of", "reply_text"]
-
 _BUSY_COUNT: Final = re.compile(r"\b[a-z_]+=\d+\b")
 
 

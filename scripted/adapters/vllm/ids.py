@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["id_at", "rid_of"]
-
 _ARRIVED: Final = "@"
 
 

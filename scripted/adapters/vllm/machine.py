@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from scripted.sdk.messages import Event, Reply
 
-__all__ = ["PAUSE_MODES", "VllmMachine"]
-
 _KEEP: Final = PauseMode(name="keep")
 _WAIT: Final = PauseMode(name="wait", stops_running=False)
 _ABORT: Final = PauseMode(name="abort", aborts=True)

@@ -14,8 +14,6 @@ from scripted.sdk import Share, Violation
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
-__all__ = ["RunnerView"]
-
 
 class _Request:
     __slots__ = ("blocks", "known")

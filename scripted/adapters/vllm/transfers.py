@@ -13,8 +13,6 @@ from scripted.adapters.vllm.connector import Asked
 from scripted.adapters.vllm.ids import rid_of
 from scripted.sdk import Load, Signal
 
-__all__ = ["Transfers"]
-
 
 class _Transfer(msgspec.Struct, frozen=True):
     """A load, or the save of a request that has ended, which is over in step ``due``."""

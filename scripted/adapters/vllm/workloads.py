@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["WORKLOADS"]
-
 # Blocks for about one and a half requests, so that they preempt each other.
 _TIGHT: Final = "num_gpu_blocks=9"
 _SMALL_BLOCKS: Final = "block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8"

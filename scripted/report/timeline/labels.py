@@ -12,8 +12,6 @@ from typing import Final
 
 from scripted.core.phrases import printable
 
-__all__ = ["labels_of"]
-
 # A rid of this many characters is its own label; "scripted-1" is one.
 _CHARACTERS: Final = 10
 _HEAD: Final = 3

@@ -12,20 +12,6 @@ from typing import Final
 from scripted.report.step_log import Launch, Said, ShownStep, StepLog
 from scripted.report.timeline.view import Lane
 
-__all__ = [
-    "ANSWERED",
-    "ARRIVED",
-    "CHUNKED",
-    "NOTES",
-    "RESULTS",
-    "RUNNING",
-    "TAKEN",
-    "WAITING",
-    "Lanes",
-    "client_events",
-    "pipeline_events",
-]
-
 NOTES: Final = "notes"
 ARRIVED: Final = "arrives"
 WAITING: Final = "waiting"

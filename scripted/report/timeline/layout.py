@@ -33,8 +33,6 @@ from scripted.report.timeline.view import Band, Box, Callout, Chip, DifferenceVi
 from scripted.report.timeline.widths import fitting
 from scripted.report.trace import Trace
 
-__all__ = ["Layout"]
-
 # Requests that a box or a queue shows by name; one more only says how many there are.
 _NAMED_IN_BOX: Final = 3
 # Marks that have the colour of their request.

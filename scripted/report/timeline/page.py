@@ -20,8 +20,6 @@ from scripted.report.timeline.view import PageView, RequestView, RunView
 from scripted.report.timeline.widths import column_width
 from scripted.report.trace import Trace
 
-__all__ = ["MAX_COLUMNS", "render_timeline"]
-
 # Steps on one page: a step of a full pipeline is about 4 KB, so two runs of so many make a page of 5 MB.
 MAX_COLUMNS: Final = 600
 # More of them would be too narrow on one sheet of paper.

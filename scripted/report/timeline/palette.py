@@ -16,8 +16,6 @@ from scripted.report.step_log import ShownStep
 from scripted.report.timeline.labels import labels_of
 from scripted.report.trace import Trace
 
-__all__ = ["COLOURS", "Palette", "colours_of"]
-
 # As many as the style defines; further requests start again from the first.
 COLOURS: Final = 8
 

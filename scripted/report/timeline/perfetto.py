@@ -15,8 +15,6 @@ from scripted.core.phrases import printable
 from scripted.report.step_log import ShownStep
 from scripted.report.trace import Trace
 
-__all__ = ["STEP_US", "to_perfetto"]
-
 STEP_US: Final = 1000
 _PID: Final = 1
 _SCHEDULER_TRACK: Final = 0

@@ -11,8 +11,6 @@ from scripted.core.phrases import plural, printable
 from scripted.report.step_log import Launch, ShownBatch, ShownStep, StepLog
 from scripted.report.timeline.view import Section, StepView
 
-__all__ = ["state_of"]
-
 
 def state_of(
     step: ShownStep, log: StepLog, launched: dict[int, Launch], *, x: int, notes: Sequence[str], differs: bool

@@ -8,22 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = [
-    "Band",
-    "Box",
-    "Callout",
-    "Chip",
-    "DifferenceView",
-    "Lane",
-    "PageView",
-    "Path",
-    "RequestView",
-    "RunView",
-    "Section",
-    "StepView",
-    "Stripe",
-]
-
 
 class Lane(msgspec.Struct, frozen=True):
     """One row of a run; ``group`` is set on the first lane of its group."""

@@ -10,8 +10,6 @@ from typing import Final
 
 from scripted.report.timeline.view import Box, Stripe
 
-__all__ = ["column_width", "fitting"]
-
 _NARROWEST_PX: Final = 94
 _WIDEST_PX: Final = 150
 # The style's font, its paddings, and what is around a box in its column.

@@ -10,8 +10,6 @@ from scripted.script.context import BaseContext
 from scripted.script.state import MicrobatchInFlight
 from scripted.sdk.actions import ACTIONS
 
-__all__ = ["SdkContext"]
-
 _VERBS: Final = tuple(name for action in ACTIONS for name in verbs_of(action))
 
 

@@ -8,8 +8,6 @@ from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed
 from scripted.sdk.messages import Add, Share
 
-__all__ = ["SdkRequest"]
-
 _REFUSED = "refused"
 
 

@@ -24,8 +24,6 @@ from scripted.sdk.records import Record
 from scripted.sdk.script.context import SdkContext
 from scripted.sdk.script.handle import SdkRequest
 
-__all__ = ["SdkRun"]
-
 _REFUSED_STATUS = 400
 
 

@@ -28,8 +28,6 @@ from scripted.script.source import code_of
 from scripted.script.watchdog import watchdog
 from scripted.sdk.script.run import SdkRun
 
-__all__ = ["run_script"]
-
 _HARNESS: Final = Path(__file__).parents[2]
 # What its client was told is what it is told alone.
 _OWN_ENDS: Final = ("length", "stop")

@@ -12,8 +12,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-__all__ = ["Row", "covering_rows", "pairs_of"]
-
 # Of each feature that is on, its level.
 Row = Mapping[str, str]
 _Level = tuple[str, str]

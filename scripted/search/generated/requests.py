@@ -17,8 +17,6 @@ from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
 from scripted.search.generated.covering import Row
 
-__all__ = ["REQUEST_FEATURES", "Marks", "drawn_events", "drawn_requests", "event_kinds"]
-
 REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "requests": ("one", "several", "many", "stream"),
     "prompts": ("short", "bounds", "alike"),

@@ -13,8 +13,6 @@ from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.placed import Placed
 from scripted.search.strategies.base import mostly_survivable
 
-__all__ = ["PIPELINE", "acting_in_turn", "draw_actors"]
-
 PIPELINE = -1
 _MOST_ACTORS = 4
 _MOST_ACTIONS = 3

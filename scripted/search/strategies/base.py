@@ -11,8 +11,6 @@ from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 
-__all__ = ["Strategy", "StrategyName", "mostly_survivable"]
-
 # Nothing happens after what ends a whole run: one run in so many may have something like that.
 _FATAL_EVERY_RUNS: Final = 8
 

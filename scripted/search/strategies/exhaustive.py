@@ -10,8 +10,6 @@ from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
 
-__all__ = ["DEFAULT_WINDOW_STEPS", "Exhaustive"]
-
 DEFAULT_WINDOW_STEPS = 2
 
 

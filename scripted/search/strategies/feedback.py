@@ -15,8 +15,6 @@ from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.strategies.random_events import Drawing
 
-__all__ = ["Feedback"]
-
 Extra = tuple[Placed, ...]
 _MOST_EVENTS: Final = 12
 _NEAR_STEPS: Final = 4

@@ -15,8 +15,6 @@ from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
 from scripted.search.strategies.actors import PIPELINE, acting_in_turn, draw_actors
 
-__all__ = ["Pct"]
-
 DEFAULT_DEPTH = 3
 
 

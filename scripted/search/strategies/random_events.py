@@ -13,8 +13,6 @@ from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
 from scripted.search.strategies.base import mostly_survivable
 
-__all__ = ["Drawing", "RandomEvents", "Swarm"]
-
 DEFAULT_MOST_EVENTS = 12
 # Events may come after the workload's own end: earlier ones make it longer.
 _LATE_STEPS = 10

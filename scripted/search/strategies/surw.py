@@ -17,8 +17,6 @@ from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
 from scripted.search.strategies.actors import PIPELINE, acting_in_turn, draw_actors
 
-__all__ = ["Surw"]
-
 
 class Surw:
     """Bound: once the actors are drawn, each order of k events among n steps has the probability 1 / (n choose k) with

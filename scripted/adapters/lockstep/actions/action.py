@@ -16,16 +16,6 @@ from scripted.core.action import Action, RunLike
 from scripted.core.prompts import Recipe
 from scripted.script.clients import Call
 
-__all__ = [
-    "AdministrativeCall",
-    "EngineAction",
-    "EventReader",
-    "Intervention",
-    "all_actions",
-    "as_seconds",
-    "take_in",
-]
-
 _classes: list[type[Action]] = []
 
 

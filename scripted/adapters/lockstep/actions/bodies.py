@@ -13,8 +13,6 @@ from scripted.errors import BadCall
 from scripted.script.asked import bounded, check_prompt_len
 from scripted.script.json_values import as_json
 
-__all__ = ["as_sent", "biases", "items", "number", "one_prompt"]
-
 # What a body calls otherwise than start_req does.
 _ARGUMENTS: Final = {"input_ids": "prompt_ids", "lora_path": "lora"}
 

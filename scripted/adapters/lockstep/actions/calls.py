@@ -21,18 +21,6 @@ from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.errors import BadCall
 from scripted.script.clients import Call
 
-__all__ = [
-    "DEFERRED_S",
-    "PAUSE_MODES",
-    "AbortEverything",
-    "BeginProfile",
-    "EndProfile",
-    "Flush",
-    "PauseServing",
-    "ResumeServing",
-    "check_timeout",
-]
-
 PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
 # How long the calls that a search adds may wait for their chance.
 DEFERRED_S: Final = 1.0

@@ -19,8 +19,6 @@ from scripted.errors import BadCall
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
 
-__all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
-
 _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.

@@ -6,8 +6,6 @@ from engine.messages import Event
 from scripted.adapters.lockstep.actions.action import all_actions
 from scripted.core.action import Action
 
-__all__ = ["name_in_answers", "words_of"]
-
 
 def words_of(event: Event) -> str | None:
     """A report's phrase for an event that an action makes; None for any other."""

@@ -13,8 +13,6 @@ from scripted.adapters.lockstep.actions.action import EngineAction, EventReader
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
 
-__all__ = ["FailGrammar", "HoldGrammars", "ReleaseGrammars"]
-
 
 def _has_grammars(base: SearchBase) -> bool:
     return any(getattr(start, "regex", None) is not None for start in base.starts)

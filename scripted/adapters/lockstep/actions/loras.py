@@ -15,8 +15,6 @@ from scripted.core.verb import Verb
 from scripted.errors import BadCall
 from scripted.script.clients import Call
 
-__all__ = ["LoraLoad", "LoraUnload"]
-
 # Workloads have small seeds; the LoRA that a search loads under a name of theirs has other weights.
 _OTHER_SEED: Final = 9
 

@@ -15,8 +15,6 @@ from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResul
 from scripted.core.phrases import printable
 from scripted.errors import BadCall
 
-__all__ = ["FailStage", "KillStage", "ResumeStage", "StallStage"]
-
 _STAGE: Final = "stage-"
 
 

@@ -17,8 +17,6 @@ from scripted.core.verb import Verb
 from scripted.errors import BadCall
 from scripted.script.clients import Call
 
-__all__ = ["Evict", "Press", "Relieve", "Update"]
-
 _LEFT_PAGES: Final = 1
 
 

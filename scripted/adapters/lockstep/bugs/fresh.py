@@ -20,8 +20,6 @@ import engine
 from scripted.core.mutant import Mutant, MutantDoesNotFit
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["fresh_mutant", "fresh_sample"]
-
 _SAMPLE_SEED: Final = 27
 _PREFIX: Final = "fresh:"
 _NAME: Final = re.compile(r"fresh:((?:scheduler|memory)\.\w+)\.([\w.]+)\.(\d+)")

@@ -14,8 +14,6 @@ from pathlib import Path
 from scripted.adapters.lockstep.bugs.fresh import fresh_mutant
 from scripted.core.mutant import Mutant, read_mutants
 
-__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "PAIRS", "RACES", "UnknownMutant", "mutant_named", "switched_on"]
-
 
 class UnknownMutant(ValueError):
     """No mutant has this name."""

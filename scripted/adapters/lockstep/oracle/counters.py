@@ -6,8 +6,6 @@ from engine.scheduler import Scheduler
 from engine.scheduler.sizes import sizes_of
 from scripted.core.violation import Violation
 
-__all__ = ["check_sizes"]
-
 
 def check_sizes(scheduler: Scheduler) -> None:
     """The sizes that are in the digest of each step, of an idle and flushed engine. Raises Violation."""

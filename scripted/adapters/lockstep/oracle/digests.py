@@ -16,8 +16,6 @@ from engine.plan import Microbatch
 from engine.scheduler import StepRecord
 from scripted.core.violation import Violation
 
-__all__ = ["DigestedStep", "check_digest", "check_digests"]
-
 # A front end numbers its calls over its whole life, so that their ids are in no digest.
 _NOT_DIGESTED: Final = frozenset(("call_id",))
 # Lists of more than 15 entries have another header in the encoding that is digested.

@@ -13,9 +13,6 @@ from engine.scheduler import Scheduler
 from scripted.core.sizes import sizes_of
 from scripted.core.violation import Violation
 
-__all__ = ["Grown", "check_growth", "check_stages"]
-
-
 # Where a stage keeps its LoRAs.
 _HELD_LORAS: Final = ".lora.held"
 

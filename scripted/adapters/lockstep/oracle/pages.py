@@ -17,8 +17,6 @@ from scripted.adapters.lockstep.specification.request import SpecifiedRequest
 from scripted.adapters.lockstep.specification.specification import Specification
 from scripted.core.violation import Violation
 
-__all__ = ["Pages", "Tenancy"]
-
 
 class Tenancy:
     """One stay in a row. ``pages`` is the row of the stages' page tables.

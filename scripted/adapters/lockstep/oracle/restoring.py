@@ -16,8 +16,6 @@ from engine.recording.checkpoint import Checkpoint, checkpoint_of, restored
 from engine.scheduler import Scheduler
 from scripted.core.violation import Violation
 
-__all__ = ["check_checkpoint"]
-
 _RID: Final = "restored"
 # A large cache is evicted page by page no further than this; each page costs an audit.
 _PAGES_LIMIT: Final = 64

@@ -37,8 +37,6 @@ from scripted.adapters.lockstep.specification.conformance import Conformance
 from scripted.core.oracle import Oracle, Paused
 from scripted.core.violation import Violation
 
-__all__ = ["Checks"]
-
 
 class Checks(Oracle):
     """Made for a new or reset engine.

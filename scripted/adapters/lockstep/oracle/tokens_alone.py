@@ -29,8 +29,6 @@ from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest
 from scripted.core.violation import Violation
 
-__all__ = ["are_alike", "check_tokens", "is_repeatable", "other_logprobs"]
-
 _NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 # A grammar that leads nowhere does so alone too.
 _ENDS_ALONE: Final = (*_NATURAL_ENDS, FinishReason.INVALID)

@@ -16,8 +16,6 @@ from scripted.adapters.lockstep.step_words import event_text, log_of
 from scripted.core.violation import Violation
 from scripted.report.rerun import Rerun
 
-__all__ = ["replay_engine"]
-
 _SHOWN_STEPS: Final = 20
 
 

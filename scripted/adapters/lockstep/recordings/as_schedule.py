@@ -38,8 +38,6 @@ from scripted.adapters.lockstep.recordings.again import replay_engine
 from scripted.core.schedule import Schedule
 from scripted.core.translation import ENDLESS, RecordedStep, Translated, Translator
 
-__all__ = ["plan_of", "schedule_of_recording"]
-
 _ENDED: Final = (FinishReason.LENGTH, FinishReason.STOP)
 # Tokens of an output that is never complete.
 _ENDLESS_TOKENS: Final = 90_000

@@ -25,8 +25,6 @@ from scripted.adapters.lockstep.oracle.tokens_alone import are_alike, is_repeata
 from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.core.violation import Violation
 
-__all__ = ["AloneRuns", "Compared"]
-
 _NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 _BUDGET_STEPS: Final = 20_000
 

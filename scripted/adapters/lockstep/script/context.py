@@ -21,8 +21,6 @@ from scripted.script.context import BaseContext, with_verbs
 from scripted.script.values import ListedList
 from scripted.script.wait import Steps, Wait
 
-__all__ = ["ScriptContext"]
-
 # A longer delay would be taken for a process that hangs.
 MAX_DELAY_S: Final = 2.0
 

@@ -9,8 +9,6 @@ from engine.messages import FinishReason
 from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.core.violation import Violation
 
-__all__ = ["check_answers"]
-
 _COMPLETE: Final = (FinishReason.LENGTH.value, FinishReason.STOP.value)
 
 

@@ -24,8 +24,6 @@ from scripted.script.interruptions import error_text
 from scripted.script.process_state import LeftChanged
 from scripted.script.source import code_of
 
-__all__ = ["EngineExecution", "ScriptSucceeded", "kind_of"]
-
 # The last steps that a report carries; more than it shows, for readers of the data.
 REPORTED_STEPS = 64
 

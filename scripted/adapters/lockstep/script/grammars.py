@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from engine.messages import GrammarReady
 from engine.plan import GrammarOrder
 
-__all__ = ["HeldGrammars"]
-
 
 class HeldGrammars:
     """The orders to compile that are not answered, in their order."""

@@ -8,8 +8,6 @@ from scripted.script.clients import ClientView, finish_reason_of
 from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed
 
-__all__ = ["RequestHandle"]
-
 _RUNNING_PLACES = frozenset({Place.CHUNKED, Place.DISPATCHED, Place.RUNNING, Place.RETRACTING})
 
 

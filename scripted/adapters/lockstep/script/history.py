@@ -9,8 +9,6 @@ from engine.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.script.handles import Handles
 
-__all__ = ["EngineHandles", "record_step"]
-
 
 def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: str | None = None) -> StepRecord:
     """Record one step, right after it ran or, with ``error``, after it died."""

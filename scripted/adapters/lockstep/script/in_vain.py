@@ -22,8 +22,6 @@ from engine.messages import (
 )
 from engine.scheduler import StepRecord
 
-__all__ = ["met_nothing"]
-
 
 def met_nothing(run: Any) -> dict[str, int]:
     """Counts of verbs that met nothing, by name."""

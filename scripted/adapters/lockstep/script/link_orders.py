@@ -6,8 +6,6 @@ from typing import ClassVar
 
 import msgspec
 
-__all__ = ["CutLink", "DropLink", "HealLink", "LinkOrder", "SlowLink"]
-
 
 class SlowLink(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From now on every byte from and to this stage takes ``delay_s`` longer."""

@@ -12,8 +12,6 @@ from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, StopP
 from scripted.errors import NotIdle
 from scripted.script.wait import Steps
 
-__all__ = ["HARNESS_CALL", "RESET_BUDGET_STEPS", "drain", "flush", "reset", "restore_weights", "warm_up"]
-
 # The call id of what the harness itself asks for: no client waits for the answer.
 HARNESS_CALL: Final = "harness"
 # After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a

@@ -58,8 +58,6 @@ from scripted.script.values import Listed
 from scripted.script.wait import Steps
 from scripted.script.windows import check_reached
 
-__all__ = ["EngineRun"]
-
 _SCHEDULER: Final = "scheduler"
 _MOST_SHOWN_CHARS: Final = 64
 _NO_STEP: Final = (

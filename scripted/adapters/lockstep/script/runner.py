@@ -28,8 +28,6 @@ from scripted.report.failure import (
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
 
-__all__ = ["ScriptRunner", "error_of"]
-
 _ERRORS: Final = {
     FailureKind.FAILED: ScriptFailed,
     FailureKind.TIMEOUT: ScriptTimeout,

@@ -10,8 +10,6 @@ from engine.messages import ClientMessage, Generate, PauseMode
 from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, Snapshot, State, mode_of
 from scripted.script.values import Listed, Word
 
-__all__ = ["EngineState", "LoadState", "TreeState", "take_state"]
-
 _KEBAB: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 PAUSES: Final = frozenset(mode.value for mode in PauseMode)
 

@@ -18,8 +18,6 @@ from engine.frontend.sessions import NativeShape, Session, Sessions
 from engine.messages import Abort, ClientMessage, Generate, Reply, TokenOutput
 from scripted.adapters.lockstep.script.handle import RequestHandle
 
-__all__ = ["ByteDecoder", "StopStrings"]
-
 _BYTES = 256
 
 

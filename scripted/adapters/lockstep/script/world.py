@@ -18,8 +18,6 @@ from scripted.adapters.lockstep.script.link_orders import DropLink, LinkOrder
 from scripted.errors import BadCall
 from scripted.script.clients import Call, ClientView
 
-__all__ = ["Clients", "StagePipeline", "World"]
-
 
 class Clients(Protocol):
     """All clients of the engine, played for a script."""

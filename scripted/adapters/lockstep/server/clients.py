@@ -23,8 +23,6 @@ from scripted.errors import NoAnswer
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 
-__all__ = ["HttpClients"]
-
 CLOSE_TIMEOUT_S: Final = 2.0
 _NO_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 # A frozen engine answers when it goes on; how long that takes is the script's business.

@@ -39,8 +39,6 @@ from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
 from scripted.script.process_state import LeftChanged, ProcessState
 
-__all__ = ["GateOptions", "script_address", "scripted_gate"]
-
 SERVING_TIMEOUT_S: Final = 120.0
 # The final message of a dying scheduler must leave its process.
 FINAL_MESSAGE_LINGER_MS: Final = 1000

@@ -20,8 +20,6 @@ from engine.placement.ray_order import RAY
 from engine.process.control import Serving
 from scripted.core.violation import Violation
 
-__all__ = ["ServerGrowth"]
-
 # A front end that has just sent a client its final message still has the connection to close.
 SETTLE_TIMEOUT_S: Final = 2.0
 _INTERVAL_S: Final = 0.005

@@ -20,8 +20,6 @@ import msgspec
 
 from scripted.adapters.lockstep.script.link_orders import CutLink, HealLink, LinkOrder, SlowLink
 
-__all__ = ["LOOPBACK", "Links", "Route"]
-
 LOOPBACK: Final = "127.0.0.1"
 READ_BYTES: Final = 1 << 16
 # What may be on its way through one direction of a connection: a slow link is late, not narrow.

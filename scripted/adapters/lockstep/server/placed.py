@@ -21,8 +21,6 @@ from scripted.adapters.lockstep.server.links import LOOPBACK, Route
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.relay import Relay
 
-__all__ = ["RAY_CPUS", "PlacedStages"]
-
 # A partition is found in a time that a test can wait for, and a machine that is busy with other tests is not one.
 HEARTBEAT_TIMEOUT_S: Final = 3.0
 GATHERING_TIMEOUT_S: Final = 120.0

@@ -16,8 +16,6 @@ from scripted.adapters.lockstep.server.placed import RAY_CPUS
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.runner import ScriptedServer
 
-__all__ = ["MAX_SERVERS", "ServerPool"]
-
 # Each server is up to six processes; more than two of them on one worker only take memory from each other.
 MAX_SERVERS: Final = 2
 # One for each stage of most tests.

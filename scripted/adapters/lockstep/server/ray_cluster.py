@@ -23,8 +23,6 @@ import psutil
 from engine.errors import StartupError
 from engine.placement.ray_order import NICENESS, heed_environment, ray_defaults
 
-__all__ = ["LocalCluster"]
-
 # Ray's own sockets are in the folder, under names of 70 characters, and a socket's path may have 107.
 SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - a new folder is made in it
 # Stages share nothing by it; the smallest that Ray takes.

@@ -19,8 +19,6 @@ from engine.frames import decoder_of
 from scripted.adapters.lockstep.script.link_orders import LinkOrder
 from scripted.adapters.lockstep.server.links import Route
 
-__all__ = ["MAX_ORDER_BYTES", "Ports", "Relay", "RelayPlan", "decode_order", "order_link"]
-
 RELAY_MODULE: Final = "scripted.adapters.lockstep.server.relay_process"
 MAX_ORDER_BYTES: Final = 1 << 12
 # An order is carried out between two bytes; more than this is a relay that hangs.

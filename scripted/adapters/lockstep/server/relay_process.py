@@ -17,8 +17,6 @@ import msgspec
 from scripted.adapters.lockstep.server.links import Links
 from scripted.adapters.lockstep.server.relay import MAX_ORDER_BYTES, Ports, RelayPlan, decode_order
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Relay until stdin ends."""

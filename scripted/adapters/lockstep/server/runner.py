@@ -56,8 +56,6 @@ from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.script.source import file_of
 
-__all__ = ["ScriptedServer"]
-
 SCRIPTED_GATE: Final = "scripted.adapters.lockstep.server.gate:scripted_gate"
 # How much a stage holds, before the first script and after each.
 STAGE_PROBE: Final = "scripted.core.sizes:sizes_of"

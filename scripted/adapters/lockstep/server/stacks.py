@@ -19,8 +19,6 @@ import psutil
 from engine.process.signals import STACK_SIGNAL
 from scripted.report.failure import Activity, ProcessStack
 
-__all__ = ["dump_stacks", "readable_stack"]
-
 # A process that runs writes its stacks in a millisecond.
 STACK_TIMEOUT_S: Final = 0.5
 _LOOK_INTERVAL_S: Final = 0.01

@@ -20,8 +20,6 @@ from engine.process.control import Control
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.server.wire import ScriptFailedReply, decode_replies
 
-__all__ = ["leave_result", "result_of_survivor", "survive"]
-
 _PID: Final = "survivor"
 _RESULT: Final = "survivor-result"
 _INTERVAL_S: Final = 0.005

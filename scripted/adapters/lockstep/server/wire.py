@@ -18,16 +18,6 @@ from scripted.report.failure import FailureReport
 from scripted.report.frames import Frame
 from scripted.script.options import ScriptOptions
 
-__all__ = [
-    "HookReady",
-    "Progress",
-    "RunScript",
-    "ScriptFailedReply",
-    "Shutdown",
-    "decode_command",
-    "decode_replies",
-]
-
 
 class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Run the function ``name`` of the Python file ``file`` with ``t`` and these arguments, which are packed.

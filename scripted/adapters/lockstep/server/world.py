@@ -34,8 +34,6 @@ from scripted.core.sizes import sizes_of
 from scripted.errors import BadCall, NoAnswer
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 
-__all__ = ["ServerWorld", "ShutdownAsked"]
-
 DEATH_TIMEOUT_S: Final = 5.0
 # A death is never found by a timeout: the front end hears of it at once.
 TOLD_WITHIN_S: Final = 2.0

@@ -30,8 +30,6 @@ from scripted.script.clients import Call, ClientView, receive_event, receive_eve
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["SimClients"]
-
 
 class _ByteTokenizer(ByteDecoder):
     """The embedded tokenizer: a token for each byte, and special ones."""

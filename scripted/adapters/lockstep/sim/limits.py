@@ -12,8 +12,6 @@ from engine.config import EngineConfig, embedded_seed, require_lora_names
 from engine.errors import ConfigError
 from engine.limits import EMBEDDED_TOTAL_TOKENS, Limits, embedded_facts
 
-__all__ = ["MOST_PAGES", "simulated_limits"]
-
 # A gigabyte of records.
 MOST_PAGES: Final = 1 << 22
 

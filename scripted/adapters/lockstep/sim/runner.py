@@ -28,8 +28,6 @@ from scripted.script.options import ScriptOptions
 from scripted.script.process_state import ProcessState
 from scripted.script.watchdog import watchdog
 
-__all__ = ["ScriptedSim"]
-
 
 class _EngineScript(OneScript):
     """One script, with the report of how it failed, as it was then."""

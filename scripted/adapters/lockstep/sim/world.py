@@ -12,8 +12,6 @@ from scripted.adapters.lockstep.script.world import World
 from scripted.adapters.lockstep.sim.clients import SimClients
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
-__all__ = ["SimWorld"]
-
 
 class SimWorld(World):
     """One engine's clients and pipeline, as objects."""

@@ -15,8 +15,6 @@ from typing import Final
 from engine.messages import Grammar, GrammarKind
 from scripted.core.tokens import FIRST_TOKEN, TOKENS
 
-__all__ = ["DEAD_END", "SimulatedGrammar", "regex_before_dead_end"]
-
 _MADE_UP_PLACES: Final = 6
 _MADE_UP_TOKENS: Final = 9
 _ATOM: Final = re.compile(r"(?:\[([!-~]-[!-~])\]|([A-Za-z0-9_#]))(?:\{(\d{1,5})\})?")

@@ -14,8 +14,6 @@ from engine.messages import PromptLogprob, TokenLogprob
 from engine.plan import SamplingSpec, Segment
 from scripted.core.tokens import CHAIN, FIRST_TOKEN, MASK, MIX, TOKENS, next_token
 
-__all__ = ["alphabet_of", "choose", "logprob_of", "prompt_logprobs_of", "salt_of"]
-
 # What is looked up in a text is only right where there is little to say.
 _TOKENS_BESIDE_DRAFTS: Final = 3
 # The bounds of a bias: next to it no model's own preference counts.

@@ -43,8 +43,6 @@ from scripted.adapters.lockstep.simulated.model import (
 )
 from scripted.core.tokens import CHAIN, MASK, START, links_of
 
-__all__ = ["SimulatedPipeline"]
-
 _CORRUPTED: Final = 0x1EADBEEF
 # A draft model with other weights is wrong once in this many guesses.
 _GUESSES_PER_MISTAKE: Final = 3

@@ -12,8 +12,6 @@ from engine.plan import ForwardMode
 from scripted.adapters.lockstep.specification.grammars import SpecifiedGrammars
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 
-__all__ = ["Answer", "SpecifiedCalls"]
-
 # A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
 Answer = tuple[Any, ...]
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from engine.limits import Limits
 
-__all__ = ["next_part"]
-
 
 def next_part(limits: Limits, plan: Sequence[tuple[Any, int, int]], prefix: int, rest: int, room: int) -> int:
     """**Chunks**: all that there is room for. **Even**: as many pages as the microbatch can bear, at least one."""

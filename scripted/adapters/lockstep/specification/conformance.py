@@ -35,8 +35,6 @@ from scripted.adapters.lockstep.specification.request import Page
 from scripted.adapters.lockstep.specification.specification import TOTALS, Specification
 from scripted.core.violation import Violation
 
-__all__ = ["RULES", "Conformance", "Nonconformance"]
-
 # The rules that a difference can be named by, each with the sentence of docs/architecture.md that states it.
 RULES: Final = {
     "LoRAs": "A request starts when the stages hold its LoRA",

@@ -12,8 +12,6 @@ from engine.limits import Limits
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
 
-__all__ = ["drafts_of", "verify"]
-
 DOUBTED_MISSES: Final = 2
 MISSES_LIMIT: Final = 6
 REST_TOKENS: Final = 64

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from engine.messages import Reply
 from engine.plan import DECODE, MIXED, PREFILL, ForwardMode, GrammarOrder, LoraChange, SamplingSpec
 
-__all__ = ["Expected", "ExpectedSegment", "mode_of"]
-
 
 class ExpectedSegment(NamedTuple):
     """One request's share of a microbatch. ``pages`` is a number: which pages they are is not promised.

@@ -9,8 +9,6 @@ from engine.messages import Grammar, GrammarReady
 from engine.plan import GrammarOrder
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest
 
-__all__ = ["SpecifiedGrammars"]
-
 
 class _Known:
     def __init__(self, number: int, grammar: Grammar) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from engine.limits import Limits
 from scripted.adapters.lockstep.specification.request import Page
 
-__all__ = ["SpecifiedHostTier"]
-
 # The version of the LoRA, and all tokens up to the end of a page.
 _Prefix = tuple[int, ...]
 

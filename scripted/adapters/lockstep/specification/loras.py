@@ -17,8 +17,6 @@ from scripted.adapters.lockstep.specification.queue import by_policy
 from scripted.adapters.lockstep.specification.request import SpecifiedLora as Lora
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
 
-__all__ = ["SpecifiedChange", "SpecifiedLoras", "Told"]
-
 _Call = LoadLora | UnloadLora
 # A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
 Told = tuple[Any, ...]

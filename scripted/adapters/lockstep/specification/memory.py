@@ -14,8 +14,6 @@ from scripted.adapters.lockstep.specification.host_tier import SpecifiedHostTier
 from scripted.adapters.lockstep.specification.request import Page, SpecifiedRequest
 from scripted.adapters.lockstep.specification.window import SpecifiedWindow
 
-__all__ = ["SpecifiedMemory"]
-
 
 class SpecifiedMemory:
     """All rows and pages of an engine. ``owners`` are the requests that own some of them, ended or not.

@@ -15,8 +15,6 @@ from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.queue import by_policy, gives_way, is_overdue, overtake
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
 
-__all__ = ["Part", "plan_of"]
-
 TRIES_LIMIT: Final = 16
 LEAST_SPARED_TOKENS: Final = 512
 

@@ -13,8 +13,6 @@ from engine.messages import Generate, RefusalKind
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.request import Page, SpecifiedRequest
 
-__all__ = ["by_policy", "gives_way", "is_overdue", "overtake", "why_refused"]
-
 OVERTAKEN_LIMIT_REQUESTS: Final = 16
 LPM_QUEUE_LIMIT_REQUESTS: Final = 128
 

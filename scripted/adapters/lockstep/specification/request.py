@@ -23,8 +23,6 @@ from engine.messages import (
 from engine.plan import SamplingSpec
 from scripted.adapters.lockstep.specification.expected import ExpectedSegment
 
-__all__ = ["Page", "SpecifiedLora", "SpecifiedRequest"]
-
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 # All that the stages and a client say by the same name, but the seed, which the engine may choose.
 _FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}

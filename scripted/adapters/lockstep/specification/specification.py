@@ -25,8 +25,6 @@ from scripted.adapters.lockstep.specification.queue import why_refused
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
 from scripted.adapters.lockstep.specification.time import next_deadline, out_of_time
 
-__all__ = ["TOTALS", "Specification"]
-
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
 FIELDS: Final = messages.EngineStats.__struct_fields__
 TOTALS: Final = FIELDS[FIELDS.index("requests_started") : -1]

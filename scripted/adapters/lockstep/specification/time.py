@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable
 from engine.limits import Limits
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest
 
-__all__ = ["next_deadline", "out_of_time"]
-
 
 def out_of_time(
     live: Iterable[SpecifiedRequest], limits: Limits, now: float

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from engine.limits import Limits
 from scripted.adapters.lockstep.specification.request import Page, SpecifiedRequest
 
-__all__ = ["SpecifiedWindow"]
-
 
 class SpecifiedWindow:
     """``beside`` are the cached pages with a window page, those left longest ago first."""
