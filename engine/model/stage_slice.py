@@ -6,6 +6,7 @@ slice, or converts it. Built once when a stage starts.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -126,8 +127,8 @@ class StageSlice:
         """Refuse numbers that are none: every token after them would be wrong. A tenth of the time of the copy."""
         if not weight.is_floating_point() or not weight.numel():
             return
-        low, high = torch.aminmax(weight)
-        if not (torch.isfinite(low) and torch.isfinite(high)):
+        # NaN is the smallest and the largest where there is one. One list is one wait for a device.
+        if not all(map(math.isfinite, torch.stack(torch.aminmax(weight)).tolist())):
             raise CheckpointError(
                 f"the weight {name} must be finite in {weight.dtype}, but in {self._facts.folder} it has infinite "
                 "numbers or NaN; export the weights again, or compute in a wider type (--dtype)"

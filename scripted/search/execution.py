@@ -113,10 +113,11 @@ def record(schedule: Schedule, *, timeout_s: float | None = None) -> tuple[Outco
     gate = Run(schedule, record=True)
     outcome = finish(gate, timeout_s=timeout_s)
     assert gate.records is not None
-    try:
-        gate.adapter.check_records(gate.records)
-    except Violation as exc:
-        outcome = msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
+    if outcome.failure is None:
+        try:
+            gate.adapter.check_records(gate.records)
+        except Violation as exc:
+            outcome = msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
     return outcome, gate.records
 
 
