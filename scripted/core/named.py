@@ -15,7 +15,11 @@ from scripted.core.protocol import ADAPTER_API, Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
 OWN: Final = "lockstep"
-BUILT_IN: Final = {OWN: "scripted.adapters.lockstep.adapter", "vllm": "scripted.adapters.vllm"}
+BUILT_IN: Final = {
+    OWN: "scripted.adapters.lockstep.adapter",
+    "transformers": "scripted.adapters.transformers",
+    "vllm": "scripted.adapters.vllm",
+}
 _ATTRIBUTE: Final = "ADAPTER"
 _OUR_PACKAGES: Final = ("engine", "scripted")
 _WHAT: Final = (

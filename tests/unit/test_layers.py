@@ -71,6 +71,7 @@ ROOMS = (
     "scripted.sdk",
     "scripted.replay",
     "scripted.adapters",
+    "scripted.adapters.transformers",
     "scripted.adapters.vllm",
     "scripted.adapters.lockstep.workloads",
     "scripted.adapters.lockstep.space",
@@ -140,11 +141,15 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.module
 
 
+# Adapters of others' schedulers, each one room.
+FOREIGN = ("scripted.adapters.transformers", "scripted.adapters.vllm")
+
+
 def room_of(module: str) -> str:
     """The folder or module below a package; below an adapter its own folders and modules."""
     depth = 4 if module.startswith("scripted.adapters.") else 2
     room = ".".join(module.split(".")[:depth])
-    return "scripted.adapters.vllm" if room.startswith("scripted.adapters.vllm") else room
+    return next((one for one in FOREIGN if room.startswith(one)), room)
 
 
 def known_modules() -> frozenset[str]:

@@ -1,0 +1,77 @@
+"""Continuous batching of transformers under the search: the defects of the installed version are found unaided."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripted import api
+from scripted.core.named import adapter_named
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/transformers.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^\$ scripted replay '(.*)'$", PAGE, re.MULTILINE)
+WAITS, RAISES = "something waits for ever: a (preempted)", "KeyError: 'a#1'"
+
+
+@pytest.mark.parametrize(("line", "words"), list(zip(LINES, (WAITS, RAISES), strict=True)), ids=("waits", "raises"))
+def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
+    failure = execute(Schedule.parse(line)).failure
+    assert failure is not None
+    assert words in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("mutated", "is_found"), [("12 abort b", True), ("40 abort b", False)], ids=["in the window", "after it"]
+)
+def test_the_hang_has_a_window(mutated: str, is_found: bool) -> None:
+    """The request that ends by itself takes the block of new requests back."""
+    assert (execute(Schedule.parse(LINES[0].replace("12 abort b", mutated))).failure is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("full", "waits for ever"), ("transformers-growing-async", "mark_complete_blocks")]
+)
+def test_the_sweep_of_a_workload_finds_it(target: str, words: str) -> None:
+    """B15: without being told where."""
+    report = api.search(target, adapter="transformers")
+    assert any(words in str(finding.failure) for finding in report.findings.values())
+
+
+def test_its_workloads_alone_are_right() -> None:
+    """No false alarm without an added event, with tokens compared with those of each request alone."""
+    adapter = adapter_named("transformers")
+    for name in adapter.workloads:
+        assert execute(Schedule.parse(adapter.workloads[name], of="transformers")).failure is None, name
+
+
+@pytest.mark.parametrize(
+    "events", ["1 abort a; 1 start a prompt=1 new=1", "1 start a prompt=1 new=1; 4 start a prompt=1 new=1"]
+)
+def test_a_name_that_comes_back_is_another_request(events: str) -> None:
+    """With ids of their own nothing goes wrong; with the client's names it does."""
+    own, reused = (
+        f"adapter=transformers use_async_batching=True{more}; {events}" for more in ("", " unique_ids=False")
+    )
+    assert execute(Schedule.parse(own)).failure is None
+    assert execute(Schedule.parse(reused)).failure is not None
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("cancelled_in_flight.py", "the result of batch 1 raises KeyError: 'first'"),
+        ("waits_after_a_cancel.py", "second still waits after 5 s, with 50% of all blocks free and nothing running"),
+    ],
+)
+def test_an_example_shows_it_without_the_harness(script: str, words: str) -> None:
+    command = [sys.executable, str(ROOT / "examples/transformers" / script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    assert words in done.stdout
