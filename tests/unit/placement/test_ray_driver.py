@@ -131,8 +131,11 @@ def actors_on(*places: Place) -> list[SimpleNamespace]:
     return [SimpleNamespace(place=SimpleNamespace(remote=lambda place=place: place)) for place in places]
 
 
-def test_a_node_that_makes_its_workers_nice_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_makes_its_workers_nice_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As Ray does unless it is told otherwise: the stages there yield to all other work."""
+    monkeypatch.setattr(ray_driver.os, "nice", lambda _: 0)
     ray_driver._places(Cluster(), actors_on(HERE, FAR), time.monotonic() + 1)
     assert caplog.text == ""
     ray_driver._places(Cluster(), actors_on(HERE, msgspec.structs.replace(FAR, nice=15)), time.monotonic() + 1)

@@ -56,7 +56,7 @@ def _stops_the_clock(t):
 
 
 def _ignores_interrupts(t):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: None)
 
 
 def _allows_recursion(t):
