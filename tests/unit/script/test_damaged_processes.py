@@ -203,12 +203,13 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
 
 # One of each way to be noticed, with what the report says where it is not what the sim tier says. What is None is not
 # looked for in a process that is a server's alone, and hurts no other script.
-IN_SERVERS = dict.fromkeys((_loses_a_module, _stops_the_clock, _patches_a_method, _leaves_a_thread, _stops_imports), "")
+IN_SERVERS = dict.fromkeys(
+    (_loses_a_module, _stops_the_clock, _patches_a_method, _ignores_interrupts, _leaves_a_thread, _stops_imports), ""
+)
 IN_SERVERS |= {
     _leaves_descriptors: "it has grown: scheduler has [0-9]+ open descriptors",
     _closes_a_descriptor: None,
     _closes_the_output: None,
-    _ignores_interrupts: None,
 }
 
 
