@@ -69,7 +69,7 @@ vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environm
 	$(VLLM_VENV)/bin/python -m ci suite --hw cpu --suite vllm-cpu --continue-on-error
 
 docs: $(INSTALLED) ## the documentation as a site, in out/site
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(call get,$(BIN),--editable .[docs])
 	$(BIN)/mkdocs build --strict --site-dir out/site
 
 bench: $(INSTALLED) ## performance: steps a second, server boot, scripts a second, the cost of the gate
@@ -85,6 +85,18 @@ clean: ## remove .venv, caches and results
 	rm -rf $(VENV) $(VLLM_VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# BIN, and what goes there: uv installs in a fifth of pip's time. It reads none of pip's files, so where only these say how packages
+# are reached, pip does it.
+PIP := -m pip install --quiet --disable-pip-version-check
+UV := --quiet --system-certs $(if $(PIP_INDEX_URL),--default-index $(PIP_INDEX_URL)) \
+  $(addprefix --index ,$(PIP_EXTRA_INDEX_URL)) $(addprefix --find-links ,$(PIP_FIND_LINKS))
+TESTED := --constraint constraints.txt --editable '.[serve,test]'
+VLLM := --editable '.[serve,vllm]'
+define get
+$(1)/python $(PIP) --constraint constraints.txt uv
+$(1)/uv pip install --python $(1)/python $(UV) $(2) || $(1)/python $(PIP) --no-compile $(2)
+endef
+
 # Made again when what is installed changes; an interrupted installation leaves no stamp. Modules are compiled when they
 # are first imported: of the 17,000 that are installed few ever are. What was compiled is kept, or every process of the
 # tests would compile torch again.
@@ -92,13 +104,13 @@ unexport PYTHONDONTWRITEBYTECODE
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d; set PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[serve,test]'
+	$(call get,$(BIN),$(TESTED))
 	@touch $@
 
 # vLLM states its own versions. It brings libraries for pictures and sound that its scheduler does not need, and that a
 # build of torch for the CPU cannot load.
 $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,vllm]'
+	$(call get,$(VLLM_VENV)/bin,$(VLLM))
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
