@@ -40,28 +40,35 @@ class Metrics:
             "inter_token_latency_seconds", "Between two outputs of a request, for each token of it.", TOKEN_BUCKETS_S
         )
         self.request = self._histogram(
-            "e2e_request_latency_seconds", "From the request's arrival to its end.", REQUEST_BUCKETS_S
+            "e2e_request_latency_seconds",
+            "From the request's arrival to a normal end; aborts and errors are not timed.",
+            REQUEST_BUCKETS_S,
         )
-        self.prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS_TOKENS)
+        self.prompt = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a request with a normal end.", LENGTH_BUCKETS_TOKENS
+        )
         self.generated = self._histogram(
-            "request_generation_tokens", "Output tokens of a request.", LENGTH_BUCKETS_TOKENS
+            "request_generation_tokens", "Output tokens of a request with a normal end.", LENGTH_BUCKETS_TOKENS
         )
         self.grammar_check = self._histogram(
             "grammar_check_seconds",
-            "To compile a grammar that was not known, to see whether it can be.",
+            "The front end's check of a grammar that it did not know.",
             CHECK_BUCKETS_S,
         )
         labels = ("model_name", "finished_reason")
         name = f"{PREFIX}request_success"
-        self._ended = Counter(name, "Requests that ended, by reason.", labels, registry=self._registry)
+        self._ended = Counter(
+            name,
+            "Requests that ended, by `finished_reason`: stop, length, abort, timeout.",
+            labels,
+            registry=self._registry,
+        )
         name = f"{PREFIX}request_failure"
         self._failed = Counter(name, "Requests that ended by an error.", labels[:1], registry=self._registry)
 
         name = f"{PREFIX}tool_calls"
         labels = ("model_name", "end")
-        self._calls = Counter(
-            name, "Calls of tools in answers, by whether they are whole.", labels, registry=self._registry
-        )
+        self._calls = Counter(name, "Tool calls in answers, by `end`: whole, cut.", labels, registry=self._registry)
         for end in ("whole", "cut"):
             self._calls.labels(model, end)
 
@@ -136,12 +143,14 @@ class _SchedulerCollector(Collector):
         yield self._gauge("num_requests_waiting", "Requests in the queue.", stats.waiting)
         pending = stats.pending_prefill_tokens
         yield self._gauge(
-            "num_pending_prefill_tokens", "Prompt tokens to be launched; cached ones not counted.", pending
+            "num_pending_prefill_tokens",
+            "Prompt tokens that are still to be launched; cached ones are not counted.",
+            pending,
         )
-        yield self._gauge("num_microbatches_in_flight", "Microbatches on their way.", stats.in_flight)
+        yield self._gauge("num_microbatches_in_flight", "Microbatches in the pipeline.", stats.in_flight)
         held = stats.pages_held / max(1, stats.pages_total)
         yield self._gauge("kv_pages", "Pages of the KV cache.", stats.pages_total)
-        yield self._gauge("kv_pages_free", "Pages that hold nothing.", stats.pages_free)
+        yield self._gauge("kv_pages_free", "Pages of the KV cache that hold nothing.", stats.pages_free)
         yield self._gauge("kv_cache_usage_perc", "Part of the KV cache that requests hold; 1 is all of it.", held)
         cached = stats.pages_cached / max(1, stats.pages_total)
         yield self._gauge(
@@ -150,15 +159,15 @@ class _SchedulerCollector(Collector):
         yield self._counter("prompt_tokens", "Prompt tokens of requests.", stats.prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", stats.cached_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
-        yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed.", stats.drafted_tokens)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed by speculation.", stats.drafted_tokens)
         yield self._counter("spec_decode_num_accepted_tokens", "Guesses that held.", stats.accepted_tokens)
         yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
-        yield self._counter("num_requests_timed_out", "Requests whose time was over.", stats.requests_timed_out)
+        yield self._counter("num_requests_timed_out", "Requests that ended at a time limit.", stats.requests_timed_out)
         yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
         yield self._gauge(
             "num_requests_waiting_for_grammar",
-            "Requests in the queue whose grammar is compiled.",
+            "Requests in the queue whose grammar is being compiled.",
             stats.waiting_for_grammar,
         )
         yield self._counter("grammars_compiled", "Grammars compiled for the last stage.", stats.grammars_compiled)
@@ -166,12 +175,16 @@ class _SchedulerCollector(Collector):
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
         yield self._gauge("lora_adapters_resident", "LoRAs that the stages hold.", stats.loras_resident)
         yield self._counter("lora_adapter_loads", "How often a LoRA was loaded.", stats.lora_loads)
-        yield self._counter("lora_adapter_evictions", "LoRAs that made room for others.", stats.lora_evictions)
+        yield self._counter("lora_adapter_evictions", "LoRAs that were replaced by others.", stats.lora_evictions)
         yield self._gauge("host_kv_pages", "Pages of KV in host memory.", stats.host_pages_total)
-        yield self._gauge("host_kv_pages_free", "Of those, pages that hold nothing.", stats.host_pages_free)
-        yield self._counter("prompt_tokens_on_host", "Prompt tokens found in host memory.", stats.host_hit_tokens)
+        yield self._gauge("host_kv_pages_free", "Pages in host memory that hold nothing.", stats.host_pages_free)
+        yield self._counter(
+            "prompt_tokens_on_host",
+            "Prompt tokens found in host memory; they are among the cached ones.",
+            stats.host_hit_tokens,
+        )
         yield self._counter("host_kv_pages_written", "Pages copied to host memory.", stats.host_pages_written)
-        yield self._counter("host_kv_pages_loaded", "Pages copied back from it.", stats.host_pages_loaded)
+        yield self._counter("host_kv_pages_loaded", "Pages copied back from host memory.", stats.host_pages_loaded)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))

@@ -13,7 +13,7 @@ from engine.frontend.metrics import Metrics
 from engine.messages import EngineStats, FinishReason, TokenOutput
 from scripted.core.clock import VirtualClock
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "serving.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "tables" / "metrics.md"
 
 
 def _samples(text: str) -> dict[tuple[str, str], float]:

@@ -1,0 +1,85 @@
+"""The tables of settings and metrics are made from the code; ``python tests/unit/test_tables.py`` writes them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.cli.flag_groups import GROUPS, kind_of, range_of
+from engine.frontend.metrics import Metrics
+from engine.messages import EngineStats
+from engine.settings import ServerSettings
+from scripted.core.clock import VirtualClock
+
+TABLES = Path(__file__).parents[2] / "docs/tables"
+HOW = "`python tests/unit/test_tables.py` writes this page from the code."
+
+
+def settings_page() -> str:
+    about = (
+        "A setting `pp_size` is the flag `--pp-size` of `engine serve`, the variable `ENGINE_PP_SIZE` and the\n"
+        "field of that name in the file that `--config` names. `EngineConfig` takes it as an argument if it\n"
+        "changes what the engine computes."
+    )
+    parts = ["# Settings", about, HOW]
+    for group, names in GROUPS.items():
+        fields = {name: ServerSettings.model_fields[name] for name in names if name in ServerSettings.model_fields}
+        if fields:
+            rows = [
+                _row(
+                    f"`{name}`",
+                    _shown(field.default),
+                    range_of(field) or kind_of(field) or "on|off",
+                    field.description or "",
+                )
+                for name, field in fields.items()
+            ]
+            parts.append("\n".join([f"## {group}\n", *_head("name", "default", "values", "meaning"), *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def metrics_page() -> str:
+    metrics = Metrics("m", VirtualClock())
+    stats = EngineStats(paused=None, **{name: 1 for name in EngineStats.__struct_fields__ if name != "paused"})
+    rows = []
+    for family in text_string_to_metric_families(metrics.text(stats).decode()):
+        if not family.name.endswith("_created"):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            rows.append(_row(f"`{name}`", family.type, family.documentation))
+    about = (
+        "All have the label `model_name`. While the scheduler does not answer, `engine_scheduler_up` is 0\n"
+        "and its other metrics are missing."
+    )
+    return "\n\n".join(["# Metrics", about, HOW, "\n".join([*_head("name", "kind", "meaning"), *sorted(rows)])]) + "\n"
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "unset" if default is None or default == "" else str(default)
+
+
+def _head(*names: str) -> tuple[str, str]:
+    return _row(*names), "|" + " --- |" * len(names)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_table_is_what_the_code_says(name: str) -> None:
+    """A setting or a metric that was added, changed or dropped, and a page that was not written again."""
+    assert (TABLES / name).read_text(encoding="utf-8") == PAGES[name](), HOW
+
+
+if __name__ == "__main__":
+    for written, made in PAGES.items():
+        (TABLES / written).write_text(made(), encoding="utf-8")
+    sys.exit(0)
