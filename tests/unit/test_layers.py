@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -130,12 +131,19 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
+def statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Every import of a file, lazy ones too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Every module that a file imports anywhere, lazily too, with the line."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
             assert node.module is not None
             yield node.lineno, node.module
@@ -173,10 +181,9 @@ def arrows() -> Iterator[tuple[str, str, str]]:
     """Every import between modules, those for type checkers and the lazy ones too: from, to, and where it stands."""
     known = known_modules()
     for path in (path for package in PACKAGES for path in modules(package)):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                where = f"{path.relative_to(ROOT)}:{node.lineno}"
-                yield from ((name_of(path), target, where) for target in targets(node, known))
+        for node in statements(path):
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            yield from ((name_of(path), target, where) for target in targets(node, known))
 
 
 def is_of(module: str, packages: tuple[str, ...]) -> bool:
