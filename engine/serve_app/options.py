@@ -34,17 +34,21 @@ class AppOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    replicas: int = Field(1, ge=1, description="engines; with autoscaling_config that says how many")
-    fronts: int = Field(1, ge=1, description="replicas of what takes the requests and chooses an engine")
+    replicas: int = Field(1, ge=1, description="engines; autoscaling_config replaces it")
+    fronts: int = Field(1, ge=1, description="replicas of the front, which takes the requests and chooses an engine")
     cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for an engine")
-    gpus: float = Field(0.0, ge=0, description="GPUs that Ray reserves for an engine, and shows to it")
-    autoscaling_config: dict[str, Any] | None = Field(None, description="Serve's, as JSON; passed through as it is")
+    gpus: float = Field(0.0, ge=0, description="GPUs that Ray reserves for an engine; with 0 it sees none")
+    autoscaling_config: dict[str, Any] | None = Field(
+        None, description="Serve's AutoscalingConfig, instead of replicas"
+    )
     health_period_s: float = Field(2.0, gt=0, description="seconds between two looks at an engine's /health")
     load_period_s: float = Field(1.0, gt=0, description="seconds between two looks at an engine's load")
-    chunk_bytes: int = Field(256, ge=16, description="bytes of a prompt that are compared as one")
-    index_chunks: int = Field(32_768, ge=1, description="chunks that are remembered of each engine")
-    balance_percent: int = Field(125, ge=100, description="load over the mean up to which a prefix decides, in percent")
-    balance_slack: int = Field(4, ge=0, description="the same in requests above the mean; the larger bound counts")
+    chunk_bytes: int = Field(256, ge=16, description="bytes of a prompt that a router compares as one chunk")
+    index_chunks: int = Field(32_768, ge=1, description="chunks that a router remembers for each engine")
+    balance_percent: int = Field(
+        125, ge=100, description="load up to which an engine is chosen for a prefix, in percent of the mean"
+    )
+    balance_slack: int = Field(4, ge=0, description="the same, in requests above the mean; the larger bound counts")
 
     @field_validator("autoscaling_config", mode="before")
     @classmethod

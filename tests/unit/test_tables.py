@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic.fields import FieldInfo
 
 from engine.cli.flag_groups import GROUPS, kind_of, range_of
 from engine.frontend.metrics import Metrics
 from engine.messages import EngineStats
+from engine.serve_app.options import AppOptions
 from engine.settings import ServerSettings
 from scripted.core.clock import VirtualClock
 
@@ -25,18 +28,17 @@ def settings_page() -> str:
         "changes what the engine computes."
     )
     parts = ["# Settings", about, HOW]
-    for group, names in GROUPS.items():
-        fields = {name: ServerSettings.model_fields[name] for name in names if name in ServerSettings.model_fields}
-        if fields:
-            rows = [
-                _row(
-                    f"`{name}`",
-                    _shown(field.default),
-                    range_of(field) or kind_of(field) or "on|off",
-                    field.description or "",
-                )
-                for name, field in fields.items()
-            ]
+    tables = {
+        group: {name: ServerSettings.model_fields[name] for name in names if name in ServerSettings.model_fields}
+        for group, names in GROUPS.items()
+    }
+    tables["Replicas (`engine.serve_app`, `ENGINE_SERVE_...`)"] = AppOptions.model_fields
+    for group, fields in tables.items():
+        rows = [
+            _row(f"`{name}`", _shown(field.default), _values(field), field.description or "")
+            for name, field in fields.items()
+        ]
+        if rows:
             parts.append("\n".join([f"## {group}\n", *_head("name", "default", "values", "meaning"), *rows]))
     return "\n\n".join(parts) + "\n"
 
@@ -54,6 +56,14 @@ def metrics_page() -> str:
         "and its other metrics are missing."
     )
     return "\n\n".join(["# Metrics", about, HOW, "\n".join([*_head("name", "kind", "meaning"), *sorted(rows)])]) + "\n"
+
+
+def _values(field: FieldInfo) -> str:
+    if field.annotation is bool:
+        return "on|off"
+    if field.annotation == dict[str, Any] | None:
+        return "JSON"
+    return range_of(field) or kind_of(field)
 
 
 def _shown(default: object) -> str:
