@@ -51,18 +51,21 @@ class Description:
         query: tuple[tuple[str, float, str], ...] = (),
         errors: tuple[int, ...] = (),
         is_list: bool = False,
+        may_be_list: bool = False,
         tag: str,
     ) -> dict[str, Any]:
         """Keyword arguments for the framework's route decorator.
 
-        ``answer`` is the body of a 200 (None: plain text), or with ``is_list`` each part of it; ``event`` is that of
-        each server-sent event of a stream; ``query`` are optional parameters from 0 as (name, maximum, description);
-        ``errors`` are the statuses beyond those that any route may have.
+        ``answer`` is the body of a 200 (None: plain text), or with ``is_list`` each part of it, or with ``may_be_list``
+        one or the other; ``event`` is that of each server-sent event of a stream; ``query`` are optional parameters
+        from 0 as (name, maximum, description); ``errors`` are the statuses beyond those that any route may have.
         """
         content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {}
         if answer is not None:
             one = self._answer(answer)
-            content["application/json"] = {"schema": {"type": "array", "items": one} if is_list else one}
+            several = {"type": "array", "items": one}
+            shown = several if is_list else {"anyOf": [one, several]} if may_be_list else one
+            content["application/json"] = {"schema": shown}
         if event is not None:
             content["text/event-stream"] = {"schema": self._event(event)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}

@@ -28,7 +28,7 @@ class MessageBody(StrictBody):
 class AbortBody(MessageBody):
     """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
 
-    says: ClassVar = "End one request by its exact rid, or all."
+    says: ClassVar = "End one request by its exact rid, all choices of an answer by its own, or all requests."
     rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
     abort_all: bool = False
 

@@ -44,6 +44,8 @@ MAX_CALL_TIMEOUT_S = 3600.0
 MAX_TIME_LIMIT_S = 86_400.0
 MAX_INT32 = 2**31 - 1
 
+# Answers to one prompt.
+MAX_N = 128
 MAX_CHOICES = 1024
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 4096
@@ -256,6 +258,7 @@ class SamplingFields(StrictBody):
 class SamplingBody(SamplingFields):
     """``sampling_params`` of a request."""
 
+    n: int = Field(default=1, ge=1, le=MAX_N, description="answers to the prompt; a given seed counts up with them")
     max_new_tokens: int = Field(
         default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only"
     )
@@ -359,11 +362,15 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``/generate``; in a stream, one event of it with what is new since the last event."""
+    """The answer of ``/generate``; in a stream, one event of it with what is new since the last event.
+
+    With n > 1 the answer is a list of these, and ``index`` says which one it is.
+    """
 
     text: str
     output_ids: tuple[int, ...]
     meta_info: MetaInfo
+    index: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def parse_body(model: type[Body], data: bytes) -> Body:

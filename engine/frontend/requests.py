@@ -19,7 +19,7 @@ from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.protocol import GenerateBody, parse_body
 from engine.frontend.tokenizer import ChatTemplate
 from engine.limits import Limits
-from engine.messages import Generate, Grammar
+from engine.messages import Generate, Grammar, SamplingParams
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -87,10 +87,29 @@ class ServedModel:
 def native_order(data: bytes, served: ServedModel) -> Order:
     """The order of a body of ``/generate``. Raises ApiError."""
     body = parse_body(GenerateBody, data)
-    message = request_of(body, served)
+    message, n = request_of(body, served), body.sampling_params.n
+    messages = tuple(
+        msgspec.structs.replace(message, rid=rid, sampling=sampling_of(message.sampling, choice))
+        for choice, rid in enumerate(rids_of(message.rid, n))
+    )
+    check_prompt_logprobs(messages, "logprob_start_len")
     grammar = body.sampling_params.grammar
     field = None if grammar is None else f"sampling_params.{grammar[0]}"
-    return Order(rid=message.rid, messages=(message,), stream=body.stream, grammar_field=field, lora_field="lora_path")
+    return Order(
+        rid=message.rid, messages=messages, stream=body.stream, n=n, grammar_field=field, lora_field="lora_path"
+    )
+
+
+def rids_of(rid: str, count: int) -> list[str]:
+    """The rids of an order's requests: its own if there is one, else with their numbers."""
+    return [rid] if count == 1 else [f"{rid}-{number}" for number in range(count)]
+
+
+def sampling_of(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """The sampling of one choice: one seed for all would make n equal ones."""
+    if sampling.seed is None or not choice:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % 2**63)
 
 
 def request_of(body: GenerateBody, served: ServedModel) -> Generate:
@@ -109,7 +128,7 @@ def request_of(body: GenerateBody, served: ServedModel) -> Generate:
             "-1 for none of them",
             param="logprob_start_len",
         )
-    message = Generate(
+    return Generate(
         rid=body.rid or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
         sampling=body.sampling_params.params(),
@@ -122,8 +141,6 @@ def request_of(body: GenerateBody, served: ServedModel) -> Generate:
         waiting_timeout_s=body.waiting_timeout_s,
         lora=_lora_of(body.lora_path, limits),
     )
-    check_prompt_logprobs([message], "logprob_start_len")
-    return message
 
 
 def _lora_of(name: str | None, limits: Limits) -> str | None:

@@ -42,7 +42,7 @@ Shaping = Generator[None, None, _Result]
 class Shape(Protocol):
     """How a protocol shows answers; one object for each HTTP request."""
 
-    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
         """The body of an answer in one, from the answers of all choices."""
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:
@@ -53,10 +53,20 @@ class Shape(Protocol):
 
 
 class NativeShape:
-    """Answers of ``/generate``: pieces as they are."""
+    """Answers of ``/generate``: pieces as they are, of ``n`` choices with their index."""
 
-    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
-        (answer,) = answers
+    def __init__(self, n: int = 1) -> None:
+        self._n = n
+
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
+        shown = []
+        for index, answer in enumerate(answers):
+            if index:
+                yield
+            shown.append(self._indexed(index, (yield from self._spelled(answer))))
+        return shown if self._n > 1 else shown[0]
+
+    def _spelled(self, answer: GenerateAnswer) -> Shaping[GenerateAnswer]:
         meta, fields = answer.meta_info, dict[str, Any]()
         for name in ("output_logprobs", "input_token_logprobs", "input_top_logprobs", "input_token_ranks"):
             entries = getattr(meta, name)
@@ -64,8 +74,11 @@ class NativeShape:
                 fields[name] = listed((yield from spelled(entries, MAX_TOP_LOGPROBS, lambda entry: entry)))
         return msgspec.structs.replace(answer, meta_info=msgspec.structs.replace(meta, **fields))
 
-    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002 - there is one
-        return (piece,)
+    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:
+        return (self._indexed(index, piece),)
+
+    def _indexed(self, index: int, answer: GenerateAnswer) -> GenerateAnswer:
+        return answer if self._n == 1 else msgspec.structs.replace(answer, index=index)
 
     def last_events(self) -> Iterable[msgspec.Struct]:
         return ()
@@ -90,6 +103,8 @@ class Sessions:
         self._open: dict[str, Request] = {}
         # Earlier lives of a rid that is used again before their terminal replies are here, oldest first.
         self._ending: dict[str, deque[Request]] = {}
+        # Answers of several choices, by their own rids, until the last choice has ended.
+        self._answers: dict[str, Session] = {}
         self._broken: ApiError | None = None
         self._closed: ApiError | None = None
 
@@ -109,18 +124,40 @@ class Sessions:
         return len(self._open) + sum(map(len, self._ending.values()))
 
     def send(self, message: ClientMessage) -> None:
-        """Send a message; the rids of the requests that it ends are free from now on."""
+        """Send a message; the rids of the requests that it ends are free from now on.
+
+        An abort of an answer of several choices ends them all.
+        """
+        answer = self._answers.get(message.rid) if isinstance(message, Abort) else None
+        if answer is not None and isinstance(message, Abort):
+            message = answer.call_off(message)
         for rid in ended_by(message, self._open.keys()):
             self._open[rid].is_ending = True
         self._send(message)
+
+    def check_free(self, rids: Iterable[str]) -> None:
+        """Raise ApiError: 409 for a rid that is live, as a request's or as that of an answer of several choices."""
+        for rid in rids:
+            request, answer = self._open.get(rid), self._answers.get(rid)
+            if (request is not None and not request.is_ending) or (answer is not None and answer.is_live):
+                raise ApiError.rid_is_live(rid)
+
+    def begin(self, answer: Session) -> None:
+        """Know an answer of several choices by its rid. Raises ApiError: 409 where one of its rids is live."""
+        self.check_free([answer.rid, *answer.rids])
+        self._answers[answer.rid] = answer
+
+    def end(self, answer: Session) -> None:
+        """The last choice of this answer has ended."""
+        if self._answers.get(answer.rid) is answer:
+            del self._answers[answer.rid]
 
     def start(self, message: Generate, hand_over: HandOver) -> Request:
         """Send a request. Raises ApiError: 409 for a rid that is live, 503 when closed or when the engine is gone."""
         if self.closed is not None:
             raise self.closed
+        self.check_free([message.rid])
         before = self._open.get(message.rid)
-        if before is not None and not before.is_ending:
-            raise ApiError.rid_is_live(message.rid)
         if before is not None:
             self._ending.setdefault(message.rid, deque()).append(before)
         request = self._open[message.rid] = Request(message.rid, hand_over)
@@ -193,13 +230,15 @@ class Session:
         self._choices: list[_Choice] = []
         self._outputs: deque[tuple[int, TokenOutput | ApiError]] = deque()
         self._ended = 0
+        # Choices that were sent and have no terminal reply.
+        self._unended = 0
         self._has_shown = False
         self._overdue: list[tuple[int, _TimedOut]] = []
         self._failure: ApiError | None = None
         self._kept: list[list[GenerateAnswer]] = []
         # A stream's status was said with its first pieces; it is over with the last part.
         self.has_begun = self.is_told = False
-        self.is_aborted = False
+        self.is_aborted = self._is_called_off = False
         self.on_output: Callable[[], None] = _nothing
 
     # -- its requests --
@@ -209,6 +248,8 @@ class Session:
 
         Nothing is sent after ``abort``. Raises ApiError when one is refused: the others are aborted.
         """
+        if not self._choices and len(self._order.messages) > 1:
+            self._sessions.begin(self)
         tokens = 0
         while self.is_cut_short and not self.is_aborted:
             if tokens >= TOKENS_A_TURN:
@@ -222,6 +263,9 @@ class Session:
                 self.abort()
                 raise
             self._choices.append(choice)
+            self._unended += 1
+            if self._is_called_off:
+                self._sessions.abort(choice.request)
             tokens += len(message.prompt_ids)
         return False
 
@@ -237,6 +281,35 @@ class Session:
         self.is_aborted = True
         for choice in self._choices:
             self._sessions.abort(choice.request)
+        self._forget_if_ended()
+
+    def call_off(self, abort: Abort) -> Abort:
+        """An operator aborts the answer: abort all choices but the last live one; returns what that is sent."""
+        self._is_called_off = True
+        live = [c.request for c in self._choices if not (c.request.has_ended or c.request.is_ending)]
+        for request in live[:-1]:
+            self._sessions.abort(request)
+        return msgspec.structs.replace(abort, rid=live[-1].rid) if live else abort
+
+    @property
+    def rid(self) -> str:
+        return self._order.rid
+
+    @property
+    def rids(self) -> list[str]:
+        """Those of its requests."""
+        return [message.rid for message in self._order.messages]
+
+    @property
+    def is_live(self) -> bool:
+        """False once each of its requests has ended or is being ended."""
+        if self.is_aborted or self._is_called_off:
+            return False
+        return self.is_cut_short or any(not c.request.has_ended and not c.request.is_ending for c in self._choices)
+
+    def _forget_if_ended(self) -> None:
+        if not self._unended and (self.is_aborted or not self.is_cut_short):
+            self._sessions.end(self)
 
     # -- its answer --
 
@@ -312,6 +385,8 @@ class Session:
 
     def _take(self, index: int, output: TokenOutput | ApiError) -> None:
         self._outputs += [(index, output)] if isinstance(output, ApiError) else [(index, one) for one in _split(output)]
+        self._unended -= self._choices[index].request.has_ended
+        self._forget_if_ended()
         self.on_output()
 
     def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:

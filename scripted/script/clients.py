@@ -6,7 +6,8 @@ Filled by what plays the client: real HTTP in the server tier, the simulated fro
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -97,6 +98,16 @@ class ClientView(Nameless):
         """How many terminal answers came: one, for every client of an engine that works."""
         return sum(1 for chunk in self._chunks if chunk.finish_reason) + (self.error is not None)
 
+    @property
+    def answer(self) -> ClientView:
+        """What the client asked for: this, or the answer of several choices that this is one of."""
+        return self
+
+    @property
+    def choices(self) -> tuple[ClientView, ...]:
+        """Itself, or the choices of an answer of several."""
+        return (self,)
+
     def receive(self, chunk: Chunk) -> None:
         """Add a piece of the answer."""
         self._chunks.append(chunk)
@@ -111,6 +122,80 @@ class ClientView(Nameless):
         return (
             f"ClientView({self.rid!r}, status={self.status}, text={self.text!r}, finish_reason={self.finish_reason!r}, "
             f"error={self.error!r}, closed={self.closed})"
+        )
+
+
+class AskedOfEachChoice:
+    """A descriptor of what only one request has: asked of a request of several choices, it is refused."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, asked: Any, owner: type) -> Any:
+        if asked is None:
+            return self
+        path = f"r.choices[0].{'client.' if isinstance(asked, ClientView) else ''}{self._name}"
+        raise BadCall(
+            f"{asked.rid} has {len(asked.choices)} choices, each with its own .{self._name}; ask {path}, or another one"
+        )
+
+
+class ChoiceView(ClientView):
+    """One of several choices of an answer: pieces of its own, over one connection with the others."""
+
+    def __init__(self, rid: str, answer: ClientView) -> None:
+        self.rid = rid
+        self.streams = answer.streams
+        self._answer = answer
+        self._chunks = []
+
+    @property
+    def answer(self) -> ClientView:
+        return self._answer
+
+    @property  # type: ignore[misc]
+    def status(self) -> int | None:
+        return self._answer.status
+
+    @property
+    def _has_ended(self) -> bool:
+        return any(chunk.finish_reason for chunk in self._chunks)
+
+    @property
+    def error(self) -> str | None:  # type: ignore[override]
+        """That of the answer, unless this choice had ended before."""
+        return None if self._has_ended else self._answer.error
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        return self._answer.closed or self._has_ended
+
+    @property
+    def dropped(self) -> bool:  # type: ignore[override]
+        return self._answer.dropped
+
+
+class ChoicesView(ClientView):
+    """What the client of an answer of several choices received: status, error and end; the rest is of each choice."""
+
+    def __init__(self, rid: str, rids: Sequence[str], *, streams: bool = True) -> None:
+        super().__init__(rid, streams=streams)
+        self._choices = tuple(ChoiceView(one, self) for one in rids)
+
+    @property
+    def choices(self) -> tuple[ClientView, ...]:
+        return self._choices
+
+    chunks: Any = AskedOfEachChoice()
+    text: Any = AskedOfEachChoice()
+    token_ids: Any = AskedOfEachChoice()
+    input_logprobs: Any = AskedOfEachChoice()
+    finish_reason: Any = AskedOfEachChoice()
+
+    def __repr__(self) -> str:
+        return (
+            f"ClientView({self.rid!r}, status={self.status}, error={self.error!r}, closed={self.closed}, "
+            f"choices={list(self._choices)})"
         )
 
 
@@ -178,6 +263,11 @@ def receive_event(view: ClientView, data: str | bytes) -> None:
     if "error" in event:
         view.fail(event["error"]["message"], view.status)
         return
+    for piece in event if isinstance(event, list) else [event]:
+        _receive_piece(view.choices[piece.get("index", 0)], piece)
+
+
+def _receive_piece(view: ClientView, event: Mapping[str, Any]) -> None:
     meta = event["meta_info"]
     inputs = tuple(value for value, _, _ in meta.get("input_token_logprobs", ()))
     ids = tuple(event["output_ids"])

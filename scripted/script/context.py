@@ -99,7 +99,8 @@ class BaseContext(Asked):
         """Raise BadCall for what is no handle of this very script."""
         if not isinstance(r, BaseRequest):
             raise BadCall(f"{call} takes a handle, the value of t.start_req(...), got {r!r}")
-        if not any(r is known for known in self._run.handles.all):
+        handles = self._run.handles
+        if not any(r is known for known in (*handles.all, *handles.several)):
             raise BadCall(f"{call} takes a handle of this script, got {r!r} of another one")
 
     def rid_of(self, call: str, r: BaseRequest | str) -> str:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from scripted.script.clients import Call, ClientView
+from scripted.script.clients import AskedOfEachChoice, Call, ClientView
 from scripted.script.values import Condition, Listed, Nameless
 
 STATUSES: Final = frozenset({"waiting", "running", "finished", "aborted", "unknown"})
@@ -37,6 +37,11 @@ class BaseRequest(Nameless, ABC):
     def req(self) -> Any:
         """The scheduler's live object, up to the very step that ends it; None before its first step and afterwards."""
         return None
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The handles of its choices, if it was started with n > 1; else itself."""
+        return (self,)
 
     @property
     @abstractmethod
@@ -113,12 +118,58 @@ class BaseRequest(Nameless, ABC):
         )
 
 
+class Choices(BaseRequest):
+    """A request of n > 1 choices, each of which has a handle of its own in ``choices``.
+
+    Waits, aborts and disconnects take it as a whole. ``status`` is ``running`` as long as one of them runs, and
+    ``aborted`` if all were; what only one request has, such as ``output_ids``, is asked of a choice.
+    """
+
+    _ask = "its .choices, .status or .finished"
+
+    def __init__(self, rid: str, choices: Sequence[Any], client: ClientView) -> None:
+        super().__init__(rid, choices[0].prompt_ids, choices[0].max_new_tokens, client)
+        self._choices = tuple(choices)
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        return self._choices
+
+    @property
+    def finished(self) -> bool:
+        """True once every choice has ended."""
+        return all(choice.finished for choice in self._choices)
+
+    @property
+    def status(self) -> str:
+        found = {str(choice.status) for choice in self._choices}
+        return status_of(next(word for word in ("running", "waiting", "finished", "aborted") if word in found))
+
+    finish_reason: Any = AskedOfEachChoice()
+    output_ids: Any = AskedOfEachChoice()
+    req: Any = AskedOfEachChoice()
+    error: Any = AskedOfEachChoice()
+    chunks_done: Any = AskedOfEachChoice()
+    is_chunking: Any = AskedOfEachChoice()
+    is_running: Any = AskedOfEachChoice()
+    is_prefilled: Any = AskedOfEachChoice()
+    retractions: Any = AskedOfEachChoice()
+    cached_tokens: Any = AskedOfEachChoice()
+    remaining_prompt_tokens: Any = AskedOfEachChoice()
+    kv_pages: Any = AskedOfEachChoice()
+
+    def __repr__(self) -> str:
+        return f"<{self.rid}: choices={list(self._choices)}>"
+
+
 class Handles:
     """The handles of the present script. Lives of one rid queue up: the oldest that has not ended is the live one."""
 
     def __init__(self) -> None:
         self._live: dict[str, deque[Any]] = {}
         self.all: list[Any] = []
+        # Requests of several choices; the choices are among the others.
+        self.several: list[Choices] = []
         self.calls: list[Call] = []
 
     def start(self, handle: BaseRequest) -> None:
@@ -128,11 +179,11 @@ class Handles:
 
     def known_rids(self) -> set[str]:
         """Every rid that the script has started."""
-        return {handle.rid for handle in self.all}
+        return {handle.rid for handle in (*self.all, *self.several)}
 
     def latest(self, rid: str) -> Any:
         """The last life of this rid, or None."""
-        return next((handle for handle in reversed(self.all) if handle.rid == rid), None)
+        return next((handle for handle in reversed([*self.all, *self.several]) if handle.rid == rid), None)
 
     def live(self) -> dict[str, Any]:
         """The handles of requests that have not ended, by rid."""
@@ -149,4 +200,5 @@ class Handles:
         """Forget all of them."""
         self._live.clear()
         self.all.clear()
+        self.several.clear()
         self.calls.clear()

@@ -24,6 +24,7 @@ from engine.frontend.openai.tool_bodies import (
 )
 from engine.frontend.protocol import (
     MAX_INT32,
+    MAX_N,
     MAX_TOP_LOGPROBS,
     Choices,
     GrammarText,
@@ -43,7 +44,6 @@ from engine.frontend.protocol import (
 from engine.grammar import schema_grammar
 from engine.messages import Grammar, GrammarKind, SamplingParams
 
-MAX_CHOICES = 128
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 MAX_USER_CHARS = 256
@@ -92,7 +92,7 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
 
     model: str | None = Field(None, description="the served model's name; left out: the served model")
     stream_options: StreamOptions | None = Field(None, description="only with stream=true")
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="choices for each prompt; a given seed counts up with them")
+    n: int = Field(1, ge=1, le=MAX_N, description="choices for each prompt; a given seed counts up with them")
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     min_tokens: int = Field(0, ge=0, le=MAX_INT32)
     user: str | None = Field(None, max_length=MAX_USER_CHARS, description="named in the debug log with the answer's id")
@@ -214,7 +214,7 @@ class CompletionBody(OpenAiBody):
         le=MAX_TOP_LOGPROBS,
         description="number of most likely tokens to return, beside the chosen one",
     )
-    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="not honoured: only 1, or as many as n")
+    best_of: int | None = Field(None, ge=1, le=MAX_N, description="not honoured: only 1, or as many as n")
     max_tokens: int | None = Field(None, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only")
     echo: bool = Field(default=False, description="begin each text, and its logprobs, with the prompt")
     suffix: Literal[""] | None = Field(None, description="not honoured: only null, or an empty text")
@@ -225,10 +225,10 @@ class CompletionBody(OpenAiBody):
 
     @model_validator(mode="after")
     def _choices_are_bounded(self) -> Self:
-        if len(self.prompts) * self.n > MAX_CHOICES:
+        if len(self.prompts) * self.n > MAX_N:
             raise FieldError(
                 "n",
-                f"prompts times n must be at most {MAX_CHOICES} choices, got {len(self.prompts)} times {self.n}; "
+                f"prompts times n must be at most {MAX_N} choices, got {len(self.prompts)} times {self.n}; "
                 "send several requests",
             )
         if not self.prompts:

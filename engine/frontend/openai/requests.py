@@ -24,6 +24,8 @@ from engine.frontend.requests import (
     check_fits,
     check_prompt_logprobs,
     check_vocabulary,
+    rids_of,
+    sampling_of,
     tokenize,
 )
 from engine.frontend.tools.argument_values import properties_of
@@ -102,6 +104,7 @@ def _order(
     check_vocabulary(tuple(body.logit_bias), limits.vocab_size, "logit_bias")
     top_of_prompt = body.top_of_prompt
     messages: list[Generate] = []
+    rids = rids_of(rid, len(prompts) * body.n)
     for prompt_ids in prompts:
         check_vocabulary(prompt_ids, limits.vocab_size, param)
         sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits))
@@ -109,13 +112,11 @@ def _order(
         for choice in range(body.n):
             # One choice is asked for the logprobs of a prompt that it shares, but in a stream no other can wait for it.
             asks = top_of_prompt is not None and (body.stream or not choice)
-            # One seed for all would make n equal choices.
-            seed = None if body.seed is None else (body.seed + choice) % 2**63
             messages.append(
                 Generate(
-                    rid=rid if len(prompts) * body.n == 1 else f"{rid}-{len(messages)}",
+                    rid=rids[len(messages)],
                     prompt_ids=prompt_ids,
-                    sampling=msgspec.structs.replace(sampling, seed=seed),
+                    sampling=sampling_of(sampling, choice),
                     priority=body.priority,
                     return_logprob=top is not None,
                     top_logprobs_num=top or 0,

@@ -85,7 +85,12 @@ class GenerationRoutes:
 
     def add_to(self, router: APIRouter, description: Description) -> None:
         native = description.route(
-            body=GenerateBody, answer=GenerateAnswer, event=GenerateAnswer, errors=(409, 429, 500, 504), tag=NATIVE
+            body=GenerateBody,
+            answer=GenerateAnswer,
+            may_be_list=True,
+            event=GenerateAnswer,
+            errors=(409, 429, 500, 504),
+            tag=NATIVE,
         )
         router.post("/generate", **native)(self.generate)
         completions = description.route(
@@ -99,7 +104,7 @@ class GenerationRoutes:
     async def generate(self, request: Request) -> Response:
         """Generate from a text or token ids."""
         order = await self.take_order(NATIVE, request)
-        return await self._respond(request, order, NativeShape())
+        return await self._respond(request, order, NativeShape(order.n))
 
     async def completions(self, request: Request) -> Response:
         """Complete one or more prompts."""

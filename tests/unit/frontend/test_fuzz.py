@@ -67,6 +67,7 @@ def _mended(path: str, body: dict[str, Any]) -> dict[str, Any]:
         sampling = body.get("sampling_params") or {}
         cut = {"stop_token_ids", "min_new_tokens", "max_new_tokens", "top_k"}
         body["sampling_params"] = {name: value for name, value in sampling.items() if name not in cut}
+        body["sampling_params"]["n"] = min(MOST_CHOICES, sampling.get("n") or 1)
         body |= {"text": str(body.get("text"))[:LONGEST_PROMPT], "input_ids": None}
         body["return_logprob"] = bool(body.get("top_logprobs_num"))
         body["logprob_start_len"] = 0 if body["return_logprob"] and (body.get("logprob_start_len") or 0) > 0 else -1

@@ -14,7 +14,7 @@ from connections import Connection
 
 import engine.frontend
 from engine.frontend.errors import ApiError
-from engine.frontend.requests import Order
+from engine.frontend.requests import Order, rids_of
 from engine.frontend.sessions import NativeShape, Session, Sessions
 from engine.messages import (
     Abort,
@@ -48,6 +48,14 @@ class Front:
         message = Generate(rid=rid, prompt_ids=(1,), sampling=SamplingParams(stop=stop))
         session = Session(self.sessions, Order(rid=rid, messages=(message,), stream=True), NativeShape(), self._decoder)
         assert not session.send_some()
+        return session
+
+    def open_choices(self, rid: str, n: int) -> Session:
+        """As many as are sent in one turn."""
+        messages = tuple(Generate(rid=one, prompt_ids=(1,), sampling=SamplingParams()) for one in rids_of(rid, n))
+        order = Order(rid=rid, messages=messages, stream=True, n=n)
+        session = Session(self.sessions, order, NativeShape(n), self._decoder)
+        session.send_some()
         return session
 
 
@@ -122,6 +130,36 @@ def test_an_error_is_a_status_before_the_first_piece_and_the_last_event_after_it
 )
 def test_what_a_message_ends_is_said_in_one_place(message: ClientMessage, ended: tuple[str, ...]) -> None:
     assert ended_by(message, ["a", "b"]) == ended
+
+
+def test_an_abort_by_the_rid_of_an_answer_ends_all_its_choices(front: Front) -> None:
+    """B05: the rid that a client was given stands for each of them, until the last has ended; then it is free."""
+    session = front.open_choices("r", 3)
+    for rid in ("r", "r-1"):
+        with pytest.raises(ApiError, match="which is; wait for its end"):
+            front.open(rid)
+    front.sessions.take(output("x", rid="r-0", end=FinishReason.LENGTH))
+    front.sent.clear()
+    front.sessions.send(Abort(rid="r", call_id="c"))
+    assert front.sent == [Abort(rid="r-1"), Abort(rid="r-2", call_id="c")]
+    again = front.open("r")
+    front.sessions.send(Abort(rid="r", call_id="d"))
+    assert front.sent[-1] == Abort(rid="r", call_id="d")
+    for rid in ("r-1", "r-2"):
+        front.sessions.take(output("x", rid=rid, end=FinishReason.ABORT))
+    assert session.part().endswith(b"[DONE]\n\n")
+    assert not again.has_more
+    assert front.sessions._answers == {}
+
+
+def test_choices_that_are_not_sent_yet_are_aborted_with_the_others(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.frontend.sessions.TOKENS_A_TURN", 1)
+    session = front.open_choices("r", 2)
+    front.sessions.send(Abort(rid="r", call_id="c"))
+    assert not session.send_some()
+    assert [m.rid for m in front.sent if isinstance(m, Abort)] == ["r-0", "r-1"]
 
 
 def test_a_streamed_request_goes_through_few_files(play) -> None:

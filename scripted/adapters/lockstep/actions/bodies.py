@@ -8,13 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
+from engine.frontend.protocol import MAX_N
+from engine.frontend.requests import rids_of
 from scripted.core.prompts import prompt_of
 from scripted.errors import BadCall
 from scripted.script.asked import bounded, check_prompt_len
+from scripted.script.clients import ChoicesView, ClientView
 from scripted.script.json_values import as_json
 
 # What a body calls otherwise than start_req does.
 _ARGUMENTS: Final = {"input_ids": "prompt_ids", "lora_path": "lora"}
+
+
+def view_of(rid: str, body: Mapping[str, Any]) -> ClientView:
+    """What its client will see: an answer of as many choices as the server may give."""
+    n, streams = body["sampling_params"].get("n"), bool(body.get("stream"))
+    if type(n) is int and 1 < n <= MAX_N:
+        return ChoicesView(rid, rids_of(rid, n), streams=streams)
+    return ClientView(rid, streams=streams)
 
 
 def one_prompt(

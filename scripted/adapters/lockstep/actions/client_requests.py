@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
+from engine.messages import Abort, ClientMessage, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.adapters.lockstep.actions.bodies import as_sent, biases, items, number, one_prompt
 from scripted.adapters.lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
@@ -45,6 +45,10 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     def body(self) -> Mapping[str, Any]:
         return {"rid": self.rid}
 
+    def is_sent_as(self, message: ClientMessage) -> bool:
+        """That of an answer of several choices is answered by the abort of the last one."""
+        return isinstance(message, Abort) and message.call_id is not None
+
     @classmethod
     def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
         """Any abort that a client asked for."""
@@ -76,8 +80,14 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
             raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
         if r.client.dropped:
             raise BadCall(f"disconnect() takes a request whose client is connected, that of {r.rid} hung up before")
+        if (answer := r.client.answer) is not r.client:
+            raise BadCall(
+                f"disconnect() takes the handle that start_req() returned, got {r.rid}, one of {len(answer.choices)} "
+                "choices of one connection; write t.disconnect(r), or end the choice by t.abort()"
+            )
         t.run.world.clients.disconnect(r.client)
-        t.run.await_arrival(lambda m: isinstance(m, Abort) and m.rid == r.rid)
+        live = {choice.rid for choice in r.choices if not choice.finished}
+        t.run.await_arrivals(lambda m: isinstance(m, Abort) and m.rid in live, count=len(live))
 
     def apply(self, run: RunLike) -> None:
         """The next step sees the front end's abort."""
@@ -189,6 +199,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         repetition_penalty: float = 1,
         logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
+        n: int = 1,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         min_new_tokens: int = 0,
@@ -207,11 +218,13 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
         for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
-        seconds. ``lora`` names the LoRA that computes it. Raises RequestRefused, with status and body, for a request
+        seconds. ``lora`` names the LoRA that computes it. With ``n`` > 1 the handle has ``choices``, a handle for each
+        answer; ``seed`` counts up with them. Raises RequestRefused, with status and body, for a request
         that the server does not admit.
         """
         prompt: dict[str, Any] = one_prompt(prompt_len, prompt_ids, text, prompt_seed)
         sampling: dict[str, Any] = {
+            "n": n,
             "max_new_tokens": max_new_tokens,
             "min_new_tokens": min_new_tokens,
             "temperature": number(temperature),

@@ -18,6 +18,8 @@ class RequestHandle(BaseRequest):
         super().__init__(message.rid, message.prompt_ids, message.sampling.max_new_tokens, client)
         self.message = message
         self.sampling = message.sampling
+        # The choices of one answer, itself among them.
+        self.together: list[RequestHandle] = [self]
         self._request: Request | None = None
         # Where its LoRA was when it began: another one may be loaded under the same name.
         self.lora_path: str | None = None

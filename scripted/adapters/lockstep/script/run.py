@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from engine.errors import ProcessDiedError
 from engine.integrity import audit
@@ -17,7 +17,6 @@ from engine.messages import (
     ClientMessage,
     Completion,
     Event,
-    FinishReason,
     FlushCache,
     Generate,
     OperatorEvent,
@@ -38,19 +37,20 @@ from scripted.adapters.lockstep.script.alone import AloneRuns
 from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.script.delivery import check_answers
 from scripted.adapters.lockstep.script.execution import EngineExecution
+from scripted.adapters.lockstep.script.followed_answers import FollowedAnswers
 from scripted.adapters.lockstep.script.grammars import HeldGrammars
 from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.adapters.lockstep.script.history import EngineHandles, record_step
 from scripted.adapters.lockstep.script.link_orders import CutLink, HealLink, LinkOrder
 from scripted.adapters.lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
 from scripted.adapters.lockstep.script.state import EngineState, take_state
-from scripted.adapters.lockstep.script.stop_strings import StopStrings
 from scripted.adapters.lockstep.script.world import World
 from scripted.core.named import OWN
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NotIdle, Overdue, RequestRefused
-from scripted.script.clients import Call
+from scripted.script.clients import Call, ClientView
 from scripted.script.execution import ScriptExecution, ScriptSource
+from scripted.script.handles import Choices
 from scripted.script.json_values import as_json
 from scripted.script.run import ScriptedRun
 from scripted.script.state import MicrobatchInFlight, mode_of
@@ -87,7 +87,7 @@ class EngineRun(ScriptedRun):
         self.failure: PipelineFailed | None = None
         self.kills = self.is_dead = False
         self.recording = True
-        self._stops = StopStrings(world.decoder)
+        self._answers = FollowedAnswers(world.decoder)
         self._alone = AloneRuns(self)
         # Whether a script is under way whose steps are judged; before it, in the reset, only the books are audited.
         self._judged = False
@@ -195,53 +195,76 @@ class EngineRun(ScriptedRun):
 
     # -- for the verbs --
 
-    def start(self, body: dict[str, Any]) -> RequestHandle:
-        """POST a request; returns when its message is here. Raises RequestRefused, or Violation."""
+    def start(self, body: dict[str, Any]) -> RequestHandle | Choices:
+        """POST a request; returns when its messages are here. Raises RequestRefused, or Violation."""
         rid = body["rid"]
         view = self.world.clients.generate(rid, body)
-        message = self.await_arrival(lambda m: isinstance(m, Generate) and m.rid == rid, refused=lambda: view.closed)
-        if message is None:
-            if view.terminal_answers != 1:
-                raise Violation(f"the client of {rid}, refused, got {view.terminal_answers} terminal answers: {view}")
-            raise RequestRefused(f"request {_shown(rid)}", view.status or 0, view.error or view.text)
-        assert isinstance(message, Generate)
-        handle = RequestHandle(message, view)
-        self.handles.start(handle)
-        return handle
+        rids = {choice.rid for choice in view.choices}
+        messages = self.await_arrivals(
+            lambda m: isinstance(m, Generate) and m.rid in rids, count=len(rids), refused=lambda: view.closed
+        )
+        if self._are_refused(messages, view):
+            answers = {choice.terminal_answers for choice in view.choices}
+            if answers != {1}:
+                raise Violation(f"the client of {rid}, refused, got {answers} terminal answers: {view}")
+            raise RequestRefused(f"request {_shown(rid)}", view.status or 0, view.choices[0].error or view.text)
+        handles = [RequestHandle(cast(Generate, m), one) for m, one in zip(messages, view.choices, strict=True)]
+        for handle in handles:
+            handle.together = handles
+            self.handles.start(handle)
+        if len(handles) == 1:
+            return handles[0]
+        self.handles.several.append(Choices(rid, handles, view))
+        return self.handles.several[-1]
+
+    def _are_refused(self, messages: Sequence[Any], view: ClientView) -> bool:
+        """Whether the front end or the scheduler refused a request; the front end aborts what is left of it."""
+        if not messages:
+            return True
+        refusals = [refusal for message in messages if (refusal := self._refusal_of(message)) is not None]
+        if not refusals:
+            return False
+        self.world.answer(refusals)
+        left = {message.rid for message in messages} - {refusal.rid for refusal in refusals}
+        self.await_arrivals(lambda m: isinstance(m, Abort) and m.rid in left, count=len(left))
+        while not view.closed:
+            self.world.wait()
+        return True
 
     def call(self, action: AdministrativeCall) -> Call:
         """Make an administrative call; returns when its message is here. Raises RequestRefused."""
         for name, value in (action.body or {}).items():
             as_json(f"POST {action.route}", name, value)
         call = self.world.clients.call(action)
-        message = self.await_arrival(action.is_sent_as, refused=lambda: call.done)
-        if message is None:
+        messages = self.await_arrivals(action.is_sent_as, refused=lambda: call.done)
+        if not messages:
             raise RequestRefused(f"POST {action.path}", call.status, call.text)
+        (message,) = messages
         assert not isinstance(message, Generate), f"POST {action.path} arrived as {message}"
         call.arrived, call.call_id = True, message.call_id
         self.handles.calls.append(call)
         return call
 
-    def await_arrival(
-        self, matches: Callable[[ClientMessage], bool], *, refused: Callable[[], bool] = lambda: False
-    ) -> ClientMessage | None:
-        """Wait until the message of a verb is here; None when the server refused the call instead.
-
-        A request that the scheduler would refuse is refused at once: that changes nothing in it, whenever it is told.
-        """
+    def await_arrivals(
+        self,
+        matches: Callable[[ClientMessage], bool],
+        *,
+        count: int = 1,
+        refused: Callable[[], bool] = lambda: False,
+    ) -> list[ClientMessage]:
+        """Wait until so many messages of a verb are here; none when the server refused the call instead."""
         if self.is_dead:
             raise BadCall("the scheduler was killed, so nothing arrives at it any more; ask what its clients were told")
-        while True:
-            for message in self.world.take_messages():
-                self.arrived.append(message)
-                if not matches(message):
-                    continue
-                if isinstance(message, Generate) and self._refuses(message):
-                    break
-                return message
-            if refused():
-                return None
-            self.world.wait()
+        found: list[ClientMessage] = []
+        while len(found) < count:
+            messages = self.world.take_messages()
+            self.arrived += messages
+            found += filter(matches, messages)
+            if not messages:
+                if refused():
+                    return []
+                self.world.wait()
+        return found
 
     def inject(self, *events: Event) -> None:
         """Give events of the harness itself to the next step."""
@@ -392,12 +415,12 @@ class EngineRun(ScriptedRun):
         live = self.handles.live()
         launched = () if stepped.microbatch is None else stepped.microbatch.rids
         self.handles.update(stepped.replies, self.scheduler, launched)
-        stopped: list[str] = []
+        ended: list[Abort] = []
         if stepped.replies:
-            shown, stopped = self._stops.follow(stepped.replies, live)
+            shown, ended = self._answers.follow(stepped.replies, live)
             views = {rid: handle.client for rid, handle in live.items()}
             self.world.clients.settle(shown, views, self.handles.open_calls())
-        self.arrived += self._messages_with_stops(stopped)
+        self.arrived += self._messages_with(ended)
         self._check_stages()
         self._judge_step(stepped)
 
@@ -409,14 +432,13 @@ class EngineRun(ScriptedRun):
         elif self.script is None or self.script.options.check_every_step:
             audit(self.scheduler)
 
-    def _messages_with_stops(self, rids: list[str]) -> list[ClientMessage]:
-        """What has arrived, then the front end's aborts of these requests, in the order of their outputs."""
+    def _messages_with(self, aborts: list[Abort]) -> list[ClientMessage]:
+        """What has arrived, then these aborts of the front end, in the order of the outputs that they follow from."""
         messages = self.world.take_messages()
-        while len(stops := _stops_among(messages)) < len(rids):
+        while not all(abort in messages for abort in aborts):
             self.world.wait()
             messages += self.world.take_messages()
-        others = [message for message in messages if message not in stops.values()]
-        return others + [stops[rid] for rid in rids]
+        return [message for message in messages if message not in aborts] + aborts
 
     def _check_stages(self) -> None:
         """A stage that died fails this script, unless the script killed it."""
@@ -478,24 +500,18 @@ class EngineRun(ScriptedRun):
             freed.update(ended)
         return frozenset(taken), frozenset(freed)
 
-    def _refuses(self, message: Generate) -> bool:
+    def _refusal_of(self, message: Generate) -> Refusal | None:
+        """A request that the scheduler would refuse is refused at once: that changes nothing, whenever it is told."""
         taken, freed = self._rids_when_it_is_seen(message)
         refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
-        if refusal is None:
-            return False
-        self._check_refusal(message, refusal, self.arrived[: self.arrived.index(message)])
-        self.arrived.remove(message)
-        self.world.answer([refusal])
-        return True
+        if refusal is not None:
+            self._check_refusal(message, refusal, self.arrived[: self.arrived.index(message)])
+            self.arrived.remove(message)
+        return refusal
 
     def _check_refusal(self, message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:
         if self._judged:
             self.oracle.check_refusal(message, refusal, ahead)
-
-
-def _stops_among(messages: Iterable[ClientMessage]) -> dict[str, Abort]:
-    """The aborts by which the front end ends requests whose stop string it found, by rid."""
-    return {m.rid: m for m in messages if isinstance(m, Abort) and m.finish_reason is FinishReason.STOP}
 
 
 def _shown(rid: Any) -> str:

@@ -19,6 +19,7 @@ import httpx
 
 from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.adapters.lockstep.actions import AdministrativeCall
+from scripted.adapters.lockstep.actions.bodies import view_of
 from scripted.errors import NoAnswer
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
@@ -51,8 +52,8 @@ class HttpClients:
     # -- the Clients protocol --
 
     def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
-        view = ClientView(rid, streams=bool(body["stream"]))
-        self._expected[rid] = 0
+        view = view_of(rid, body)
+        self._expected.update({choice.rid: 0 for choice in view.choices})
         self._open[id(view)] = self._spawn(self._generate(view, body))
         return view
 
@@ -124,6 +125,8 @@ class HttpClients:
         expected = self._expected[output.rid] = self._expected.get(output.rid, 0) + news
         if output.finish_reason is not None:
             self._settle_until(lambda: view.closed, f"the end of {view}")
+            if all(choice.closed for choice in view.answer.choices):
+                self._settle_until(lambda: view.answer.closed, f"the end of {view.answer}")
         elif view.streams:
             self._settle_until(
                 lambda: view.closed or view.values >= expected, f"{expected} tokens and prompt logprobs of {view}"
@@ -173,7 +176,7 @@ class HttpClients:
         async for line in response.aiter_lines():
             receive_events(view, f"{line}\n")
             self._wake()
-        if not view.terminal_answers:
+        if not all(choice.terminal_answers for choice in view.choices):
             view.fail("the stream ended without a terminal answer")
 
     async def _call(self, call: Call, action: AdministrativeCall) -> None:

@@ -24,8 +24,8 @@ from engine.frontend.tokenizer import load_tokenizer
 from engine.messages import ClientMessage, GrammarReady, PipelineEvent, PipelineFailed, Reply
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
+from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.adapters.lockstep.script.link_orders import DropLink, LinkOrder
-from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
 from scripted.adapters.lockstep.script.world import StagePipeline, World
 from scripted.adapters.lockstep.server.clients import HttpClients
 from scripted.adapters.lockstep.server.relay import order_link

@@ -24,7 +24,8 @@ from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
 from scripted.adapters.lockstep.actions import AdministrativeCall, LoraLoad
-from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
+from scripted.adapters.lockstep.actions.bodies import view_of
+from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
 
 if TYPE_CHECKING:
@@ -54,17 +55,19 @@ class SimClients:
         self._sent: list[ClientMessage] = []
         self._sessions = Sessions(self._sent.append)
         self._open: dict[int, Session] = {}
+        # For which something has come that they were not shown.
+        self._heard: dict[int, tuple[Session, ClientView]] = {}
         self._calls: dict[str, Call] = {}
         self._numbers = itertools.count()
 
     def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
         """Check the body as ``/generate`` does and send it."""
-        view = ClientView(rid, streams=bool(body.get("stream")))
+        view = view_of(rid, body)
         try:
             order = native_order(msgspec.json.encode(body), self._served)
             self._check_grammar(order)
-            session = Session(self._sessions, order, NativeShape(), self._served.tokenizer)
-            session.on_output = lambda: self._show(session, view)
+            session = Session(self._sessions, order, NativeShape(order.n), self._served.tokenizer)
+            session.on_output = lambda: self._heard.update({id(view): (session, view)})
             while session.send_some():
                 continue
         except ApiError as exc:
@@ -114,6 +117,9 @@ class SimClients:
                 self._sessions.take(reply)
             elif isinstance(reply, CallAnswer) and (call := self._calls.pop(reply.call_id, None)) is not None:
                 call.answer(200 if reply.ok else 404 if reply.not_found else 400, reply.message)
+        heard, self._heard = self._heard, {}
+        for session, view in heard.values():
+            self._show(session, view)
 
     def _show(self, session: Session, view: ClientView) -> None:
         """Give a client what has come, as the HTTP front end does."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Reply
-from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
+from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.adapters.lockstep.script.world import World
 from scripted.adapters.lockstep.sim.clients import SimClients
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline

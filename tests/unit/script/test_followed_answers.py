@@ -7,11 +7,12 @@ import pytest
 from engine import EngineConfig
 from engine.messages import Abort, FinishReason, Generate, SamplingParams, TokenOutput
 from scripted import ScriptedSim
+from scripted.adapters.lockstep.script.followed_answers import ByteDecoder, FollowedAnswers
 from scripted.adapters.lockstep.script.handle import RequestHandle
-from scripted.adapters.lockstep.script.stop_strings import ByteDecoder, StopStrings
 from scripted.script.clients import ClientView
 
 CONFIG = EngineConfig(pp_size=2, pp_async_depth=1)
+STOPPED = [Abort(rid="r", finish_reason=FinishReason.STOP)]
 
 
 def handle_of(*stop: str) -> RequestHandle:
@@ -24,36 +25,36 @@ def say(text: str, reason: FinishReason | None = None) -> list[TokenOutput]:
 
 
 def test_stop_string_over_two_outputs_is_found_once() -> None:
-    watch, live = StopStrings(ByteDecoder), {"r": handle_of("cd")}
+    watch, live = FollowedAnswers(ByteDecoder), {"r": handle_of("cd")}
     assert watch.follow(say("abc"), live)[1] == []
-    assert watch.follow(say("d"), live)[1] == ["r"]
+    assert watch.follow(say("d"), live)[1] == STOPPED
     assert watch.follow(say("e"), live)[1] == []
 
 
 def test_clients_are_shown_nothing_behind_a_stop_string() -> None:
-    watch, live = StopStrings(ByteDecoder), {"r": handle_of("b")}
+    watch, live = FollowedAnswers(ByteDecoder), {"r": handle_of("b")}
     shown, stopped = watch.follow(say("abc"), live)
-    assert stopped == ["r"]
+    assert stopped == STOPPED
     assert [reply.token_ids for reply in shown if isinstance(reply, TokenOutput)] == [(97, 98)]
     assert watch.follow(say("d"), live)[0] == []
     assert len(watch.follow(say("", FinishReason.STOP), live)[0]) == 1
 
 
 def test_request_that_ended_by_itself_is_not_stopped() -> None:
-    assert StopStrings(ByteDecoder).follow(say("ab", FinishReason.LENGTH), {"r": handle_of("b")})[1] == []
+    assert FollowedAnswers(ByteDecoder).follow(say("ab", FinishReason.LENGTH), {"r": handle_of("b")})[1] == []
 
 
 def test_client_that_hung_up_stops_nothing() -> None:
     handle = handle_of("b")
     handle.client.dropped = True
-    assert StopStrings(ByteDecoder).follow(say("b"), {"r": handle})[1] == []
+    assert FollowedAnswers(ByteDecoder).follow(say("b"), {"r": handle})[1] == []
 
 
 def test_requests_without_stop_strings_need_no_tokenizer() -> None:
     def never() -> ByteDecoder:
         raise AssertionError("it is not needed")
 
-    assert StopStrings(never).follow(say("b"), {"r": handle_of()}) == (say("b"), [])
+    assert FollowedAnswers(never).follow(say("b"), {"r": handle_of()}) == (say("b"), [])
 
 
 @pytest.mark.parametrize("stream", [True, False])
