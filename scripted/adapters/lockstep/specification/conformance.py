@@ -71,7 +71,7 @@ RULES: Final = {
     "Sampling": "The last stage learns a request's sampling with the first part after each admission",
     "Slide": "A request gives a window page back when all before the tokens that no longer see it is back",
     "Time limits": "A request ends by itself in the first step whose time is not before its deadline",
-    "Told": "The stages are told of a page once, and again where the cache's page takes its place",
+    "Told": "Each page is sent to the stages once, and again where the cache's page takes its place",
     "Turns": "Of the running requests that are in no microbatch, those launched longest ago decode first",
     "Verify": "The guesses before the first wrong one hold; the pages of the others are given back",
     "Window evict": "Window pages that no request sees are evicted when some are missing",
