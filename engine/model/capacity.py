@@ -6,6 +6,7 @@ which still has to fork.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from fractions import Fraction
@@ -20,7 +21,7 @@ from engine.config import EngineConfig, embedded_seed
 from engine.errors import ConfigError
 from engine.limits import Limits, ModelFacts
 from engine.model.arithmetic import stage_devices
-from engine.model.checkpoint import resolve_folder
+from engine.model.checkpoint import read_quantization, resolve_folder
 
 # Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
 # all other processes on the machine.
@@ -36,6 +37,9 @@ _LAYER: Final = ".layers."
 _MATRIX: Final = 2
 _BYTES: Final = {"BF16": 2, "F16": 2, "F32": 4}
 _WIDEST_BYTES: Final = 4
+# Types of quantized values, and how wide they lie in a file: words of 32 bits hold several.
+_WORD_BITS: Final = 32
+_QUANTIZED_BITS: Final = {"F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "I32": _WORD_BITS}
 
 
 def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: int | None = None) -> int | None:
@@ -124,7 +128,20 @@ def _scratch_bytes(limits: Limits, facts: ModelFacts) -> int:
 
 
 def weight_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    """What the weights take once they are loaded: as in the files, and quantized ones in 16 bits a value."""
+    kept = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    scheme = read_quantization(folder)
+    if scheme is None:
+        return kept
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - a file of tensors is no mapping
+                view = file.get_slice(name)
+                stored = _QUANTIZED_BITS.get(view.get_dtype(), 0)
+                values_each = stored // scheme.bits if stored == _WORD_BITS else 1
+                if stored:
+                    kept += math.prod(view.get_shape()) * (2 * values_each - stored // 8)
+    return kept
 
 
 def _lora_bytes(folder: Path, rank: int) -> int:

@@ -17,6 +17,7 @@ from engine.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, e
 from engine.errors import CheckpointError
 from engine.limits import ModelFacts, embedded_facts
 from engine.model.embedded import embedded_folder
+from engine.model.quantization import Quantization, quantization_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -47,7 +48,10 @@ def resolve_folder(config: EngineConfig) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise CheckpointError(f"model must be a folder, got the file {folder}; name the folder that holds config.json")
+        gguf = " GGUF is not served; take the safetensors that it was made of." if folder.suffix == ".gguf" else ""
+        raise CheckpointError(
+            f"model must be a folder, got the file {folder}.{gguf} Name the folder that holds config.json"
+        )
     if _HUB_NAME.fullmatch(config.model) is None:
         raise CheckpointError(
             f"model must be {EMBEDDED_MODEL!r}, '{EMBEDDED_MODEL}:SEED', a folder or a hub name 'owner/name', "
@@ -77,7 +81,7 @@ def require_files(config: EngineConfig) -> None:
     if embedded_seed(config.model, config.seed) is not None:
         return
     folder = resolve_folder(config)
-    _read_json(_require_config(folder))
+    read_quantization(folder)
     _require_weights(folder)
     require_tokenizer(folder)
 
@@ -125,6 +129,17 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
         window_kv_bytes_per_token=layer_bytes * windowed.count(True),
         eos_token_ids=_eos_token_ids(folder, model),
     )
+
+
+def read_quantization(folder: Path) -> Quantization | None:
+    """How the folder's weights are quantized, None where they are plain. Raises CheckpointError when unservable."""
+    path = _require_config(folder)
+    return quantization_of(_read_json(path), path)
+
+
+def is_text_part(folder: Path) -> bool:
+    """Whether the folder's model takes more than text, of which the part for text is served."""
+    return "text_config" in _read_json(_require_config(folder))
 
 
 def read_model_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -226,7 +241,8 @@ def heads_of(model: PreTrainedConfig, folder: Path) -> tuple[int, int]:
     head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     if getattr(model, "kv_lora_rank", None):
         raise CheckpointError(
-            f"attention must keep plain keys and values, but {folder} uses latent ones (kv_lora_rank)"
+            f"attention must keep plain keys and values, but {folder} ({model.model_type}) has latent attention (MLA, "
+            "kv_lora_rank), which is not served; serve a model of full or sliding-window attention"
         )
     return heads, head_dim
 
@@ -262,11 +278,21 @@ def _download(name: str, *, trust_remote_code: bool) -> Path:
 def _require_config(folder: Path) -> Path:
     path = folder / "config.json"
     if not path.is_file():
+        _refuse_gguf(folder)
         raise CheckpointError(f"a model folder must hold config.json, but {folder} does not; check the path")
     return path
 
 
+def _refuse_gguf(folder: Path) -> None:
+    if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"a model folder must hold its weights as *.safetensors, but {folder} holds GGUF, which is not served; "
+            "take the safetensors that it was made of"
+        )
+
+
 def _require_weights(folder: Path) -> None:
+    _refuse_gguf(folder)
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"a model folder must hold its weights as *.safetensors, but {folder} holds none; "
@@ -291,7 +317,10 @@ def _require_decoder(model: PreTrainedConfig, path: Path) -> None:
             raise CheckpointError(f"{path} must give {field} as a number >= 1, got {size!r:.200}; correct it")
     unsupported = set(getattr(model, "layer_types", None) or ()) - _SUPPORTED_LAYERS
     if unsupported:
-        raise CheckpointError(f"layers must be of types {sorted(_SUPPORTED_LAYERS)}, {path} has {sorted(unsupported)}")
+        raise CheckpointError(
+            f"layers must be of types {sorted(_SUPPORTED_LAYERS)}, {path} (model_type={model.model_type!r}) has "
+            f"{sorted(unsupported)}; hybrid models are not served"
+        )
 
 
 def _eos_token_ids(folder: Path, model: PreTrainedConfig) -> tuple[int, ...]:

@@ -19,7 +19,15 @@ from transformers import PreTrainedConfig
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.limits import Limits
-from engine.model.checkpoint import dtype_name, read_model_config, require_trust, resolve_folder, window_layers
+from engine.model.checkpoint import (
+    dtype_name,
+    is_text_part,
+    read_model_config,
+    read_quantization,
+    require_trust,
+    resolve_folder,
+    window_layers,
+)
 from engine.model.weights import WeightFiles
 from engine.process.control import Loading
 
@@ -59,6 +67,8 @@ class StageFacts:
     def __init__(self, config: EngineConfig, limits: Limits, stage: int) -> None:
         self.folder = resolve_folder(config)
         self.model_config = read_model_config(self.folder, trust_remote_code=config.trust_remote_code)
+        self.quantization = read_quantization(self.folder)
+        self.is_text_part = is_text_part(self.folder)
         # Taken before the model is cut down, which changes its configuration.
         self.description: Mapping[str, object] = self.model_config.to_dict()
         self.is_first = stage == 0
@@ -106,11 +116,21 @@ class StageSlice:
         names: dict[int, list[str]] = defaultdict(list)
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names[id(parameter)].append(name)
+        kept_buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        for name, buffer in kept_buffers.items():
+            names[id(buffer)].append(name)
+        known = {name for found in names.values() for name in found}
         self._cut()
-        _rebuild_buffers(self.model, self._device)
+        buffers = _rebuild_buffers(self.model, self._device)
         loaded: dict[int, nn.Parameter] = {}
         total = len({id(parameter) for parameter in self.model.parameters()})
-        with WeightFiles(self._facts.folder, self.model) as files:
+        with WeightFiles(self._facts.folder, self.model, self._facts.quantization) as files:
+            files.require_all_used(known, text_only=self._facts.is_text_part)
+            for module, key, meta in buffers:
+                kept = tuple(name for name in names[id(meta)] if name in files)
+                if kept and key not in module._non_persistent_buffers_set:  # noqa: SLF001
+                    weight = files.load(kept, meta.shape)
+                    module.register_buffer(key, weight.to(self._device, meta.dtype, copy=True))
             for module in self.model.modules():
                 for key, meta in list(module.named_parameters(recurse=False)):
                     if id(meta) not in loaded:
@@ -205,17 +225,23 @@ def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_
     return model
 
 
-def _rebuild_buffers(model: _Transformer, device: torch.device) -> None:
-    """Compute what no checkpoint holds (rotary frequencies, embedding scales) by the model's own initialiser."""
+def _rebuild_buffers(model: _Transformer, device: torch.device) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """Compute what no checkpoint holds (rotary frequencies, embedding scales) by the model's own initialiser.
+
+    Returns what stood in each place: a checkpoint holds some of them after all.
+    """
+    found: list[tuple[nn.Module, str, torch.Tensor]] = []
     for module in model.modules():
         own = dict(module.named_buffers(recurse=False))
         if not own:
             continue
         for name, buffer in own.items():
+            found.append((module, name, buffer))
             setattr(module, name, torch.empty_like(buffer, device=device))
         # The initialiser is private, but the only code that knows every architecture's buffers. It skips nothing here:
         # weights are still on the meta device, where initialising costs and changes nothing.
         model._init_weights(module)  # noqa: SLF001
+    return found
 
 
 def _windowed_layers(model: PreTrainedConfig, limits: Limits) -> list[bool]:

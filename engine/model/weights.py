@@ -1,11 +1,15 @@
 """The safetensors files of a checkpoint folder: which file holds which weight, and loading one by name and shape.
 
-Reads only the tensors that it is asked for, so that a stage never touches another stage's layers. Used once, at start.
+A quantized weight is presented as the plain one that it stands for, and made so when it is read. Reads only the tensors
+that it is asked for, so that a stage never touches another stage's layers. Used once, at start.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
+from collections.abc import Collection
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -15,26 +19,41 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
+from engine.model.dequantization import QuantizedWeight, quantized_weights
 from engine.model.file_pages import forget_pages, mapped_places
+from engine.model.quantization import Quantization
 
 if TYPE_CHECKING:
     from engine.model.conversion import Conversion
 
 _INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PLAIN_TYPES: Final = {"F64", "F32", "F16", "BF16"}
+# Frequencies of rotary angles, which old checkpoints keep in every layer, and which are computed.
+_COMPUTED: Final = r"rotary_emb\.inv_freq"
+_NAMED_UNUSED: Final = 3
 # After this many bytes what was read of the files is given back: it was copied by then.
 _HELD_BYTES: Final = 64 << 20
+
+
+_log = logging.getLogger(__name__)
 
 
 class WeightFiles:
     """The open weight files of one folder, sharded or not; a context manager.
 
-    ``model``, of transformers, says what may be kept under other names or in pieces; without it nothing may.
+    ``model``, of transformers, says what may be kept under other names or in pieces; without it nothing may. Likewise
+    ``quantization`` says that weights may be quantized.
     """
 
-    def __init__(self, folder: Path, model: Any = None) -> None:
+    def __init__(self, folder: Path, model: Any = None, quantization: Quantization | None = None) -> None:
         self._folder = folder
         self._model = model
+        self._quantization = quantization
         self._files: dict[str, Any] = {}
+        self._quantized: dict[str, QuantizedWeight] = {}
+        # Of all that is kept, what the model may ask for.
+        self._names: set[str] = set()
         self._open_files = ExitStack()
         self._read_bytes = 0
 
@@ -45,6 +64,11 @@ class WeightFiles:
             except (SafetensorError, OSError) as exc:
                 raise CheckpointError(f"{path} must be a whole safetensors file, but: {exc}; fetch it again") from exc
             self._files |= dict.fromkeys(file.keys(), file)
+        self._names = set(self._files)
+        if self._quantization is not None:
+            self._quantized, unneeded = quantized_weights(self._files, self._quantization)
+            parts = {name for weight in self._quantized.values() for name in weight.parts.values()}
+            self._names = (self._names - parts - unneeded) | self._quantized.keys()
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -55,10 +79,13 @@ class WeightFiles:
 
         Raises CheckpointError, naming the weight, when it is missing or has another shape.
         """
-        name = next((name for name in names if name in self._files), None)
+        name = next((name for name in names if name in self._names), None)
         if name is not None:
-            self._require_shape(name, tuple(self._files[name].get_slice(name).get_shape()), shape)
-            return self._read(name)
+            if name not in self._quantized:
+                self._require_shape(name, tuple(self._files[name].get_slice(name).get_shape()), shape)
+            weight = self._read(name)
+            self._require_shape(name, tuple(weight.shape), shape)
+            return weight
         converted = next((name for name in names if name in self._conversions), None)
         if converted is None:
             raise CheckpointError(
@@ -69,14 +96,51 @@ class WeightFiles:
         self._require_shape(converted, tuple(weight.shape), shape)
         return weight
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def require_all_used(self, names: Collection[str], *, text_only: bool) -> None:
+        """Raise CheckpointError, naming them, for weights that are kept, but neither under ``names`` nor made into one.
+
+        ``text_only``: of a model of several kinds of input this is the part for text, and the rest is left out.
+        """
+        unused = self._names.difference(names)
+        if unused:
+            for target, conversion in self._conversions.items():
+                if target in names:
+                    unused.difference_update(source for source, _ in conversion.sources)
+        ignored = [_COMPUTED, *(getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+        found = sorted(name for name in unused if not any(re.search(pattern, name) for pattern in ignored))
+        if found and text_only:
+            _log.info("%d weights beside the text model are not used, %s and on", len(found), found[0])
+        elif found:
+            more = f" and {len(found) - _NAMED_UNUSED} more" if len(found) > _NAMED_UNUSED else ""
+            raise CheckpointError(
+                f"every weight of a checkpoint must be used, but {type(self._model).__name__} has no place for "
+                f"{', '.join(found[:_NAMED_UNUSED])}{more} of {self._folder}; config.json and weights are of different "
+                "models, or quantized in a way that config.json does not say (quantization_config)"
+            )
+
     @cached_property
     def _conversions(self) -> dict[str, Conversion]:
         from engine.model.conversion import conversions_of  # a second of import, for what few checkpoints need
 
-        return {} if self._model is None else conversions_of(self._model, self._files)
+        return {} if self._model is None else conversions_of(self._model, self._names)
 
     def _read(self, name: str) -> torch.Tensor:
-        """A view of the file, which must be copied, and never written into."""
+        """A weight as a view of the file, which must be copied, and never written into; a quantized one made whole."""
+        if name in self._quantized:
+            return self._quantized[name].read(self._read_stored)
+        kept = self._files[name].get_slice(name).get_dtype()
+        if self._model is not None and kept not in _PLAIN_TYPES:
+            raise CheckpointError(
+                f"the weight {name} must be kept as one of {', '.join(sorted(_PLAIN_TYPES))}, but {self._folder} keeps "
+                f"{kept}, without scales that config.json (quantization_config) explains; fetch a checkpoint that says "
+                "how it is quantized"
+            )
+        return self._read_stored(name)
+
+    def _read_stored(self, name: str) -> torch.Tensor:
         if self._read_bytes >= _HELD_BYTES:
             self._read_bytes = 0
             forget_pages(mapped_places([path.resolve() for path in self._paths()], writable=True))
@@ -95,6 +159,9 @@ class WeightFiles:
     def _paths(self) -> list[Path]:
         index = self._folder / _INDEX
         if not index.is_file():
+            if (self._folder / _SINGLE).is_file():
+                # Beside it some folders keep all weights once more, under the names of another library.
+                return [self._folder / _SINGLE]
             return sorted(self._folder.glob("*.safetensors"))
         try:
             shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

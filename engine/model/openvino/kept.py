@@ -26,7 +26,14 @@ _log = logging.getLogger(__name__)
 
 _NAME: Final = "stage.xml"
 _LIBRARIES: Final = ("openvino", "torch", "transformers")
-_RECIPE: Final = ("conversion.py", "paging.py", "../stage_slice.py")
+_RECIPE: Final = (
+    "conversion.py",
+    "paging.py",
+    "../stage_slice.py",
+    "../weights.py",
+    "../conversion.py",
+    "../dequantization.py",
+)
 _PATTERNS: Final = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 _Compiled = TypeVar("_Compiled")

@@ -1,0 +1,182 @@
+"""Quantized weights made whole as they are read: each from its values, scales and zero points, one at a time.
+
+Presents a checkpoint's files as if they held plain weights. Used once, when a stage loads; the layouts are those that
+the schemes' own libraries write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.model.quantization import Quantization
+
+# What the files hold under a name.
+_Reader = Callable[[str], torch.Tensor]
+
+# What stands beside weights for activations and KV, which are computed here in the model's own type.
+_UNNEEDED: Final = {
+    "input_scale",
+    "input_zero_point",
+    "activation_scale",
+    "activation_scale_ub",
+    "input_scale_ub",
+    "output_scale",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "weight_format",
+}
+# Where the values of an AWQ word lie, in their order.
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+_INT8_LARGEST: Final = 127.0
+_WORD_BITS: Final = 32
+_VALUES: Final = ("weight_packed", "qweight", "weight")
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """One weight: the names of its parts in the files by what they are, and how it is made of them."""
+
+    name: str
+    parts: Mapping[str, str]
+    scheme: Quantization
+
+    def read(self, read: _Reader) -> torch.Tensor:
+        """The weight in fp32, [out, in]. Raises CheckpointError, naming it, when its parts do not fit together."""
+        parts = {part: read(name) for part, name in self.parts.items()}
+        try:
+            if "weight_packed" in parts:
+                return _from_compressed_tensors(parts)
+            if "qweight" in parts:
+                return (_from_awq if self.scheme.method == "awq" else _from_gptq)(parts, self.scheme)
+            if "SCB" in parts:
+                return parts["weight"].float() * (parts["SCB"].float()[:, None] / _INT8_LARGEST)
+            return _scaled(parts, self.scheme)
+        except (RuntimeError, ValueError, IndexError) as exc:
+            raise CheckpointError(
+                f"the quantized weight {self.name} must fit together, but of {', '.join(parts)}: {exc}; fetch the "
+                "checkpoint again"
+            ) from exc
+
+
+def quantized_weights(names: Iterable[str], scheme: Quantization) -> tuple[dict[str, QuantizedWeight], set[str]]:
+    """By its name in the model, each weight that is quantized, and the names in the files that nobody needs then."""
+    modules: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        module, _, part = name.rpartition(".")
+        modules[module].add(part)
+    made, unneeded = {}, set()
+    for module, parts in modules.items():
+        unneeded |= {f"{module}.{part}" for part in parts & _UNNEEDED}
+        values = next((part for part in _VALUES if part in parts), None)
+        others = parts & _companions(values)
+        if values is None or not others:
+            continue
+        name = f"{module}.weight"
+        made[name] = QuantizedWeight(name, {part: f"{module}.{part}" for part in {values, *others}}, scheme)
+    return made, unneeded
+
+
+def _companions(values: str | None) -> set[str]:
+    match values:
+        case "weight_packed":
+            return {"weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"}
+        case "qweight":
+            return {"qzeros", "scales", "g_idx"}
+        case _:
+            return {"weight_scale", "weight_scale_inv", "weight_zero_point", "SCB"}
+
+
+def _scaled(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> torch.Tensor:
+    """Values of 8 bits each, times scales of a tensor, of rows, of groups in a row or of blocks."""
+    weight = parts["weight"].float()
+    scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
+    if "weight_zero_point" in parts:
+        weight -= _spread(parts["weight_zero_point"].float(), weight.shape, scheme.block)
+    return weight * _spread(scale.float(), weight.shape, scheme.block)
+
+
+def _spread(scale: torch.Tensor, shape: torch.Size, block: tuple[int, int] | None) -> torch.Tensor:
+    """Scales, one for each value of a matrix of ``shape`` (or one for all)."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    rows, columns = shape
+    if scale.dim() == 1:
+        scale = scale[:, None]
+    if block is not None and tuple(scale.shape) == (math.ceil(rows / block[0]), math.ceil(columns / block[1])):
+        return scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+    if scale.shape[0] == rows and columns % scale.shape[1] == 0:
+        return scale.repeat_interleave(columns // scale.shape[1], 1)
+    raise ValueError(f"scales of shape {tuple(scale.shape)} are none of a weight of shape {tuple(shape)}")
+
+
+def _from_compressed_tensors(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    packed, scale = parts["weight_packed"], parts["weight_scale"].float()
+    rows, columns = (int(size) for size in _part(parts, "weight_shape"))
+    widths = [bits for bits in (4, 8) if math.ceil(columns * bits / _WORD_BITS) == packed.shape[1]]
+    if not widths or packed.shape[0] != rows:
+        raise ValueError(f"values packed as {tuple(packed.shape)} are none of a weight of shape {(rows, columns)}")
+    offset = 1 << (widths[0] - 1)
+    values = _unpacked(packed, widths[0], dim=1)[:, :columns] - offset
+    if scale.dim() < 2:
+        scale = scale.reshape(-1, 1)
+    if "weight_g_idx" in parts:
+        group = parts["weight_g_idx"].long()
+    elif columns % scale.shape[1] == 0:
+        group = torch.arange(columns) // (columns // scale.shape[1])
+    else:
+        raise ValueError(f"{scale.shape[1]} groups do not divide {columns} columns")
+    if "weight_zero_point" in parts:
+        zeros = parts["weight_zero_point"]
+        if zeros.dtype is torch.int32:
+            zeros = _unpacked(zeros, widths[0], dim=0)[:rows] - offset
+        values = values - zeros[:, group]
+    return values * scale[:, group]
+
+
+def _from_awq(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> torch.Tensor:
+    unordered = [_unpacked(_part(parts, part), scheme.bits, dim=1) for part in ("qweight", "qzeros")]
+    values, zeros = (part.reshape(len(part), -1, len(_AWQ_ORDER))[..., _AWQ_ORDER].flatten(1) for part in unordered)
+    return _grouped(values, zeros, _part(parts, "scales"), None)
+
+
+def _from_gptq(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> torch.Tensor:
+    values = _unpacked(parts["qweight"], scheme.bits, dim=0)
+    zeros = _unpacked(_part(parts, "qzeros"), scheme.bits, dim=1)
+    if scheme.zeros_are_less_one:
+        zeros = (zeros + 1) & ((1 << scheme.bits) - 1)
+    return _grouped(values, zeros, _part(parts, "scales"), parts.get("g_idx"))
+
+
+def _grouped(
+    values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor | None
+) -> torch.Tensor:
+    """Values [in, out] with a scale and a zero point of each output for each group of inputs, as [out, in]."""
+    if groups is None:
+        if len(values) % len(scales):
+            raise ValueError(f"{len(scales)} groups do not divide {len(values)} inputs")
+        groups = torch.arange(len(values)) // (len(values) // len(scales))
+    groups = groups.long()
+    return ((values - zeros[groups]) * scales.float()[groups]).t()
+
+
+def _part(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in parts:
+        raise ValueError(f"there is no {name}")
+    return parts[name]
+
+
+def _unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+    """The values in words of 32 bits along ``dim``, the lowest bits first."""
+    shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
+    shifts = shifts[:, None] if dim == 0 else shifts
+    values = (words.unsqueeze(dim + 1) >> shifts) & ((1 << bits) - 1)
+    return values.flatten(dim, dim + 1)

@@ -1,0 +1,312 @@
+"""Quantized checkpoints: made whole at the load, to the tokens of a dequantized copy, or refused by name (C11)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from chained_stages import ChainedStages, limits_for
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import SHAPE
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError
+from engine.model.capacity import weight_bytes
+from engine.model.checkpoint import require_files
+from engine.model.quantization import quantization_of
+from engine.plan import SamplingSpec
+
+Tensors = dict[str, torch.Tensor]
+GROUP = 16
+# Where an AWQ word keeps the values 0 to 7.
+AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def words(values: torch.Tensor, bits: int, places: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Values [rows, columns] in words of 32 bits along the columns."""
+    count = 32 // bits
+    parts = values.to(torch.int64).reshape(len(values), -1, count)
+    parts = parts[..., list(places)] if places else parts
+    packed = sum(parts[..., place] << (bits * place) for place in range(count))
+    assert isinstance(packed, torch.Tensor)
+    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
+
+
+def grouped(weight: torch.Tensor, bits: int, size: int = GROUP) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values from 0 on, zero points and scales [out, groups] of each group of ``size`` inputs."""
+    parts = weight.reshape(len(weight), -1, size)
+    low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+    scales = (high - low) / (2**bits - 1)
+    zeros = (-low / scales).round().clamp(0, 2**bits - 1)
+    values = ((parts / scales[..., None]).round() + zeros[..., None]).clamp(0, 2**bits - 1)
+    return values.flatten(1), zeros, scales
+
+
+def whole(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, size: int = GROUP) -> torch.Tensor:
+    parts = values.reshape(len(values), -1, size)
+    return ((parts - zeros[..., None]) * scales[..., None]).flatten(1)
+
+
+def fp8(weight: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values in 8 bits by scales that spread over the weight, and what they stand for."""
+    values = (weight / scales).to(torch.float8_e4m3fn)
+    return values, values.float() * scales
+
+
+def fp8_blocks(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    rows, columns = weight.shape
+    scales = torch.rand(-(-rows // 40), -(-columns // 24)) * 0.01 + 0.001
+    values, made = fp8(weight, torch.kron(scales, torch.ones(40, 24))[:rows, :columns])
+    return {"weight": values, "weight_scale_inv": scales}, made
+
+
+def fp8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    values, made = fp8(weight, scales)
+    return {"weight": values, "weight_scale": scales}, made
+
+
+def fp8_tensor(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scale = weight.abs().max() / 448
+    values, made = fp8(weight, scale)
+    return {"weight": values, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, made
+
+
+def int8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    values = (weight / scales).round()
+    return {"weight": values.to(torch.int8), "weight_scale": scales}, values * scales
+
+
+def packed(bits: int, *, symmetric: bool) -> Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]:
+    def make(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        values, zeros, scales = grouped(weight, bits)
+        zeros = torch.full_like(zeros, 2 ** (bits - 1)) if symmetric else zeros
+        kept = {
+            "weight_packed": words(values, bits),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not symmetric:
+            kept["weight_zero_point"] = words(zeros.t().contiguous(), bits).t().contiguous()
+        return kept, whole(values, zeros, scales)
+
+    return make
+
+
+def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    values, zeros, scales = grouped(weight, 4)
+    kept = {
+        "qweight": words(values.t(), 4, AWQ_PLACES),
+        "qzeros": words(zeros.t(), 4, AWQ_PLACES),
+        "scales": scales.t().contiguous(),
+    }
+    return kept, whole(values, zeros, scales)
+
+
+def gptq(bits: int, *, first_format: bool, ordered: bool) -> Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]:
+    def make(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        order = torch.randperm(weight.shape[1]) if ordered else torch.arange(weight.shape[1])
+        values, zeros, scales = grouped(weight[:, order], bits)
+        made, groups = torch.empty_like(weight), torch.empty(len(order), dtype=torch.int32)
+        made[:, order] = whole(values, zeros, scales)
+        groups[order] = torch.arange(len(order), dtype=torch.int32) // GROUP
+        unordered = torch.empty_like(values)
+        unordered[:, order] = values
+        stored = (zeros - 1) % 2**bits if first_format else zeros
+        kept = {
+            "qweight": words(unordered, bits).t().contiguous(),
+            "qzeros": words(stored.t().contiguous(), bits),
+            "scales": scales.t().contiguous(),
+            "g_idx": groups,
+        }
+        return kept, made
+
+    return make
+
+
+def bitsandbytes(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    largest = weight.abs().amax(1)
+    values = (weight * (127 / largest[:, None])).round()
+    kept = {"weight": values.to(torch.int8), "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return kept, values * (largest[:, None] / 127)
+
+
+def compressed(kept: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "format": kept}
+    return {"quant_method": "compressed-tensors", "format": kept, "config_groups": {"group_0": group}}
+
+
+KINDS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]]] = {
+    "fp8 blocks": ({"quant_method": "fp8", "weight_block_size": [40, 24]}, fp8_blocks),
+    "fp8 tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, fp8_tensor),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, fp8_channels),
+    "compressed fp8": (compressed("float-quantized", num_bits=8, type="float", strategy="channel"), fp8_channels),
+    "compressed int8": (compressed("int-quantized", num_bits=8, type="int", strategy="channel"), int8_channels),
+    "compressed int4": (compressed("pack-quantized", num_bits=4, symmetric=True), packed(4, symmetric=True)),
+    "compressed int4 zeros": (compressed("pack-quantized", num_bits=4), packed(4, symmetric=False)),
+    "compressed packed int8": (compressed("pack-quantized", num_bits=8), packed(8, symmetric=False)),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": GROUP}, awq),
+    "gptq": ({"quant_method": "gptq", "bits": 4}, gptq(4, first_format=True, ordered=False)),
+    "gptq ordered 8": (
+        {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"},
+        gptq(8, first_format=False, ordered=True),
+    ),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes),
+}
+
+
+def quantized(kind: str, plain: Path, folder: Path) -> tuple[Path, Path]:
+    """A quantized copy of a checkpoint, and a plain one of the same weights."""
+    said, make = KINDS[kind]
+    torch.manual_seed(3)
+    kept: Tensors = {}
+    made: Tensors = {}
+    for name, weight in load_file(plain / "model.safetensors").items():
+        if ".layers." not in name or weight.dim() != 2:
+            kept[name] = made[name] = weight
+            continue
+        parts, made[name] = make(weight)
+        kept |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+    for name, tensors in (("quantized", kept), ("whole", made)):
+        shutil.copytree(plain, folder / name)
+        save_file(
+            {key: tensor.contiguous() for key, tensor in tensors.items()},
+            folder / name / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+    path = folder / "quantized" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": said}))
+    return folder / "quantized", folder / "whole"
+
+
+def tokens(folder: Path) -> list[int]:
+    config = EngineConfig(model=str(folder), pp_size=2, device="cpu")
+    stages = ChainedStages(config, limits_for(config), lean=False)
+    return stages.generate(0, range(3, 33), 6, chunk=30, spec=SamplingSpec(seed=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_checkpoint_says_what_its_dequantized_copy_says(
+    kind: str, checkpoint_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kept, made = quantized(kind, checkpoint_of("qwen3"), tmp_path)
+    assert tokens(kept) == tokens(made)
+    # The files are in fp32, and what was quantized is counted in 16 bits.
+    assert weight_bytes(made) * 0.45 < weight_bytes(kept) < weight_bytes(made) * 1.1
+
+
+def test_experts_are_made_whole_before_they_are_fused(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+    kept, made = quantized("fbgemm", checkpoint_of("qwen3_moe"), tmp_path)
+    assert tokens(kept) == tokens(made)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"quant_method": "mxfp4"}, "quant_method='mxfp4': weights of this kind are not served; served are .* fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo='NVFP4'"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "load_in_8bit=False, not True"),
+        ({"quant_method": "gptq", "bits": 3}, "bits=3, not 2 or 4 or 8"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
+        ({"quant_method": "awq", "version": "gemv"}, "version='gemv', not 'gemm'"),
+        (compressed("nvfp4-pack-quantized", num_bits=4), "format='nvfp4-pack-quantized'"),
+        (compressed("pack-quantized", num_bits=2), "num_bits=2"),
+        (compressed("dense") | {"transform_config": {"config_groups": {"r": {}}}}, "transform_config, rotations"),
+        (compressed("dense") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format='sparse"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 1]}, r"cannot be read: .* got \[0, 1\]"),
+        ({"quant_method": "compressed-tensors", "config_groups": 3}, "cannot be read"),
+        ({"bits": 4}, "quant_method=None"),
+        ("fp8", "must be an object, got 'fp8'"),
+    ],
+)
+def test_a_scheme_that_is_not_served_is_refused_by_name(said: object, text: str) -> None:
+    for described in ({"quantization_config": said}, {"text_config": {"compression_config": said}}):
+        with pytest.raises(CheckpointError, match=f"config.json .*{text}"):
+            quantization_of(described, Path("config.json"))
+
+
+def test_a_scheme_is_refused_before_a_weight_is_looked_for(
+    checkpoint_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copy(checkpoint_of("qwen3") / "config.json", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "hqq"}}))
+    with pytest.raises(CheckpointError, match="quant_method='hqq'"):
+        require_files(EngineConfig(model=str(tmp_path)))
+
+
+def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    for model in (tmp_path, file):
+        with pytest.raises(CheckpointError, match="GGUF"):
+            require_files(EngineConfig(model=str(model)))
+
+
+def _spoiled(checkpoint: Path, folder: Path, **tensors: torch.Tensor | None) -> Path:
+    """A copy with some tensors changed, added, or taken away (None); ``__`` stands for a dot."""
+    shutil.copytree(checkpoint, folder)
+    kept: dict[str, Any] = load_file(folder / "model.safetensors")
+    kept |= {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    plain = {name: tensor for name, tensor in kept.items() if tensor is not None}
+    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+DOWN = "model__layers__3__mlp__down_proj__"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        (
+            {DOWN + "weight_scale_inv": torch.ones(1, 1)},
+            r"Qwen3ForCausalLM has no place for model\.layers\.3.*scale_inv",
+        ),
+        ({"model__layers__5__mlp__down_proj__weight": torch.ones(1)}, r"no place for model\.layers\.5\."),
+        ({DOWN + "weight": torch.zeros(64, 96, dtype=torch.int8)}, "down_proj.weight must be kept as .* keeps I8"),
+    ],
+)
+def test_a_weight_without_a_place_is_refused_on_every_stage(
+    tensors: Tensors, text: str, checkpoint_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = _spoiled(checkpoint_of("qwen3"), tmp_path / "spoiled", **tensors)
+    with pytest.raises(CheckpointError, match=text):
+        tokens(folder)
+
+
+def test_what_a_model_computes_itself_may_be_kept(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+    old = {"model__layers__1__self_attn__rotary_emb__inv_freq": torch.ones(8)}
+    folder = _spoiled(checkpoint_of("qwen3"), tmp_path / "old", **old)
+    assert tokens(folder) == tokens(checkpoint_of("qwen3"))
+
+
+def test_scales_that_do_not_fit_are_refused(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+    kept, _ = quantized("fp8 blocks", checkpoint_of("qwen3"), tmp_path)
+    folder = _spoiled(kept, tmp_path / "spoiled", **{DOWN + "weight_scale_inv": torch.ones(3, 3)})
+    with pytest.raises(
+        CheckpointError, match=r"weight model\.layers\.3\.mlp\.down_proj\.weight must fit .*scales of shape"
+    ):
+        tokens(folder)
+
+
+def test_a_buffer_that_a_checkpoint_keeps_is_used(tmp_path: Path) -> None:
+    """A router's correction is no parameter, but trained: without it other experts are chosen."""
+    sizes = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.Glm4MoeConfig(**SHAPE, **sizes))
+    for layer in model.model.layers[1:]:
+        layer.mlp.gate.e_score_correction_bias[:] = torch.arange(8.0)
+    model.save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), device="cpu")
+    (runner,) = ChainedStages(config, limits_for(config), lean=False).runners
+    found = [buffer for name, buffer in runner.model._model.named_buffers() if "correction" in name]
+    assert len(found) == 4
+    assert all(torch.equal(buffer, torch.arange(8.0)) for buffer in found)
