@@ -81,6 +81,7 @@ def require_files(config: EngineConfig) -> None:
     if embedded_seed(config.model, config.seed) is not None:
         return
     folder = resolve_folder(config)
+    _require_config(folder)
     read_quantization(folder)
     _require_weights(folder)
     require_tokenizer(folder)
@@ -133,7 +134,7 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
 
 def read_quantization(folder: Path) -> Quantization | None:
     """How the folder's weights are quantized, None where they are plain. Raises CheckpointError when unservable."""
-    path = _require_config(folder)
+    path = folder / "config.json"
     return quantization_of(_read_json(path), path)
 
 
