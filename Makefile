@@ -8,10 +8,12 @@ GPU ?=
 RECORDED_S ?= 600
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+SGLANG_VENV ?= .venv-sglang
+SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs lint types unit load registered soak attack odd recorded ray vllm bench gpu serve clean
+.PHONY: help install demo test docs lint types unit load registered soak attack odd recorded ray sglang vllm bench gpu serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
@@ -65,6 +67,9 @@ ray: $(INSTALLED) ## what Ray places, on local clusters: stages, whole engines, 
 	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error -- --placement ray --tier server
 	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60
 
+sglang: $(SGLANG_INSTALLED) ## SGLang's own scheduler under the search, in an environment of its own, .venv-sglang
+	$(SGLANG_VENV)/bin/python -m ci suite --hw cpu --suite sglang-cpu --continue-on-error
+
 vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environment of its own, .venv-vllm
 	$(VLLM_VENV)/bin/python -m ci suite --hw cpu --suite vllm-cpu --continue-on-error
 
@@ -82,7 +87,7 @@ serve: $(INSTALLED) ## an engine on http://127.0.0.1:30000; SERVE="--pp-size 4" 
 	$(BIN)/engine serve $(SERVE)
 
 clean: ## remove .venv, caches and results
-	rm -rf $(VENV) $(VLLM_VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # BIN, and what goes there: uv installs in a fifth of pip's time. It reads none of pip's files, so where only these say how packages
@@ -105,6 +110,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d; set PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(call get,$(BIN),$(TESTED))
+	@touch $@
+
+# SGLang states 80 packages, most of them for graphics cards: it comes without them, and with those that its scheduler
+# imports.
+$(SGLANG_INSTALLED): pyproject.toml constraints.txt scripted/adapters/sglang/requirements.txt
+	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[serve,sglang]'
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement scripted/adapters/sglang/requirements.txt
 	@touch $@
 
 # vLLM states its own versions. It brings libraries for pictures and sound that its scheduler does not need, and that a

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
 
 ADAPTER_OPTION = typer.Option(
-    metavar="ADAPTER", help="the scheduler: lockstep, transformers, vllm, FILE.py with an ADAPTER, or MODULE:NAME"
+    metavar="ADAPTER", help="a scheduler: lockstep, sglang, transformers, vllm, FILE.py with an ADAPTER, or MODULE:NAME"
 )
 
 _PLAIN_WIDTH_COLUMNS = 160

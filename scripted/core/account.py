@@ -25,11 +25,11 @@ class Message(Protocol):
 class Life:
     """One request. ``computed`` is the position that comes next; None when it must begin anew, maybe after a hit.
 
-    ``end`` is its finish reason, or ``refused``; None while it lives. ``aborted``: its client gave it up. ``failed``:
-    a batch of it did.
+    ``end`` is its finish reason, or ``refused``; None while it lives. ``aborted``: its client gave it up; since then it
+    was launched ``late`` times. ``failed``: a batch of it did.
     """
 
-    __slots__ = ("aborted", "computed", "end", "failed", "launched", "message", "said")
+    __slots__ = ("aborted", "computed", "end", "failed", "late", "launched", "message", "said")
 
     def __init__(self, message: Any) -> None:
         self.message = message
@@ -38,6 +38,7 @@ class Life:
         self.launched = False
         self.end: str | None = None
         self.aborted = False
+        self.late = 0
         self.failed = False
 
     @property
@@ -54,11 +55,13 @@ class Account:
     """All requests and calls of one run, in the order in which they arrived. ``calls`` are the answers by id.
 
     With ``context_tokens`` what a request says is compared with what it says alone. Without, the adapter compares it,
-    and judges ends that are not of its own, an abort's or an error's.
+    and judges ends that are not of its own, an abort's or an error's. ``late_launches`` of a request are right after
+    its abort.
     """
 
-    def __init__(self, context_tokens: int | None = None) -> None:
+    def __init__(self, context_tokens: int | None = None, late_launches: int = 0) -> None:
         self._context_tokens = context_tokens
+        self._late_launches = late_launches
         self.lives: list[Life] = []
         self.live: dict[str, Life] = {}
         self.calls: dict[str, Any] = {}
@@ -197,7 +200,10 @@ class Account:
             what = "has ended" if any(one.message.rid == rid for one in self.lives) else "never arrived"
             raise Violation(f"{rid} is launched, but {what}")
         if life.aborted:
-            raise Violation(f"{rid} is launched, but it was aborted")
+            life.late += 1
+            if life.late > self._late_launches:
+                again = f" {life.late - 1} launches ago" if self._late_launches else ""
+                raise Violation(f"{rid} is launched, but it was aborted{again}")
         if count < 1 or start < 0:
             raise Violation(f"{rid} computes {count} positions from {start} on")
         if life.computed is not None and start != life.computed:

@@ -38,7 +38,8 @@ _SET: Final = object.__setattr__
 class Copier:
     """How the objects of one kind of machine are copied; what it has learned of a class serves all later copies.
 
-    ``shared`` are further classes whose objects never change, or may be shared although they do. ``rebuilt`` are
+    ``shared`` are further classes whose objects never change, or may be shared although they do. ``copied`` are classes
+    whose objects hold nothing that the copier can see, each with what copies one, such as a tensor. ``rebuilt`` are
     classes of shells that cannot be filled later: the objects in one, and what makes a new one of the old and them.
     ``uniform`` promises that the items of a list or of a long tuple are alike: if the last cannot change, none can.
     """
@@ -47,6 +48,7 @@ class Copier:
         self,
         *,
         shared: Iterable[type] = (),
+        copied: Mapping[type, _Shell] | None = None,
         rebuilt: Mapping[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any, list[Any]], Any]]] | None = None,
         uniform: bool = False,
     ) -> None:
@@ -56,6 +58,8 @@ class Copier:
         )
         self.shared = tuple(shared)
         self._shared = (*_SHARED, *self.shared)
+        for kind, shell in (copied or {}).items():
+            self.planners[kind] = _copying(shell)
         for kind, (items_of, build) in (rebuilt or {}).items():
             self.planners[kind] = _rebuilding(items_of, build)
 
@@ -275,9 +279,9 @@ class _CopyList:
                 self._attributes.append((place, name, into))
         return place
 
-    def add_opaque(self, value: Any) -> int:
+    def add_opaque(self, value: Any, shell: _Shell = copy.copy) -> int:
         """What has neither attributes nor slots, and is no container: an iterator, an array. It knows how to copy."""
-        return self._append(value, copy.copy, value)
+        return self._append(value, shell, value)
 
     def add_instance(self, value: Any, names: tuple[str, ...]) -> int:
         place = self._append(value, _nothing, value)
@@ -369,6 +373,10 @@ def _build_builtin(name: str, items: list[Any]) -> Any:
 
 def _build_method(what: Callable[..., Any], items: list[Any]) -> types.MethodType:
     return types.MethodType(what, items[0])
+
+
+def _copying(shell: _Shell) -> Callable[[_CopyList, Any], int]:
+    return lambda plan, value: plan.add_opaque(value, shell)
 
 
 def _rebuilding(

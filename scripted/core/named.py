@@ -17,6 +17,7 @@ from scripted.core.refusals import ScriptDefinitionError
 OWN: Final = "lockstep"
 BUILT_IN: Final = {
     OWN: "scripted.adapters.lockstep.adapter",
+    "sglang": "scripted.adapters.sglang",
     "transformers": "scripted.adapters.transformers",
     "vllm": "scripted.adapters.vllm",
 }

@@ -42,13 +42,19 @@ class Oracle:
     ``at_end(machine)`` after ``Adapter.finale``.
 
     ``depth`` batches may be in flight, each of ``batch_requests`` and ``batch_tokens`` at most. ``paused`` is the mode
-    in which generation is paused. ``context_tokens`` are the account's.
+    in which generation is paused. ``context_tokens`` and ``late_launches`` are the account's.
     """
 
     def __init__(
-        self, *, depth: int, batch_requests: int, batch_tokens: int, context_tokens: int | None = None
+        self,
+        *,
+        depth: int,
+        batch_requests: int,
+        batch_tokens: int,
+        context_tokens: int | None = None,
+        late_launches: int = 0,
     ) -> None:
-        self.account = Account(context_tokens)
+        self.account = Account(context_tokens, late_launches)
         self.paused: Pausing | None = None
         self._depth = depth
         self._batch_requests = batch_requests

@@ -42,6 +42,7 @@ class SdkOracle(Oracle):
             batch_requests=limits.batch_requests,
             batch_tokens=limits.batch_tokens,
             context_tokens=limits.context_tokens,
+            late_launches=can.late_launches,
         )
         self._limits = limits
         self._can = can

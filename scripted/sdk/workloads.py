@@ -22,13 +22,19 @@ def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
             _start("b", size, seed=1, new=8),
             _start("c", long, seed=2, step=4),
         ),
-        "many": [_start(f"r{i}", size - 1 + i % 3, seed=i, new=1 + i % 4, step=1 + i // 2) for i in range(6)],
+        "many": [_start(f"r{i}", max(1, size - 1 + i % 3), seed=i, new=1 + i % 4, step=1 + i // 2) for i in range(6)],
         "late-results": (
             _start("a", size + 1, new=3),
             "2 hold",
             _start("b", size + 1, step=3),
             "8 release count=1",
             "10 release",
+        ),
+        # Each name begins like another one: what is done to one request is done to no other.
+        "prefixed-names": (
+            _start("a", size + 1, new=6),
+            _start("ab", size + 1, seed=1, new=6),
+            _start("abc", size, seed=2, new=4, step=2),
         ),
         "stops": [_start(f"s{i}", size, seed=i, new=6, stop=33 + 20 * i) for i in range(5)],
         **_aborts(size, long),

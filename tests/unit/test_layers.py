@@ -72,6 +72,7 @@ ROOMS = (
     "scripted.sdk",
     "scripted.replay",
     "scripted.adapters",
+    "scripted.adapters.sglang",
     "scripted.adapters.transformers",
     "scripted.adapters.vllm",
     "scripted.adapters.lockstep.workloads",
@@ -150,7 +151,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 # Adapters of others' schedulers, each one room.
-FOREIGN = ("scripted.adapters.transformers", "scripted.adapters.vllm")
+FOREIGN = ("scripted.adapters.sglang", "scripted.adapters.transformers", "scripted.adapters.vllm")
 
 
 def room_of(module: str) -> str:

@@ -228,7 +228,7 @@ def test_a_closed_pull_request_is_refused(fake: FakeGitHub, tree: SampleTree) ->
         ("/rerun-group ../..", "without .."),
         (
             "/rerun-stage base-cpp",
-            "suites: base-cpu, extra-cpu, nightly-cpu, ray-cpu, vllm-cpu; stages: base-a, base-b, extra-b",
+            "suites: base-cpu, extra-cpu, nightly-cpu, ray-cpu, sglang-cpu, vllm-cpu; stages: base-a, base-b, extra-b",
         ),
         ("/rerun-stage extra-b", "no stage with a runner"),
         ("/rerun-stage vllm-cpu", "`vllm-cpu` has an environment of its own; run it with `make vllm`"),

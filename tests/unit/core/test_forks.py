@@ -156,6 +156,30 @@ def test_functions_that_remember_the_machine_remember_the_copy() -> None:
     assert first.rng.random() == second.rng.random() == original.rng.random()
 
 
+class Opaque:
+    """What it holds is out of sight, as a tensor's numbers are."""
+
+    def __init__(self, items: list[int]) -> None:
+        HIDDEN[id(self)] = items
+
+    def clone(self) -> Opaque:
+        return Opaque([*HIDDEN[id(self)]])
+
+
+HIDDEN: dict[int, list[int]] = {}
+
+
+def test_a_class_is_copied_as_the_copier_was_told() -> None:
+    whole = types.SimpleNamespace(one=Opaque([1]))
+    whole.same = whole.one
+    frozen = Frozen(whole, Copier(copied={Opaque: Opaque.clone}))
+    HIDDEN[id(whole.one)].append(2)
+    first, second = frozen.thaw(), frozen.thaw()
+    assert first.one is first.same is not second.one
+    HIDDEN[id(first.one)].append(3)
+    assert HIDDEN[id(second.one)] == [1]
+
+
 def test_what_cannot_be_copied_is_named() -> None:
     """D02: by its class, with the remedy."""
     original = Remembers()

@@ -440,6 +440,16 @@ def test_an_aborted_request_ends_at_once_where_aborts_are_not_answered() -> None
         run.step(replies=(told("a", end="abort"),))
 
 
+def test_an_aborted_request_is_launched_as_often_as_is_declared() -> None:
+    run = PlannedRun(late_launches=1)
+    run.add("a")
+    run.launch("a", 0, 4, 0)
+    run.abort("a")
+    run.launch("a", 4, 2, 0, 1)
+    with refused("a is launched, but it was aborted 1 launches ago"):
+        run.launch("a", 6, 1, 0, 1)
+
+
 # -- pauses --
 
 

@@ -224,7 +224,7 @@ def script(t):
         ({"adapter": MENDED, "blocks": "many"}, "a setting of .* cannot be read"),
         ({"adapter": "lockstep"}, "for the engine write @scripted"),
         ({"adapter": 5}, "adapter is the name of another scheduler"),
-        ({"adapter": "lockstepp"}, "an adapter is lockstep, transformers, vllm, a file"),
+        ({"adapter": "lockstepp"}, "an adapter is lockstep, sglang, transformers, vllm, a file"),
         ({"adapter": MENDED, "tiers": ("server",)}, "runs in the sim tier, .*; leave out tiers"),
         ({"adapter": MENDED, "oracle": False}, "its judge checks every token; leave out oracle"),
         ({"adapter": MENDED, "must_reach": "window"}, "write must_reach="),

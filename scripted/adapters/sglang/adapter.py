@@ -1,0 +1,113 @@
+"""SGLang's scheduler as an adapter of the search: what it declares and how it is copied."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from sglang.srt.beam_search.coordinator import BeamCoordinator
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.constrained.grammar_manager import GrammarManager
+from sglang.srt.distributed.parallel_state import GroupCoordinator
+from sglang.srt.managers.scheduler_components.dp_attn import SchedulerDPAttnAdapter
+from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
+from sglang.srt.managers.scheduler_components.load_publisher import SchedulerLoadPublisher
+from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
+from sglang.srt.managers.scheduler_components.profiler_manager import SchedulerProfilerManager
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.mem_cache.memory_pool import KVCache
+from sglang.srt.runtime_context import RuntimeContext
+from sglang.srt.server_args import ServerArgs
+from torch.distributed import ProcessGroup
+
+from scripted.adapters.sglang.config import Settings
+from scripted.adapters.sglang.machine import PAUSE_MODES, SglangMachine
+from scripted.adapters.sglang.workloads import WORKLOADS
+from scripted.core.forks import Frozen
+from scripted.core.mutant import read_mutants
+from scripted.core.states import UnreadableState
+from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
+
+MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
+# Nothing of these changes after the scheduler is made, or it only counts and publishes what happened.
+_SHARED: Final = (
+    *(ServerArgs, ModelConfig, RuntimeContext, GroupCoordinator, ProcessGroup, TpModelWorker, KVCache),
+    *(torch.dtype, torch.device, torch.cpu.Stream, torch.cpu.StreamContext),
+    *(SchedulerMetricsReporter, SchedulerKvEventsPublisher, SchedulerLoadPublisher, SchedulerProfilerManager),
+    *(SchedulerWeightUpdaterManager, SchedulerDPAttnAdapter, GrammarManager, BeamCoordinator),
+)
+
+
+def _reference_to(_: weakref.ref[Any], items: list[Any]) -> weakref.ref[Any]:
+    return weakref.ref(items[0])
+
+
+COPIER: Final = Copier(
+    shared=_SHARED,
+    copied={torch.Tensor: torch.Tensor.clone},
+    rebuilt={weakref.ref: (lambda reference: [reference()], _reference_to)},
+    uniform=True,
+)
+
+
+@functools.lru_cache(maxsize=256)
+def _first(settings: Settings) -> Frozen[SglangMachine]:
+    """To make one costs a hundred times as much as to copy it."""
+    return Frozen(SglangMachine(settings), COPIER)
+
+
+def _machine(settings: Settings) -> SglangMachine:
+    return _first(settings).thaw()
+
+
+def _limits(settings: Settings) -> Limits:
+    # Of the context one token is kept back, and of a prompt with its output another one.
+    room = min(settings.context_length, settings.max_total_tokens // settings.page_size * settings.page_size) - 2
+    return Limits(
+        block_size=settings.page_size,
+        blocks=settings.max_total_tokens // settings.page_size,
+        batch_tokens=settings.chunked_prefill_size + settings.max_running_requests,
+        batch_requests=settings.max_running_requests,
+        context_tokens=room,
+        depth=settings.depth,
+    )
+
+
+def _capabilities(settings: Settings) -> Capabilities:
+    return Capabilities(
+        flush=True,
+        pause_modes=PAUSE_MODES,
+        preemption=True,
+        priority=settings.enable_priority_scheduling,
+        # An abort of a request that runs is carried out with its next result.
+        late_launches=settings.depth,
+    )
+
+
+class SglangAdapter(SchedulerAdapter):
+    """An adapter of the SDK whose machine does not say what it consists of."""
+
+    def digests(self, run: Any) -> Iterator[bytes]:
+        """Nobody sees what is in a tensor, and each request knows when it came."""
+        del run
+        raise UnreadableState("a scheduler of SGLang holds tensors and times")
+
+
+ADAPTER: Final = SglangAdapter(
+    "sglang",
+    config=Settings,
+    machine=_machine,
+    limits=_limits,
+    can=_capabilities,
+    # What a batch was made of is kept with it until the next one, and the last one is never given up. Of pauses the
+    # last thousand are kept; the tree of the policy lpm is made anew when it is needed.
+    may_grow=("running_batch.", "_pause_intervals", "waiting_queue_radix_tree"),
+    workloads=WORKLOADS,
+    mutants=MUTANTS,
+    copier=COPIER,
+)

@@ -1,0 +1,133 @@
+"""The settings of the machine, and a new scheduler of them: SGLang's own, with no model behind it.
+
+The constructor is SGLang's. It runs on the CPU and loads a random Llama of one layer. After the first one of a process,
+which makes its process groups, it is done in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+from unittest import mock
+
+import msgspec
+from sglang.srt import runtime_context
+from sglang.srt.distributed import bootstrap
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.platforms import current_platform
+from sglang.srt.server_args import PortArgs, ServerArgs
+
+Policy = Literal["fcfs", "lpm", "lof", "dfs-weight"]
+
+# The end of sequence is a token that nobody says.
+_MODEL: Final = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "num_hidden_layers": 1,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 255,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+# What makes a server of it that needs no graphics card, no tokenizer and no weights.
+_ARGUMENTS: Final = {
+    "device": "cpu",
+    "load_format": "dummy",
+    "dtype": "float32",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "skip_tokenizer_init": True,
+    "disable_cuda_graph": True,
+    "watchdog_timeout": 1e9,
+    "random_seed": 0,
+}
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Arguments of SGLang's server that change how requests are scheduled, by their names. Sizes are in tokens."""
+
+    page_size: int = 1
+    max_total_tokens: int = 40
+    chunked_prefill_size: int = 8
+    max_running_requests: int = 4
+    context_length: int = 40
+    disable_overlap_schedule: bool = False
+    disable_radix_cache: bool = False
+    enable_mixed_chunk: bool = False
+    schedule_policy: Policy = "fcfs"
+    schedule_conservativeness: float = 1.0
+    enable_priority_scheduling: bool = False
+    # Requests have the names that clients gave them, as SGLang takes them; else none begins like another.
+    client_rids: bool = True
+
+    def __post_init__(self) -> None:
+        if self.chunked_prefill_size < self.page_size:
+            raise ValueError(
+                f"chunked_prefill_size is at least page_size ({self.page_size}), got {self.chunked_prefill_size}"
+            )
+        if self.max_total_tokens < 4 * self.page_size:
+            raise ValueError(f"max_total_tokens is at least 4 pages of {self.page_size}, got {self.max_total_tokens}")
+        if self.context_length < 16:
+            raise ValueError(f"context_length is at least 16, got {self.context_length}")
+
+    @property
+    def depth(self) -> int:
+        """Batches in flight: with the overlap schedule one is planned while another is computed."""
+        return 1 if self.disable_overlap_schedule else 2
+
+
+_OWN: Final = ("client_rids",)
+# A flush ends with a collection of all garbage, which costs a hundred times as much as all the rest of it.
+current_platform.empty_cache = lambda: None
+_groups: dict[str, Any] = {}
+
+
+@functools.cache
+def _model_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder with the configuration of the model; it goes with the process."""
+    folder = tempfile.TemporaryDirectory(prefix="scripted-sglang-")
+    (Path(folder.name) / "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
+    return folder
+
+
+@contextlib.contextmanager
+def _groups_of_the_process() -> Iterator[None]:
+    """Process groups are made for the first scheduler; the others are told them."""
+    if not _groups:
+        yield
+        _groups.update(runtime_context.get_parallel()._stamp)  # noqa: SLF001 - where SGLang keeps them
+        return
+
+    def known(**_: Any) -> None:
+        runtime_context.get_parallel()._stamp.update(_groups)  # noqa: SLF001 - as above
+
+    with mock.patch.object(bootstrap, "init_parallel_runtime", known):
+        yield
+
+
+def new_scheduler(settings: Settings) -> tuple[runtime_context.RuntimeContext, Scheduler]:
+    """SGLang's scheduler of these settings, with the context that it has to be used in."""
+    values = {name: value for name, value in msgspec.structs.asdict(settings).items() if name not in _OWN}
+    # A collection of all garbage costs more than the rest of a scheduler, and there is nothing that it could free.
+    with mock.patch("gc.collect", return_value=0):
+        args = ServerArgs(model_path=_model_folder().name, **_ARGUMENTS, **values)
+        ports = PortArgs.init_new(args)
+        context = runtime_context.create_context(
+            args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
+        )
+        with runtime_context.use_context(context), _groups_of_the_process():
+            scheduler = Scheduler(args, ports)
+    return context, scheduler

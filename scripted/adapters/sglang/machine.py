@@ -1,0 +1,473 @@
+"""SGLang's scheduler as a machine of the search: its own methods in the order of its own event loops.
+
+A loop is cut where it waits: for the result of a batch, and for messages. Only the worker's forward pass is simulated.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    BatchTokenIDOutput,
+    ContinueGenerationReqInput,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    PauseGenerationReqInput,
+    TokenizedGenerateReqInput,
+)
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import use_context
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from scripted.adapters.sglang.config import Settings, new_scheduler
+from scripted.sdk import (
+    Abort,
+    Add,
+    Answer,
+    Batch,
+    BatchResult,
+    FlushCache,
+    Pause,
+    PauseMode,
+    Refused,
+    Resume,
+    Share,
+    Stepped,
+    Tokens,
+    Violation,
+)
+from scripted.sdk.messages import Event, Reply
+
+_IN_PLACE: Final = PauseMode(name="in_place")
+_RETRACT: Final = PauseMode(name="retract")
+_ABORT: Final = PauseMode(name="abort", stops_running=False, aborts=True)
+# Those of /pause_generation. The last one is carried out by the front end, with an abort of everything.
+PAUSE_MODES: Final = (_IN_PLACE, _RETRACT, _ABORT)
+
+# No token has such an id: it stands for one that a batch in flight will choose.
+_FIRST_HANDLE: Final = 1_000_000
+# A turn of the loop without a batch may be followed by one with a batch; after so many in a row none comes by itself.
+_EMPTY_TURNS: Final = 3
+_MOST_ROWS: Final = 64
+_NOTHING: Final = 0
+_END: Final = "#"
+
+
+class _Wait(Enum):
+    """Where a turn of the loop stands: it is over, or needs a result before or after the launch."""
+
+    NOTHING = "nothing"
+    BEFORE_LAUNCH = "before"
+    AFTER_LAUNCH = "after"
+
+
+_FOR_NOTHING, _BEFORE_LAUNCH, _AFTER_LAUNCH = _Wait
+
+
+class _Receiver:
+    """In place of the sockets that bring messages: they are put into the scheduler's own list instead."""
+
+    def recv_requests(self, local_reqs: Sequence[Any] = ()) -> list[Any]:
+        return list(local_reqs)
+
+
+class _Sender:
+    """In place of the sockets to the front end; ``flushed`` is its last answer to a flush."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.flushed = False
+
+    def send_output(self, output: Any, recv_obj: Any = None) -> None:
+        del recv_obj
+        self.sent.append(output)
+
+
+class _KeepsNothing(list[Any]):
+    """In place of what keeps tensors alive for a graphics card."""
+
+    def __setitem__(self, *_: Any) -> None: ...
+
+
+class _Dispatcher:
+    """In place of the table of all messages, each with its handler: the handlers of those that are given here."""
+
+    def __init__(self, scheduler: Any, table: Mapping[type, Any]) -> None:
+        self._scheduler = scheduler
+        self._handlers = {}
+        for kind in (AbortReq, ContinueGenerationReqInput, PauseGenerationReqInput, TokenizedGenerateReqInput):
+            assert table[kind].__self__ is scheduler, f"{kind.__name__} is handled by the scheduler"
+            self._handlers[kind] = table[kind].__name__
+
+    def __call__(self, message: Any) -> Any:
+        if isinstance(message, FlushCacheReqInput):
+            return self._scheduler.flush_wrapper.handle(message)
+        return getattr(self._scheduler, self._handlers[type(message)])(message)
+
+
+class _Worker:
+    """In place of the worker: a forward pass chooses handles, which become tokens when the result is there."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self.launched = 0
+        self.shares: tuple[Share, ...] = ()
+        # Of each request: the handle of the token that was chosen last, and the token, once its result is there.
+        self.chosen: dict[str, tuple[int, int | None]] = {}
+
+    def forward_batch_generation(self, batch: Any, **_: Any) -> GenerationBatchResult:
+        self.launched += 1
+        self.shares = tuple(self._shares_of(batch))
+        first = _FIRST_HANDLE + _MOST_ROWS * self.launched
+        handles = range(first, first + len(batch.reqs))
+        for req, handle in zip(batch.reqs, handles, strict=True):
+            self.chosen[req.rid] = handle, None
+        return GenerationBatchResult(
+            logits_output=None,
+            next_token_ids=torch.tensor(handles, dtype=torch.int64),
+            can_run_cuda_graph=False,
+        )
+
+    def know(self, handles: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
+        """The result of a batch is there; a row that comes to no end of its request samples what nobody looks at."""
+        known = dict(zip(handles.tolist(), [ids[0] if ids else _NOTHING for ids in tokens], strict=True))
+        handles.copy_(torch.tensor(list(known.values())))
+        for rid, (handle, _) in self.chosen.items():
+            if handle in known:
+                self.chosen[rid] = handle, known[handle]
+
+    def _shares_of(self, batch: Any) -> Iterator[Share]:
+        """What a forward pass reads: rows of the table, where they are written, and the tokens that go in."""
+        ends, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
+        counts = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(ends)
+        ids, written = batch.input_ids.tolist(), batch.out_cache_loc.tolist()
+        if not len(batch.reqs) == len(rows) == len(ends) == len(counts) or not sum(counts) == len(ids) == len(written):
+            raise Violation(
+                f"a batch has {len(batch.reqs)} requests, {len(rows)} rows, {len(ends)} lengths, {len(counts)} counts "
+                f"of {sum(counts)} tokens together, {len(ids)} tokens and {len(written)} places to write"
+            )
+        at = 0
+        for req, row, end, count in zip(batch.reqs, rows, ends, counts, strict=True):
+            start, size = end - count, self._page_size
+            is_decode = batch.forward_mode.is_decode() or any(req is one for one in batch.decoding_reqs or ())
+            table = batch.req_to_token_pool.req_to_token[row, :end].tolist()
+            if table[start:] != written[at : at + count]:
+                raise Violation(
+                    f"{req.rid} is written to the slots {written[at : at + count]}, and its table has {table[start:]}"
+                )
+            pages = [slot // size for slot in table[::size]]
+            if any(slot != pages[place // size] * size + place % size for place, slot in enumerate(table)):
+                raise Violation(f"{req.rid} has a table whose slots do not follow one another in its pages: {table}")
+            yield Share(
+                rid=rid_of(req.rid),
+                start=start,
+                count=count,
+                block_ids=tuple(pages),
+                known_tokens=None if is_decode else len(req.origin_input_ids) + len(req.output_ids),
+                token_ids=tuple([self._token(req, token) for token in ids[at : at + count]]),
+            )
+            at += count
+
+    def _token(self, req: Any, token: int) -> int:
+        """A handle goes in where the last token of the request is to; -1 while nobody knows it."""
+        if token < _FIRST_HANDLE:
+            return token
+        handle, known = self.chosen.get(req.rid, (None, None))
+        if token != handle:
+            other = next((rid for rid, (one, _) in self.chosen.items() if one == token), "an earlier batch")
+            raise Violation(f"{req.rid} is fed the token that was chosen for {other}")
+        return -1 if known is None else known
+
+
+class SglangMachine:
+    """A new scheduler of these settings, stepped as ``event_loop_overlap`` or ``event_loop_normal`` does it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.depth = settings.depth
+        self._settings = settings
+        self._context, self.scheduler = new_scheduler(settings)
+        scheduler = self.scheduler
+        scheduler.enable_skip_finishing_decode = scheduler.enable_overlap
+        self._front = _Sender()
+        scheduler.ipc_channels.recv_from_tokenizer.context.destroy(linger=0)
+        scheduler.ipc_channels = SimpleNamespace(
+            recv_from_rpc=None, send_to_tokenizer=self._front, send_to_detokenizer=self._front
+        )
+        scheduler.output_streamer.send_to_detokenizer = self._front
+        scheduler.load_snapshot_writer = None
+        scheduler.request_receiver = _Receiver()
+        scheduler.recv_from_tokenizer = scheduler.watchdog = None
+        scheduler.batch_record_buf = _KeepsNothing([[], []])
+        table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - what it is made of
+        scheduler._request_dispatcher = _Dispatcher(scheduler, table)  # noqa: SLF001 - as above
+        self._worker = scheduler.model_worker = _Worker(settings.page_size)
+        # What the front end keeps: requests that are not over, those whose abort was sent, and during a pause its mode
+        # and the requests that it holds back.
+        self._alive: dict[str, Add] = {}
+        self._abort_sent: set[str] = set()
+        self._pause: str | None = None
+        self._held: list[Add] = []
+        # Messages that the loop has not taken, because it waits for a result.
+        self._inbox: deque[Event] = deque()
+        # Batches whose results are not back, with what the worker returned.
+        self._in_flight: deque[tuple[Batch, GenerationBatchResult]] = deque()
+        # Where the loop stands: the batch of this turn, whether it was launched, and whether the turn is over.
+        self._batch: Any = None
+        self._result: Any = None
+        self._waits = _FOR_NOTHING
+        self._retractions: dict[str, int] = {}
+        self._empty = 0
+        self._replies: list[Reply] = []
+
+    # -- what the search asks --
+
+    def step(self, events: Sequence[Event], now: float) -> Stepped:
+        """Take these events and do what the loop does up to its next launch or wait."""
+        del now
+        self._replies = []
+        for event in events:
+            self._empty = 0
+            if isinstance(event, BatchResult):
+                oldest, result = self._in_flight.popleft()
+                assert oldest.id == event.batch_id, f"results come in order: {oldest.id} before {event.batch_id}"
+                self._worker.know(result.next_token_ids, event.token_ids)
+            else:
+                self._inbox.append(event)
+        with use_context(self._context), torch.no_grad():
+            batch = self._turn()
+        preempted = self._preempted()
+        self._empty = 0 if batch is not None or preempted else self._empty + 1
+        return Stepped(
+            microbatch=batch,
+            replies=tuple(self._replies),
+            preempted=preempted,
+            again=(self._waits is _FOR_NOTHING or self._has_result())
+            and not self.is_idle
+            and self._empty < _EMPTY_TURNS,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """The scheduler says so, nothing is in flight, and the front end waits for nothing."""
+        with use_context(self._context):
+            idle: bool = self.scheduler.is_fully_idle()
+        return idle and not (self._in_flight or self._inbox or self._alive)
+
+    def counts(self) -> Mapping[str, int]:
+        """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
+        scheduler = self.scheduler
+        cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+        return {
+            "waiting": len(scheduler.waiting_queue),
+            "running": len(scheduler.running_batch.reqs),
+            "chunked": int(scheduler.chunked_req is not None),
+            "in_flight": len(self._in_flight),
+            "rows_free": len(scheduler.req_to_token_pool.free_slots),
+            "blocks_free": (allocator.available_size() + cache.evictable_size()) // self._settings.page_size,
+        }
+
+    # -- a turn of the loop --
+
+    def _turn(self) -> Batch | None:
+        """From the last wait to the next launch or wait. Where a result is waited for, it has to be there to go on."""
+        scheduler = self.scheduler
+        if self._waits is _AFTER_LAUNCH:
+            if not self._has_result():
+                return None
+            self._process()
+            self._end_turn()
+        if self._waits is _BEFORE_LAUNCH:
+            if not self._has_result():
+                return None
+            self._process()
+            return self._launch(is_processed=True)
+        if not self._ingest():
+            return None
+        if scheduler._engine_paused:  # noqa: SLF001 - as the loops ask it
+            return None
+        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        scheduler.running_batch = plan.running_batch
+        self._batch = scheduler.cur_batch_for_debug = plan.batch_to_run
+        if scheduler.enable_overlap and scheduler.is_disable_overlap_for_batch(
+            self._batch, last_batch=scheduler.last_batch
+        ):
+            self._waits = _BEFORE_LAUNCH
+            return self._turn()
+        return self._launch(is_processed=False)
+
+    def _launch(self, *, is_processed: bool) -> Batch | None:
+        """Launch what was planned, if anything was; then the turn waits for a result, or is over."""
+        scheduler, launched = self.scheduler, None
+        if self._batch:
+            self._result = scheduler.run_batch(self._batch)
+            launched = Batch(id=self._worker.launched, shares=self._worker.shares)
+            self._in_flight.append((launched, self._result))
+            if scheduler.enable_overlap:
+                scheduler.result_queue.append((self._batch.copy(), self._result))
+        else:
+            scheduler._sched_idled = True  # noqa: SLF001 - as the loops do it
+        awaited = scheduler.last_batch if scheduler.enable_overlap else self._batch
+        if awaited and not is_processed:
+            self._waits = _AFTER_LAUNCH
+        else:
+            if not self._batch and not scheduler.last_batch:
+                scheduler.on_idle()
+            self._end_turn()
+        return launched
+
+    def _end_turn(self) -> None:
+        self.scheduler.last_batch, self._batch, self._result = self._batch, None, None
+        self._waits = _FOR_NOTHING
+
+    def _has_result(self) -> bool:
+        """That of the batch which the loop looks at next."""
+        queued = self.scheduler.result_queue
+        return not self._in_flight if not self.scheduler.enable_overlap else len(queued) > len(self._in_flight)
+
+    def _process(self) -> None:
+        """A result is there: ``pop_and_process`` of the overlap loop, or the end of a turn of the other."""
+        scheduler = self.scheduler
+        batch, result = scheduler.result_queue.popleft() if scheduler.enable_overlap else (self._batch, self._result)
+        scheduler.process_batch_result(batch, result)
+        self._hear()
+
+    # -- messages --
+
+    def _ingest(self) -> bool:
+        """Take messages until there are no more; False when one of them waits for a result."""
+        scheduler = self.scheduler
+        if self._pause == _ABORT.name and self._alive:
+            # The front end says so until nothing is left.
+            self._say(AbortReq(abort_all=True))
+        while self._inbox:
+            event = self._inbox[0]
+            is_waiting = isinstance(event, Pause) and event.mode == _RETRACT.name and scheduler.enable_overlap
+            if is_waiting and scheduler.last_batch and not self._has_result():
+                return False
+            self._inbox.popleft()
+            self._take(event)
+        self._say()
+        return True
+
+    def _say(self, *messages: Any) -> None:
+        """Give messages to the scheduler, which takes them at once."""
+        self.scheduler._deferred_input_requests += messages  # noqa: SLF001 - where its own receiver puts them
+        self.scheduler.ingest_requests()
+        self._hear()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Add():
+                self._add(event)
+            case Abort():
+                self._abort(event.rid)
+            case FlushCache():
+                self._say(FlushCacheReqInput())
+                self._replies.append(Answer(call_id=event.call_id, ok=self._front.flushed))
+            case Pause():
+                self._pause = event.mode
+                if event.mode == _ABORT.name:
+                    self._say(AbortReq(abort_all=True))
+                else:
+                    self._say(PauseGenerationReqInput(mode=event.mode))
+                self._replies.append(Answer(call_id=event.call_id, ok=True))
+            case Resume():
+                self._pause = None
+                self._say(ContinueGenerationReqInput())
+                self._replies.append(Answer(call_id=event.call_id, ok=True))
+                held, self._held = self._held, []
+                for one in held:
+                    self._add(one)
+            case _:
+                raise TypeError(f"SGLang has nothing for {event}")
+
+    def _add(self, event: Add) -> None:
+        if self._pause is not None:
+            self._held.append(event)
+            return
+        tokens = len(event.prompt_ids)
+        # What the front end refuses, and what the scheduler answers with an error after a prefill of one token.
+        if tokens + event.max_new_tokens > self._settings.context_length or tokens >= self.scheduler.max_req_input_len:
+            reason = f"{tokens} + {event.max_new_tokens} tokens are too long"
+            self._replies.append(Refused(rid=event.rid, reason=reason))
+            return
+        sampling = SamplingParams(max_new_tokens=event.max_new_tokens, stop_token_ids=set(event.stop_token_ids) or None)
+        sampling.normalize(None)
+        self._alive[event.rid] = event
+        self._retractions[event.rid] = 0
+        self._say(
+            TokenizedGenerateReqInput(
+                rid=self._inner(event.rid),
+                input_text=None,
+                input_ids=array("q", event.prompt_ids),
+                input_embeds=None,
+                mm_inputs=None,
+                token_type_ids=None,
+                sampling_params=sampling,
+                return_logprob=False,
+                logprob_start_len=-1,
+                top_logprobs_num=0,
+                token_ids_logprob=None,
+                stream=True,
+                priority=event.priority if self._settings.enable_priority_scheduling else None,
+            )
+        )
+
+    def _abort(self, rid: str) -> None:
+        """The front end passes on what aborts one of its requests, once."""
+        if any(one.rid == rid for one in self._held):
+            self._held = [one for one in self._held if one.rid != rid]
+            self._replies.append(Tokens(rid=rid, finish_reason="abort"))
+        elif rid in self._alive and rid not in self._abort_sent:
+            self._abort_sent.add(rid)
+            self._say(AbortReq(rid=self._inner(rid)))
+
+    def _inner(self, rid: str) -> str:
+        return rid if self._settings.client_rids else f"{rid}{_END}"
+
+    # -- what clients are told --
+
+    def _hear(self) -> None:
+        sent, self._front.sent = self._front.sent, []
+        for output in sent:
+            match output:
+                case BatchTokenIDOutput():
+                    for rid, reason, ids in zip(output.rids, output.finished_reasons, output.output_ids, strict=True):
+                        self._tell(rid_of(rid), tuple(ids), None if reason is None else reason["type"])
+                case AbortReq():
+                    self._tell(rid_of(output.rid), (), "abort")
+                case FlushCacheReqOutput():
+                    self._front.flushed = output.success
+                case _:
+                    raise TypeError(f"the adapter of SGLang knows no {type(output).__name__}")
+
+    def _tell(self, rid: str, ids: tuple[int, ...], reason: str | None) -> None:
+        self._replies.append(Tokens(rid=rid, token_ids=ids, finish_reason=reason))
+        if reason is not None:
+            self._alive.pop(rid, None)
+            self._abort_sent.discard(rid)
+            self._worker.chosen.pop(self._inner(rid), None)
+            self._retractions.pop(rid, None)
+
+    def _preempted(self) -> tuple[str, ...]:
+        """Requests that lost their pages in this step."""
+        lost = []
+        scheduler = self.scheduler
+        for req in (*scheduler.waiting_queue, *(self._batch.reqs if self._batch else ())):
+            rid = rid_of(req.rid)
+            if req.retraction_count > self._retractions.get(rid, req.retraction_count):
+                self._retractions[rid] = req.retraction_count
+                lost.append(rid)
+        return tuple(lost)
+
+
+def rid_of(name: str) -> str:
+    """What its client calls a request."""
+    return name.removesuffix(_END)

@@ -1,0 +1,102 @@
+"""SGLang's own scheduler under the search: its constructor, its loops, its defects, and old bugs put back into it.
+
+Goal: what SGLang's users saw is found from a schedule or a sweep, and nothing else is told. Method: schedules, and
+sweeps of one workload. Origin: the pull requests that docs/sglang.md and the mutants name. Mutant: all of the
+adapter's; without one the same workloads pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("sglang") is None:
+    pytest.skip("no SGLang is installed; `make sglang` makes an environment with one", allow_module_level=True)
+
+from scripted import api
+from scripted.adapters.sglang.adapter import COPIER, MUTANTS
+from scripted.core.forks import Frozen
+from scripted.core.mutant import Mutant
+from scripted.core.named import adapter_named
+from scripted.core.schedule import Schedule
+from scripted.sdk.records import Record
+from scripted.search.execution import execute, record
+
+register_cpu_ci(est_time=60, suite="sglang-cpu")
+
+# SGLang and what it imports warn of themselves.
+pytestmark = pytest.mark.filterwarnings("default")
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/sglang.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^\$ scripted replay '(.*)'$", PAGE, re.MULTILINE)
+WORDS = ("ab ends with abort, but nothing aborted it",)
+
+# The workload of the whole sweep that shows each bug.
+SHOWN_BY = {
+    "flush-in-flight": "twins",
+    "split-forgets-the-lock": "sglang-splits-tight",
+    "ends-are-told-twice": "stops",
+}
+
+
+def failure_of(line: str) -> str:
+    failure = execute(Schedule.parse(line, of="sglang")).failure
+    return "" if failure is None else str(failure)
+
+
+@pytest.mark.parametrize(("line", "words"), list(zip(LINES, WORDS, strict=True)))
+def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
+    assert words in failure_of(line)
+
+
+@pytest.mark.parametrize("workload", sorted(adapter_named("sglang").workloads))
+def test_a_workload_alone_is_right(workload: str) -> None:
+    """No false alarm without an added event, with tokens compared with those of each request alone."""
+    assert failure_of(adapter_named("sglang").workloads[workload]) == ""
+
+
+def records_of(line: str) -> list[Record]:
+    return record(Schedule.parse(line, of="sglang"))[1]
+
+
+def test_retraction_for_want_of_memory_is_reached() -> None:
+    assert any(one.stepped.preempted for one in records_of(adapter_named("sglang").workloads["sglang-growing"]))
+
+
+def test_a_name_that_begins_like_no_other_is_safe() -> None:
+    """With ids of their own an abort meets one request."""
+    events = "1 start a prompt=2 new=6; 1 start ab prompt=2 seed=1 new=6; 3 abort a"
+    assert "nothing aborted it" in failure_of(f"default; {events}")
+    assert failure_of(f"client_rids=False; {events}") == ""
+
+
+@pytest.mark.parametrize("name", ["sglang-growing-mixed", "sglang-chunks-normal", "sglang-splits-tight"])
+def test_copies_go_on_like_the_original(name: str) -> None:
+    """Before each step a copy is made; it does this step and the next one, and the original goes on undisturbed."""
+    adapter = adapter_named("sglang")
+    steps = [(one.step.events, one.stepped) for one in records_of(adapter.workloads[name])]
+    machine = adapter.new_parts(Schedule.parse(adapter.workloads[name], of="sglang").config, record=False)[0]
+    for (events, stepped), (next_events, next_stepped) in itertools.pairwise(steps):
+        copied = Frozen(machine, COPIER).thaw()
+        assert machine.step(events, 0.0) == stepped
+        assert copied.step(events, 0.0) == stepped
+        assert copied.step(next_events, 0.0) == next_stepped
+
+
+def test_every_bug_is_searched_for() -> None:
+    assert set(SHOWN_BY) == set(adapter_named("sglang").mutant_names)
+    assert all("sglang" in mutant.origin for mutant in MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_search_finds(mutant: Mutant) -> None:
+    """The failure is the one that the bug causes, not any failure."""
+    report = api.search(SHOWN_BY[mutant.name], adapter="sglang", mutant=mutant.name, stop_at_first=True)
+    assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())
