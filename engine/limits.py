@@ -260,7 +260,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if prompt_tokens > longest:
             return (
                 f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room "
-                f"for at most {longest}; shorten the prompt"
+                f"for at most {longest}: this model's maximum context length is {self.context_length} tokens; shorten "
+                "the prompt"
             )
         if not self.chunking and prompt_tokens > self.prefill_budget_tokens:
             return (

@@ -15,6 +15,8 @@ from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, Toke
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 256
 TRACEBACK = "Traceback (most recent call last)"
+# What programs look for to send less, or to ask a model with a longer context.
+CONTEXT_CODE = "context_length_exceeded"
 SEE_LOG = "the server's log says why"
 # A death as engine.errors.death_words says it.
 _DEATH = re.compile(r"(?P<who>.*? process died(?:: on [^:\n]+)?): (?P<cause>.*)", re.DOTALL)
@@ -54,7 +56,8 @@ _PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: LORA_P
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """``param`` is the path of the field at fault, if one is; ``code`` is the HTTP status.
+    """``param`` is the path of the field at fault, if one is; ``code`` is the HTTP status, or
+    ``CONTEXT_CODE`` where a request is too long for the model, which is a 400.
 
     ``request_id`` is the id that the log knows the request by, put in when the error is sent.
     """
@@ -62,7 +65,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     type: str
     param: str | None = None
-    code: int
+    code: int | str
     request_id: str | None = None
 
 
@@ -83,12 +86,14 @@ class FieldError(ValueError):
 class ApiError(Exception):
     """Ends the handling of a request with an error body."""
 
-    def __init__(self, status: int, kind: str, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, kind: str, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
         message = shortened(message, MAX_MESSAGE_CHARS)
         param = None if param is None else shortened(param, MAX_PARAM_CHARS)
         super().__init__(message)
         self.status = status
-        self.body = ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=status))
+        self.body = ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=code or status))
 
     def body_for(self, request_id: str | None) -> ErrorBody:
         """The body for one request; an error may be the answer to many."""
@@ -104,6 +109,11 @@ class ApiError(Exception):
         return cls(400, ErrorType.INVALID, message, param=param)
 
     @classmethod
+    def too_long(cls, message: str, *, param: str) -> ApiError:
+        """A request that is longer than the model's context, or than the server's memory: 400."""
+        return cls(400, ErrorType.INVALID, message, param=param, code=CONTEXT_CODE)
+
+    @classmethod
     def unauthenticated(cls, message: str) -> ApiError:
         """A key that is missing or wrong: 401."""
         return cls(401, ErrorType.UNAUTHENTICATED, message)
@@ -115,6 +125,8 @@ class ApiError(Exception):
 
     @classmethod
     def of_detail(cls, detail: ErrorDetail) -> ApiError:
+        if isinstance(detail.code, str):
+            return cls(400, detail.type, detail.message, param=detail.param, code=detail.code)
         return cls(detail.code, detail.type, detail.message, param=detail.param)
 
     @classmethod

@@ -173,10 +173,10 @@ def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True
     Raises ApiError (400) for a text that is none, and at once for one that is too long to fit whatever its tokens are.
     """
     if len(text) > served.longest_text_chars:
-        raise ApiError.invalid(
-            f"the prompt has {len(text)} characters, but at most {served.longest_text_chars} can fit: "
-            f"context_length is {served.limits.context_length} and the longest token of the vocabulary has "
-            f"{served.longest_token_chars} characters; shorten the prompt",
+        raise ApiError.too_long(
+            f"the prompt has {len(text)} characters, but at most {served.longest_text_chars} can fit: this model's "
+            f"maximum context length is {served.limits.context_length} tokens, and the longest token of the vocabulary "
+            f"has {served.longest_token_chars} characters; shorten the prompt",
             param=param,
         )
     try:
@@ -195,7 +195,7 @@ def check_fits(prompt_tokens: int, max_new_tokens: int, limits: Limits, param: s
     """Raise ApiError (400) with the numbers when a request can never run here."""
     reason = limits.why_never_fits(prompt_tokens, max_new_tokens)
     if reason is not None:
-        raise ApiError.invalid(reason, param=param)
+        raise (ApiError.too_long if prompt_tokens else ApiError.invalid)(reason, param=param)
 
 
 def check_prompt_logprobs(messages: Sequence[Generate], param: str, *, values_each: int | None = None) -> None:

@@ -28,6 +28,7 @@ TYPES = {
 }
 REASONS = frozenset({"stop", "length", "abort", "timeout", "tool_calls"})
 ERROR_FIELDS = {"message", "type", "param", "code", "request_id"}
+CODES = {400: {400, "context_length_exceeded"}}
 MOST_MESSAGE_CHARS = 4200
 # What no client should see: where the server's files are, its code's own words, its objects.
 INTERNALS = re.compile(
@@ -91,7 +92,11 @@ def _about_error(request: OddRequest, body: Any, status: int) -> str | None:
     if not isinstance(error, dict) or set(body) != {"error"} or not set(error) <= ERROR_FIELDS:
         return "an error must have the one shape of errors"
     message, param = error["message"], error["param"]
-    if error["code"] != status or error["type"] not in TYPES[status] or not error.get("request_id"):
+    if (
+        error["code"] not in CODES.get(status, {status})
+        or error["type"] not in TYPES[status]
+        or not error.get("request_id")
+    ):
         return f"the code must be {status}, the type one of {TYPES[status]}, and its request_id must be there"
     if not message or len(message) > MOST_MESSAGE_CHARS:
         return "the message must be there, and short"

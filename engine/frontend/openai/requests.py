@@ -152,9 +152,10 @@ def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> in
         return 1  # The prompt alone is too long, which is said of the prompt.
     for name, tokens in body.asked_tokens.items():
         if tokens > in_context:
-            raise ApiError.invalid(
+            raise ApiError.too_long(
                 f"{name} must be <= {in_context}, what context_length={limits.context_length} leaves after a prompt of "
-                f"{prompt_tokens} tokens, got {tokens}; lower it or leave it out",
+                f"{prompt_tokens} tokens, got {tokens}: this model's maximum context length is "
+                f"{limits.context_length} tokens; lower it or leave it out",
                 param=name,
             )
     if body.max_new_tokens is not None:

@@ -222,7 +222,11 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
         with pytest.raises(openai.BadRequestError) as caught:
             client.completions.create(**arguments)
         body = caught.value.body
-        assert (body["type"], body["param"], body["code"]) == ("invalid_request_error", param, 400), change
+        too_long = change in ({"max_tokens": 8192}, {"prompt": "x" * 9000})
+        code = "context_length_exceeded" if too_long else 400
+        assert (body["type"], body["param"], body["code"]) == ("invalid_request_error", param, code), change
+        # The words that litellm looks for before it asks a model with a longer context.
+        assert ("this model's maximum context length is 8192 tokens" in body["message"]) is too_long
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="gpt-4", prompt="x")
 
