@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
 MAX_NAME_BYTES = 15
 STANDARD_FILES = (0, 1, 2)
 
@@ -31,6 +32,11 @@ def die_with_parent(parent_pid: int, number: signal.Signals) -> None:
     _prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent_pid:  # The parent died between the fork and the line above, so no signal will come.
         os.kill(os.getpid(), number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what this process's children leave behind, instead of the system's first process."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def name_process(name: str) -> None:

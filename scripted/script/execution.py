@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
@@ -77,6 +78,8 @@ class ScriptExecution:
         self._args = args
         self._kwargs = kwargs
         self._printed = io.StringIO() if keeps_output else None
+        # The output that was there when it went on is not the one that it left.
+        self.has_replaced_output = False
 
     def begin(self, context: BaseContext) -> None:
         """Make the generator; its body starts with the first step."""
@@ -139,7 +142,11 @@ class ScriptExecution:
             if self._asked is not None:
                 stack.enter_context(self._asked)
             with no_departure():
-                return on(script)
+                before = sys.stdout
+                try:
+                    return on(script)
+                finally:
+                    self.has_replaced_output = sys.stdout is not before
 
     def take_printed(self) -> str:
         """What the script has printed since the last call."""

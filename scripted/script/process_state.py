@@ -28,7 +28,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +47,7 @@ _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, type, staticmetho
 _SIGNALS: Final = tuple(number for number in signal.valid_signals() if number < getattr(signal, "SIGRTMIN", 32))
 # A thread that was told to end is given this long.
 _THREAD_END_S: Final = 0.2
+_STANDARD_FILES: Final = (0, 1, 2)
 # Libraries open a few when they are first used.
 _MOST_NEW_DESCRIPTORS: Final = 16
 
@@ -151,6 +152,23 @@ def _write_limits(before: dict[int, tuple[int, int]]) -> None:
         resource.setrlimit(number, limits)
 
 
+def _read_wakeup() -> int:
+    number = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(number)
+    return number
+
+
+def _read_timers() -> dict[int, bool]:
+    """Which timers are set: how far they are changes by itself."""
+    return {which: signal.getitimer(which)[0] > 0 for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL)}
+
+
+def _write_timers(before: dict[int, bool]) -> None:
+    for which, was_set in before.items():
+        if not was_set:
+            signal.setitimer(which, 0)
+
+
 _PARTS: Final = (
     _Part("os.environ", lambda: dict(os.environ), _write_environment),
     _Part("the working folder", os.getcwd, os.chdir),
@@ -161,6 +179,8 @@ _PARTS: Final = (
     _Part("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
     _Part("the filters of warnings", lambda: list(warnings.filters), _write_filters),
     _Part("signal handlers", _read_handlers, _write_handlers),
+    _Part("the descriptor that signals write to", _read_wakeup, signal.set_wakeup_fd),
+    _Part("timers", _read_timers, _write_timers),
     _Part("blocked signals", _read_mask, lambda before: signal.pthread_sigmask(signal.SIG_SETMASK, before)),
     _Part("logging", _read_logging, _write_logging),
     _Part("sys.stdout and its like", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams),
@@ -173,14 +193,18 @@ _PARTS: Final = (
 
 
 class ProcessState:
-    """The state of this process now. Copies of its ``descriptors`` keep connections open: not beside real clients."""
+    """The state of this process now.
 
-    def __init__(self, *, descriptors: bool) -> None:
+    Of open descriptors there are copies, which keep connections open: with ``standard_files`` of those three alone,
+    beside real clients.
+    """
+
+    def __init__(self, *, standard_files: bool = False) -> None:
         self._values = {part.name: part.read() for part in _PARTS}
         self._threads = set(threading.enumerate())
-        self._descriptors = _Descriptors() if descriptors else None
+        self._descriptors = _Descriptors(_STANDARD_FILES if standard_files else None)
         self._modules = dict(sys.modules)
-        self._children = _children() if descriptors else None
+        self._children = _children()
         self._code = {id(owner): (owner, name, vars(owner).copy()) for owner, name in _owners()}
         self._handlers_before = len(_at_exit)
         self._outer_register = atexit.register
@@ -192,7 +216,7 @@ class ProcessState:
         faulthandler.cancel_dump_traceback_later()  # it could not be seen, and may end the process
         changes = [*self._module_changes(), *self._code_changes(), *self._value_changes(), *self._thread_changes()]
         changes += [*self._exit_changes(), *self._child_changes()]
-        return changes if self._descriptors is None else changes + self._descriptors.put_back()
+        return changes + self._descriptors.put_back()
 
     def _exit_changes(self) -> Iterator[str]:
         new, _at_exit[self._handlers_before :] = _at_exit[self._handlers_before :], []
@@ -203,7 +227,7 @@ class ProcessState:
                 yield f"an exit handler, {getattr(function, '__qualname__', function)}"
 
     def _child_changes(self) -> Iterator[str]:
-        for pid in _children() - self._children if self._children is not None else ():
+        for pid in _children() - self._children:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -261,29 +285,31 @@ class ProcessState:
 
 
 class _Descriptors:
-    """Open descriptors, each with a copy: one that a script closes or replaces is put back."""
+    """Open descriptors, all or ``only`` some, each with a copy: one that a script closes or replaces is put back."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: Sequence[int] | None = None) -> None:
+        self._counts_new = only is None
         before = {}
-        for number in _open_descriptors():
+        for number in _open_descriptors() if only is None else only:
             with contextlib.suppress(OSError):  # one was that of the folder itself
                 before[number] = _identity(number)
         self._copies = {number: (identity, os.dup(number)) for number, identity in before.items()}
 
     def put_back(self) -> list[str]:
-        """Close the copies; says which descriptors were closed or replaced."""
+        """Close the copies; says which descriptors were closed or replaced. Idempotent."""
         changes = []
-        for number, (before, copy) in self._copies.items():
+        copies, self._copies = self._copies, {}
+        for number, (before, copy) in copies.items():
             try:
                 now = _identity(number)
             except OSError:
                 now = None
             if now != before:
-                os.dup2(copy, number, inheritable=False)
+                os.dup2(copy, number, inheritable=number in _STANDARD_FILES)
                 changes.append(f"descriptor {number} was closed or replaced")
             os.close(copy)
-        new = set(_open_descriptors()) - set(self._copies) - {copy for _identity, copy in self._copies.values()}
-        if len(new) > _MOST_NEW_DESCRIPTORS:
+        new = set(_open_descriptors()) - set(copies) - {copy for _identity, copy in copies.values()}
+        if copies and self._counts_new and len(new) > _MOST_NEW_DESCRIPTORS:
             changes.append(f"{len(new)} descriptors are open that were not")
         return changes
 
@@ -305,7 +331,7 @@ def _open_descriptors() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - no path is needed of them
     except OSError:
-        return [0, 1, 2]
+        return list(_STANDARD_FILES)
 
 
 def _identity(number: int) -> tuple[int, int]:

@@ -16,14 +16,16 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from engine import EngineConfig
 from engine.scheduler import Books, Scheduler
-from scripted import ScriptedSim, ScriptError, ScriptFailed, ScriptOptions
+from scripted import ScriptedSim, ScriptError, ScriptFailed, ScriptOptions, ServerDied
 from scripted.adapters.lockstep.server.pool import ServerPool
 from scripted.script.process_state import ProcessState
 
@@ -119,6 +121,20 @@ def _leaves_a_process(t):
         signal.pause()
 
 
+def _leaves_an_orphan(t):
+    """Of a session of its own, whose parent has ended."""
+    if not (child := os.fork()):
+        os.setsid()
+        if not os.fork():
+            signal.pause()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def _sets_an_alarm(t):
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+
+
 def _leaves_descriptors(t):
     DESCRIPTORS.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(100))
 
@@ -186,7 +202,7 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
         yield from t.run_until_finished(r)
         assert r.finish_reason == "length"
 
-    before = ProcessState(descriptors=False)
+    before = ProcessState(standard_files=True)
     try:
         with ScriptedSim.start(EngineConfig()) as sim:
             with pytest.raises(ScriptFailed, match=f"the script left its process changed: .*{DAMAGES[damage]}"):
@@ -201,15 +217,19 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
             os.close(DESCRIPTORS.pop())
 
 
-# One of each way to be noticed, with what the report says where it is not what the sim tier says. What is None is not
-# looked for in a process that is a server's alone, and hurts no other script.
-IN_SERVERS = dict.fromkeys(
-    (_loses_a_module, _stops_the_clock, _patches_a_method, _ignores_interrupts, _leaves_a_thread, _stops_imports), ""
-)
+# One of each way to be noticed, with what the report says.
+IN_SERVERS = {
+    damage: f"the script left its process changed: .*{DAMAGES[damage]}"
+    for damage in (
+        *(_loses_a_module, _stops_the_clock, _patches_a_method, _ignores_interrupts, _leaves_a_thread),
+        *(_stops_imports, _closes_a_descriptor, _leaves_a_process),
+    )
+}
 IN_SERVERS |= {
     _leaves_descriptors: "it has grown: scheduler has [0-9]+ open descriptors",
-    _closes_a_descriptor: None,
-    _closes_the_output: None,
+    _sets_an_alarm: "the script left its process changed: timers",  # in the sim tier the watchdog's own is in its place
+    _closes_the_output: "the script left its process changed: sys.stdout",
+    _leaves_an_orphan: "a process, [0-9]+, still runs",
 }
 
 
@@ -233,14 +253,30 @@ def pool() -> Iterator[ServerPool]:
 @pytest.mark.parametrize("damage", IN_SERVERS, ids=lambda damage: damage.__name__.strip("_"))
 def test_in_a_server_too_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any, pool: ServerPool) -> None:
     """The next one may get another server."""
-    says = IN_SERVERS[damage]
-    if says == "":
-        says = f"the script left its process changed: .*{DAMAGES[damage]}"
-    fails = contextlib.nullcontext() if says is None else pytest.raises(ScriptError, match=says)
-    with fails, pool.lend(EngineConfig(), None) as server:
+    with pytest.raises(ScriptError, match=IN_SERVERS[damage]), pool.lend(EngineConfig(), None) as server:
         server.run(damages, damage.__name__, options=OPTIONS)
     with pool.lend(EngineConfig(), None) as server:
         server.run(finds_a_whole_engine, options=OPTIONS)
+
+
+def dies_and_leaves_a_process(t, pid_file):
+    yield
+    if not (child := os.fork()):
+        signal.pause()
+    Path(pid_file).write_text(str(child))
+    os._exit(1)
+
+
+def test_a_process_that_a_script_leaves_ends_with_its_server(pool: ServerPool, tmp_path: Path) -> None:
+    """However that ends."""
+    pid_file = tmp_path / "pid"
+    with (
+        pytest.raises(ServerDied, match="dies_and_leaves_a_process"),
+        pool.lend(EngineConfig(), None) as server,
+    ):
+        server.run(dies_and_leaves_a_process, str(pid_file), options=OPTIONS)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)
+    assert not psutil.pid_exists(pid)
 
 
 def test_what_a_script_puts_back_is_no_damage() -> None:

@@ -18,6 +18,7 @@ import zmq
 from engine.frames import BadFrameError
 from engine.messages import encode
 from engine.process.control import Shutdown as SupervisorShutdown
+from engine.process.inheritance import adopt_orphans
 from engine.scheduler_process.gate_context import GateContext
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, kind_of
@@ -84,9 +85,15 @@ class WireSource:
         self._pid = os.getpid()
         # What the running script may not change for those after it.
         self._state: ProcessState | None = None
+        self._script: EngineExecution | None = None
 
     def open(self) -> None:
-        """Wait for the server to be open, switch the mutant on, and listen."""
+        """Wait for the server to be open, switch the mutant on, and listen.
+
+        What a script's processes leave becomes this one's to find, and no copy of this process hides its death.
+        """
+        adopt_orphans()
+        os.register_at_fork(after_in_child=self._control.close)
         self._control.wait_until_serving(SERVING_TIMEOUT_S)
         if self._mutant is not None:
             self._stack.enter_context(mutant_named(self._mutant).switched_on())
@@ -115,7 +122,8 @@ class WireSource:
             script = self._load(command)
             if script is not None:
                 self._told = 0
-                self._state = ProcessState(descriptors=False) if script.options.must_assert else None
+                self._state = ProcessState(standard_files=True) if script.options.must_assert else None
+                self._script = script
                 return script
 
     def progress(self, run: EngineRun, script: EngineExecution | None) -> None:
@@ -150,7 +158,9 @@ class WireSource:
         The copy of a process that a script has killed ends with this script.
         """
         state, self._state = self._state, None
-        return [] if state is None or os.getpid() != self._pid else state.put_back()
+        if state is None or self._script is None or os.getpid() != self._pid:
+            return []
+        return [*(["sys.stdout"] if self._script.has_replaced_output else []), *state.put_back()]
 
     def crashed(self, run: EngineRun, script: EngineExecution | None, exc: BaseException) -> None:
         """Send the scheduler's final message."""

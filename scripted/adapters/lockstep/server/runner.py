@@ -37,6 +37,7 @@ from scripted.adapters.lockstep.server.growth import ServerGrowth
 from scripted.adapters.lockstep.server.placed import PlacedStages
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.stacks import dump_stacks
+from scripted.adapters.lockstep.server.strays import no_process_left
 from scripted.adapters.lockstep.server.survivor import result_of_survivor
 from scripted.adapters.lockstep.server.wire import (
     HookReady,
@@ -191,7 +192,8 @@ class ScriptedServer(ScriptRunner):
         """End the server and all its processes; idempotent."""
         if self._open:
             self._open = False
-            self._end(self._process)
+            with no_process_left(self._process.pid):
+                self._end(self._process)
             self.usable = False
             self._stack.close()
 

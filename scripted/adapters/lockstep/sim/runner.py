@@ -37,7 +37,7 @@ class _EngineScript(OneScript):
         self.report: FailureReport | None = None
         self._mutant = mutant
         # What a test may not change for those after it.
-        self._state = ProcessState(descriptors=True) if script.options.must_assert else None
+        self._state = ProcessState() if script.options.must_assert else None
 
     def close(self) -> None:
         self.left()
