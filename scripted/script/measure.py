@@ -239,8 +239,8 @@ def _helpers_named_by(function: Callable[..., Any]) -> Iterator[list[types.CodeT
     """The code of each function, and of the methods of each class, that a script names and that it was not handed."""
     code, names = function.__code__, function.__globals__
     owner = type(function.__self__) if isinstance(function, types.MethodType) else None
-    attributes = set(_names_in(code, "ATTR", "METHOD"))
-    for name in sorted(set(_names_in(code, "GLOBAL", "NAME"))):
+    attributes = _names_in(code, "ATTR", "METHOD")
+    for name in sorted(_names_in(code, "GLOBAL", "NAME")):
         value = names.get(name)
         if isinstance(value, types.ModuleType):
             yield from ([one.__code__] for name in attributes if _is_helper(one := vars(value).get(name), code))
@@ -258,12 +258,16 @@ def _is_helper(value: object, caller: types.CodeType) -> TypeGuard[types.Functio
     return is_function and _is_of_the_project(value.__code__.co_filename)  # type: ignore[attr-defined]
 
 
-def _names_in(code: types.CodeType, *loaded: str) -> Iterator[str]:
+@functools.cache
+def _names_in(code: types.CodeType, *loaded: str) -> frozenset[str]:
+    """The names that this code and the code in it load, by instructions whose names end so."""
+    names: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname.startswith("LOAD_") and instruction.opname.endswith(loaded):
-            yield str(instruction.argval)
+            names.add(str(instruction.argval))
         elif isinstance(instruction.argval, types.CodeType):
-            yield from _names_in(instruction.argval, *loaded)
+            names |= _names_in(instruction.argval, *loaded)
+    return frozenset(names)
 
 
 def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
