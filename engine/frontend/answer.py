@@ -22,10 +22,12 @@ _Entry = TypeVar("_Entry")
 
 
 class Answer:
-    def __init__(self, decoder: Decoder, message: Generate) -> None:
+    """With ``shows_stop`` the text ends with the stop string that ended it."""
+
+    def __init__(self, decoder: Decoder, message: Generate, *, shows_stop: bool = False) -> None:
         self._message = message
         self._detokenizer = Detokenizer(decoder)
-        self._scanner = StopScanner(message.sampling.stop)
+        self._scanner = StopScanner(message.sampling.stop, shows_stop=shows_stop)
         self._shown_tokens = 0
         self._inputs = InputLogprobs(message) if message.prompt_logprobs_from >= 0 else None
         self._begins = True
@@ -190,7 +192,8 @@ def _unfinished(text: str) -> int:
 class StopScanner:
     """Passes text through until a stop string ends in it. What comes out does not depend on how the text is cut."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shows_stop: bool = False) -> None:
+        self._shows_stop = shows_stop
         self._stops = tuple(stops)
         self._held = ""
         self.matched: str | None = None
@@ -206,7 +209,7 @@ class StopScanner:
         if found is not None:
             start, self.matched = found
             self._held = ""
-            return seen[:start]
+            return seen[: start + len(self.matched) * self._shows_stop]
         safe = len(seen) - partial_length(seen, self._stops)
         self._held = seen[safe:]
         return seen[:safe]

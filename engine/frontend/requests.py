@@ -32,9 +32,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of an answer, all choices of the first prompt before those of the next.
 
     ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
-    ``echo`` the prompts' texts that its choices begin with. ``top_logprobs`` and ``prompt_logprobs`` are how many of
-    the most likely tokens a completion's logprobs and those of its prompt show. ``grammar_field`` is the field that
-    says what the output must be, if one does: all requests have the same grammar, in their sampling.
+    so do ``continuous_usage``, ``token_ids``, ``shows_special`` (the text of special tokens) and ``shows_stop`` (stop
+    strings); ``echo`` are the prompts' texts that its choices begin with. ``top_logprobs`` and ``prompt_logprobs`` are
+    how many of the most likely tokens a completion's logprobs and those of its prompt show. ``grammar_field`` is the
+    field that says what the output must be, if one does: all requests have the same grammar, in their sampling.
     ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
     wrote, with their places in the body, for an error that names one. ``lora`` is the
     LoRA that was asked for as the model, ``lora_field`` the field that asks for one.
@@ -46,6 +47,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     logprobs: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    shows_special: bool = False
+    shows_stop: bool = False
     echo: tuple[str, ...] = ()
     top_logprobs: int = 0
     prompt_logprobs: int | None = None

@@ -256,7 +256,11 @@ class Session:
                 return True
             index = len(self._choices)
             message = self._order.messages[index]
-            choice = _Choice(Answer(self._decoder, message), self._observe(), self._order.grammar_field)
+            choice = _Choice(
+                Answer(self._decoder, message, shows_stop=self._order.shows_stop),
+                self._observe(),
+                self._order.grammar_field,
+            )
             try:
                 choice.request = self._sessions.start(message, functools.partial(self._take, index))
             except ApiError:

@@ -63,6 +63,17 @@ class MarkerDecoder:
         return self._tokenizer.decode(shown, skip_special_tokens=False)
 
 
+class WholeDecoder:
+    """Shows special tokens like all others."""
+
+    def __init__(self, tokenizer: Decoder) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        del skip_special_tokens
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for: itself if visible, else from 256 up."""

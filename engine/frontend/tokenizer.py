@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 # What Python calls the library's method that renders.
 _OWN_METHOD = re.compile(r"\w+\.apply_chat_template\(\)")
+_DOCUMENTS = re.compile(r"\bdocuments\b")
 _TOOLS = re.compile(r"\btools\b")
 
 
@@ -58,17 +59,30 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         *,
         ask: bool = True,
+        continue_last: bool = False,
+        documents: Sequence[Mapping[str, Any]] = (),
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt of a conversation; with ``ask`` it ends where the assistant's next message begins.
 
+        With ``continue_last`` it ends within the last message, which the answer goes on with.
         Raises ApiError (400) when the model has no template or the template refuses the conversation.
         """
         if self._source.chat_template is None:
             raise ApiError.invalid(
                 "chat needs a chat template, but this model's tokenizer has none; use /v1/completions", param="messages"
             )
-        offered = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        offered: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        if documents:
+            if _DOCUMENTS.search(self.text) is None:
+                raise ApiError.invalid(
+                    f"documents need a chat template that shows them to the model, and this model's does not, got "
+                    f"{len(documents)}; put them into a message",
+                    param="documents",
+                )
+            offered["documents"] = [dict(document) for document in documents]
+        if continue_last:
+            offered["continue_final_message"] = True
         options = {"tokenize": False, "add_generation_prompt": ask, **offered, **variables}
         try:
             return self._apply([dict(message) for message in messages], options)

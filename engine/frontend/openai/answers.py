@@ -61,6 +61,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     prompt_logprobs: list[dict[str, PromptTokenLogprob] | None] | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +142,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +155,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[dict[str, PromptTokenLogprob] | None] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -166,6 +170,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +180,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

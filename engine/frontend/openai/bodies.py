@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from engine.frontend.errors import FieldError
+from engine.frontend.openai.foreign_fields import without_neutral
 from engine.frontend.openai.tool_bodies import (
     MAX_CALL_ID_CHARS,
     MAX_TOOLS,
@@ -25,6 +26,7 @@ from engine.frontend.openai.tool_bodies import (
 from engine.frontend.protocol import (
     MAX_INT32,
     MAX_N,
+    MAX_RID_CHARS,
     MAX_TOP_LOGPROBS,
     Choices,
     GrammarText,
@@ -58,6 +60,7 @@ TEMPLATE_ARGUMENTS = {
     "chat_template",
     "continue_final_message",
     "conversation",
+    "documents",
     "max_length",
     "messages",
     "padding",
@@ -77,6 +80,7 @@ class StreamOptions(NullableBody):
     """``stream_options``: ``include_usage`` adds a last event with the token counts."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(default=False, description="the token counts so far in each event")
     include_obfuscation: Literal[False] = Field(default=False, description="not honoured: only false")
 
 
@@ -117,7 +121,16 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
         None, max_length=MAX_METADATA, description="goes with what is stored, so it changes nothing"
     )
     service_tier: Literal["auto", "default"] = Field("auto", description="there is one tier")
-    skip_special_tokens: Literal[True] = Field(default=True, description="special tokens have no text: only true")
+    skip_special_tokens: bool = Field(default=True, description="false: special tokens of the output have their text")
+    add_special_tokens: bool | None = Field(
+        None, description="around the prompt; left out: around a completion's, and not around a chat's"
+    )
+    include_stop_str_in_output: bool = Field(default=False, description="a text ends with its stop string")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_INT32, description="the last tokens of each prompt, at most so many; -1: what fits"
+    )
+    return_token_ids: bool = Field(default=False, description="the ids of the prompt's tokens and of the output's")
+    request_id: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="another name of rid")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
@@ -125,8 +138,21 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
         description="the logprob of each token of the prompt, and of this number of the most likely ones; no stream",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _foreign_fields(cls, data: Any) -> Any:
+        return without_neutral(data, set(cls.model_fields)) if isinstance(data, dict) else data
+
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            raise FieldError(
+                "truncate_prompt_tokens", "truncate_prompt_tokens must be >= 1, or -1 for what fits, got 0; raise it"
+            )
+        if self.rid is not None and self.request_id not in (None, self.rid):
+            raise FieldError(
+                "request_id", f"request_id and rid are one, got {self.request_id!r} and {self.rid!r}; send one of them"
+            )
         if self.stream_options is not None and not self.stream:
             raise FieldError(
                 "stream_options", "stream_options needs stream=true, got it without; remove it or set stream"
@@ -192,6 +218,10 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
     def sampling(self, max_new_tokens: int) -> SamplingParams:
         """How tokens are chosen, in all choices but for their seeds."""
         return self.sampling_params(max_new_tokens, self.min_tokens, self.grammar)
@@ -231,6 +261,8 @@ class CompletionBody(OpenAiBody):
                 f"prompts times n must be at most {MAX_N} choices, got {len(self.prompts)} times {self.n}; "
                 "send several requests",
             )
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise FieldError("echo", "echo shows a whole prompt, got truncate_prompt_tokens too; leave out one of them")
         if not self.prompts:
             raise FieldError(
                 "prompt", "prompt must hold at least 1 prompt, got an empty list; send a text or token ids"
@@ -334,6 +366,13 @@ class ChatBody(OpenAiBody):
     chat_template_kwargs: dict[str, JsonValue] = Field(
         default={}, description="variables of the model's chat template, such as enable_thinking"
     )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: the prompt ends with the last message; left out: it does if that is continued"
+    )
+    continue_final_message: bool = Field(default=False, description="the answer goes on with the last message")
+    documents: Annotated[list[dict[str, JsonValue]], Field(max_length=MAX_MESSAGES)] = Field(
+        default=[], description="for a chat template that shows documents"
+    )
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] = Field(
         default=[], max_length=MAX_TOOLS, description="functions that the model may call"
     )
@@ -398,6 +437,11 @@ class ChatBody(OpenAiBody):
         if self.top_logprobs and not self.logprobs:
             raise FieldError(
                 "top_logprobs", f"top_logprobs needs logprobs=true, got {self.top_logprobs} without it; set logprobs"
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise FieldError(
+                "add_generation_prompt",
+                "add_generation_prompt must be false with continue_final_message=true, got true; leave it out",
             )
         refuse_template_arguments(self.chat_template_kwargs)
         require_known_tools(self.tools, self.tool_choice)

@@ -19,6 +19,7 @@ from engine.frontend.openai.tool_bodies import NamedToolBody, ToolBody
 from engine.frontend.protocol import parse_body
 from engine.frontend.reasoning import ReasoningStart
 from engine.frontend.requests import (
+    MAX_PROMPT_LOGPROBS,
     Order,
     ServedModel,
     check_fits,
@@ -43,7 +44,9 @@ def completion_order(data: bytes, served: ServedModel) -> Order:
     body = parse_body(CompletionBody, data)
     lora = requested_lora(body.model, served)
     prompts = [
-        tokenize(served, prompt, param="prompt") if isinstance(prompt, str) else tuple(prompt)
+        tokenize(served, prompt, param="prompt", special=body.add_special_tokens is not False)
+        if isinstance(prompt, str)
+        else tuple(prompt)
         for prompt in body.prompts
     ]
     order = _order(body, "cmpl", prompts, served.limits, param="prompt", top=body.logprobs, lora=lora)
@@ -57,9 +60,16 @@ def chat_order(data: bytes, served: ServedModel) -> Order:
     tools = body.offered_tools
     _require_parser(tools, served)
     conversation = [message.for_template for message in body.messages]
-    text = served.template.render(conversation, body.template_variables, tools=[tool.for_template for tool in tools])
+    text = served.template.render(
+        conversation,
+        body.template_variables,
+        ask=not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_last=body.continue_final_message,
+        documents=body.documents,
+        tools=[tool.for_template for tool in tools],
+    )
     # The template says where special tokens stand; the tokenizer must not add its own.
-    prompt = tokenize(served, text, param="messages", special=False)
+    prompt = tokenize(served, text, param="messages", special=bool(body.add_special_tokens))
     top = body.top_logprobs if body.logprobs else None
     order = _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top, lora=lora)
     start = served.dialect.start_after(text)
@@ -105,6 +115,7 @@ def _order(
     top_of_prompt = body.top_of_prompt
     messages: list[Generate] = []
     rids = rids_of(rid, len(prompts) * body.n)
+    prompts = [_truncated(body, prompt_ids, limits) for prompt_ids in prompts]
     for prompt_ids in prompts:
         check_vocabulary(prompt_ids, limits.vocab_size, param)
         sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits))
@@ -129,6 +140,13 @@ def _order(
             )
     param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     check_prompt_logprobs(messages, param, values_each=body.shown_of_prompt)
+    shown_ids = sum(len(message.prompt_ids) for message in messages) if body.return_token_ids else 0
+    if shown_ids > MAX_PROMPT_LOGPROBS:
+        raise ApiError.invalid(
+            f"return_token_ids must show at most {MAX_PROMPT_LOGPROBS} token ids of prompts, once for each choice, got "
+            f"{shown_ids}; leave it out, or ask for fewer choices",
+            param="return_token_ids",
+        )
     return Order(
         rid=rid,
         messages=tuple(messages),
@@ -136,10 +154,24 @@ def _order(
         n=body.n,
         logprobs=top is not None,
         include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
+        token_ids=body.return_token_ids,
+        shows_special=not body.skip_special_tokens,
+        shows_stop=body.include_stop_str_in_output,
         prompt_logprobs=body.prompt_logprobs,
         grammar_field=None if body.grammar is None else body.grammar[0],
         lora=lora,
     )
+
+
+def _truncated(body: OpenAiBody, prompt_ids: tuple[int, ...], limits: Limits) -> tuple[int, ...]:
+    """The end of a prompt that is wanted of it."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return prompt_ids
+    if most < 0:
+        most = max(1, limits.context_length - max([1, *body.asked_tokens.values()]))
+    return prompt_ids[-most:]
 
 
 def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> int:
@@ -177,7 +209,7 @@ def _echoed(body: CompletionBody, served: ServedModel) -> tuple[str, ...]:
 
 def _answer_id(body: OpenAiBody, prefix: str) -> str:
     """The id of the answer: the client's own, or a new one."""
-    rid = body.rid or f"{prefix}-{uuid.uuid4().hex}"
+    rid = body.rid or body.request_id or f"{prefix}-{uuid.uuid4().hex}"
     user = body.safety_identifier or body.user
     if user is not None:
         logger.debug("request %s is of user %r", rid, user)

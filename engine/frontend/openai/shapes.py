@@ -34,7 +34,7 @@ from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.frontend.requests import Order, ServedModel
 from engine.frontend.sessions import Shaping, finished, listed, spelled
-from engine.frontend.token_texts import TokenTexts
+from engine.frontend.token_texts import TokenTexts, WholeDecoder
 
 RankedPrompt = list[dict[str, PromptTokenLogprob] | None]
 _Said = TypeVar("_Said", "_PromptEntry", OutputLogprob)
@@ -84,6 +84,8 @@ class _Shape:
         self._prompt_logprobs = order.prompt_logprobs
         self._logprobs = order.logprobs
         self._include_usage = order.include_usage
+        self._continuous_usage = order.continuous_usage
+        self._prompt_ids = [one.prompt_ids for one in order.messages] if order.token_ids else []
         self._counts = _Counts(order.n)
 
     def last_events(self) -> Iterator[msgspec.Struct]:
@@ -92,7 +94,16 @@ class _Shape:
             yield self.event(**self._head, choices=[], usage=self._counts.usage())
 
     def _event_of(self, choice: CompletionChoice | ChatChunkChoice) -> msgspec.Struct:
-        return self.event(**self._head, choices=[choice], usage=None if self._include_usage else msgspec.UNSET)
+        return self.event(**self._head, choices=[choice], usage=self._usage_so_far())
+
+    def _usage_so_far(self) -> Usage | msgspec.UnsetType | None:
+        if self._continuous_usage:
+            return self._counts.usage()
+        return None if self._include_usage else msgspec.UNSET
+
+    def _ids(self, piece: GenerateAnswer) -> tuple[int, ...] | msgspec.UnsetType:
+        """The ids of a piece, where they were asked for."""
+        return piece.output_ids if self._prompt_ids else msgspec.UNSET
 
 
 class CompletionShape(_Shape):
@@ -102,7 +113,8 @@ class CompletionShape(_Shape):
 
     def __init__(self, order: Order, served: ServedModel) -> None:
         super().__init__(order, served)
-        self._tokenizer = served.tokenizer
+        self._tokenizer = WholeDecoder(served.tokenizer) if order.shows_special else served.tokenizer
+        self._has_begun: set[int] = set()
         self._n = order.n
         self._echo = {index: order.echo[index // order.n] for index in range(len(order.echo) * order.n)}
         self._top_logprobs = order.top_logprobs
@@ -128,7 +140,7 @@ class CompletionShape(_Shape):
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """One event for a piece that shows something."""
         choice = finished(self._choice(index, piece, finished(self._of_prompt(index, piece))))
-        if choice.text or choice.finish_reason or choice.logprobs:
+        if choice.text or choice.finish_reason or choice.logprobs or choice.token_ids:
             yield self._event_of(choice)
 
     def _choice(self, index: int, piece: GenerateAnswer, of_prompt: _OfPrompt) -> Shaping[CompletionChoice]:
@@ -140,8 +152,12 @@ class CompletionShape(_Shape):
             said = yield from _columns(_entries(piece), offsets.before, self._texts, lambda entry: dict(entry.top))
             tokens, values, tops, places = map(listed, of_prompt.echoed, said)
             logprobs = CompletionLogprobs(tokens=tokens, token_logprobs=values, top_logprobs=tops, text_offset=places)
+        begins = bool(self._prompt_ids) and index not in self._has_begun
+        self._has_begun.add(index)
         return CompletionChoice(
             index=index,
+            token_ids=self._ids(piece),
+            prompt_token_ids=self._prompt_ids[index] if begins else msgspec.UNSET,
             text=echo + piece.text,
             logprobs=logprobs,
             finish_reason=piece.meta_info.finish_reason,
@@ -182,6 +198,7 @@ class ChatShape(_Shape):
                     message=message,
                     logprobs=(yield from self._spelled(answer)),
                     finish_reason=self._finish_reason(index, answer.meta_info),
+                    token_ids=self._ids(answer),
                 )
             )
         most = self._prompt_logprobs
@@ -189,12 +206,14 @@ class ChatShape(_Shape):
             **self._head,
             choices=choices,
             usage=self._counts.usage(),
+            prompt_token_ids=self._prompt_ids[0] if self._prompt_ids else msgspec.UNSET,
             prompt_logprobs=msgspec.UNSET if most is None else (yield from ranked(answers[0], most, self._texts)),
         )
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """The role before a choice's first piece, then an event for each piece that shows something."""
         spoken = self._choice(index)
+        self._counts.note(index, piece.meta_info)
         if index not in self._begun:
             self._begun.add(index)
             # Whether there will be content is not known yet where an answer may have other parts.
@@ -202,10 +221,11 @@ class ChatShape(_Shape):
         deltas = _plain(piece) if spoken is None else spoken.deltas(piece)
         self._note(index, piece.meta_info)
         logprobs = finished(self._spelled(piece))
-        if logprobs is not None and not deltas:
+        ids = self._ids(piece)
+        if (logprobs is not None or ids) and not deltas:
             deltas = [ChatDelta(content="") if spoken is None else ChatDelta()]
         for number, delta in enumerate(deltas):
-            yield self._delta(index, delta, logprobs=None if number else logprobs)
+            yield self._delta(index, delta, logprobs=None if number else logprobs, ids=msgspec.UNSET if number else ids)
         if piece.meta_info.finish_reason is not None:
             yield self._delta(index, ChatDelta(), finish_reason=self._finish_reason(index, piece.meta_info))
 
@@ -228,9 +248,21 @@ class ChatShape(_Shape):
         return meta.finish_reason if spoken is None else spoken.finish_reason(meta.finish_reason)
 
     def _delta(
-        self, index: int, delta: ChatDelta, *, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
+        self,
+        index: int,
+        delta: ChatDelta,
+        *,
+        logprobs: ChatLogprobs | None = None,
+        finish_reason: str | None = None,
+        ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> msgspec.Struct:
-        return self._event_of(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason))
+        choice = ChatChunkChoice(
+            index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason, token_ids=ids
+        )
+        event = self._event_of(choice)
+        if delta.role is not msgspec.UNSET and self._prompt_ids:
+            return msgspec.structs.replace(event, prompt_token_ids=self._prompt_ids[0])
+        return event
 
     def _spelled(self, piece: GenerateAnswer) -> Shaping[ChatLogprobs | None]:
         entries = _entries(piece)

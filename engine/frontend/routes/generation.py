@@ -36,7 +36,7 @@ from engine.frontend.request_log import current_record
 from engine.frontend.requests import Order, ServedModel, native_order, packed, unpacked
 from engine.frontend.responses import JSON_TYPE
 from engine.frontend.sessions import NativeShape, Session, Shape
-from engine.frontend.token_texts import MarkerDecoder
+from engine.frontend.token_texts import MarkerDecoder, WholeDecoder
 
 NATIVE = "native"
 COMPLETION = "completion"
@@ -148,6 +148,8 @@ class GenerationRoutes:
         ``decoder`` gives them their texts, by default the tokenizer. Raises ClientDisconnect when the client left
         before all were sent, once those that were sent have ended.
         """
+        if order.shows_special:
+            decoder = WholeDecoder(self._served.tokenizer)
         record = current_record()
         session = Session(
             self._client.sessions,

@@ -200,7 +200,7 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
         ({"prompt": "x" * 8000, "n": 8, "stream": True, "echo": True, "logprobs": 20}, "logprobs"),
         ({"extra_body": {"store": True}}, "store"),
         ({"extra_body": {"service_tier": "flex"}}, "service_tier"),
-        ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
+        ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"best_of": 3, "n": 2}, "best_of"),
