@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import torch
 import transformers
 from chained_stages import ChainedStages, limits_for
 from reference_logits import Reference, reference_logits
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import WINDOW
 
 from engine.config import EngineConfig
+from engine.errors import CheckpointError
 from engine.plan import SamplingSpec
 
 pytest.importorskip("openvino")
@@ -106,3 +109,18 @@ def test_reduced_precision_stays_close(checkpoint_of: Callable[[str], Path], ref
     chain.logits(chain.segment(0, ids[0, :40].tolist()))
     logits = chain.logits(chain.segment(0, ids[0, 40:60].tolist()))
     assert torch.nn.functional.cosine_similarity(logits[0], expected[0][59], dim=0) > 0.999
+
+
+@pytest.mark.parametrize(("value", "weights"), [(torch.nan, "auto"), (-torch.inf, "int8")])
+def test_a_weight_that_is_not_finite_is_refused_each_time(
+    value: float, weights: str, checkpoint_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No graph is kept of it, which would be taken the next time without a look at the weights."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = shutil.copytree(checkpoint_of("qwen3"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"up_proj\.weight must be finite .* infinite numbers or NaN"):
+            chain_of(folder, weights=weights)
