@@ -182,7 +182,12 @@ def _served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) ->
         server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--dtype", arguments.dtype)
         limits = ("--max-model-len", str(_CONTEXT_TOKENS))
         space = {"VLLM_CPU_KVCACHE_SPACE": str(_VLLM_KV_GIB), "VLLM_CACHE_ROOT": str(scratch / "vllm")}
-        yield ServedPeer(name="vLLM", command=(str(arguments.vllm_python), *server, *limits), environment=space)
+        vllm = (str(arguments.vllm_python), *server, *limits)
+        yield ServedPeer(name="vLLM, default", command=vllm, environment=space)
+        # By itself it leaves a core to its front end.
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        bound = space | {"VLLM_CPU_OMP_THREADS_BIND": cores}
+        yield ServedPeer(name="vLLM, every core", command=vllm, environment=bound)
     if arguments.transformers_python is not None:
         server = ("-c", _TRANSFORMERS_SERVE, "serve", str(folder), "--continuous-batching")
         command = (str(arguments.transformers_python), *server)
