@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
@@ -55,14 +55,23 @@ TWO_STAGES = ("stage-0", "stage-1", "scheduler")
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """How much of everything. ``large_bytes`` is the size of a large body."""
+    """How much of everything. ``large_bytes`` is the size of a large body, ``prompt_tokens`` that of a large answer."""
 
     seed: int = 1
     bodies: int = 2000
     large_bytes: int = MOST_BODY_BYTES - 2**16
+    prompt_tokens: int = 8000
     slow_clients: int = 3 * MAX_CONNECTIONS
     leaving_clients: int = 50
     soak_requests: int = 5000
+
+
+class LargeAnswer(NamedTuple):
+    """What a short body asked for: the bytes that went in, the status, the bytes that came out."""
+
+    body_bytes: int
+    status: int
+    answer_bytes: int
 
 
 @dataclass
@@ -71,6 +80,7 @@ class AttackResult:
 
     statuses: Counter[int] = field(default_factory=Counter)
     answer_bytes: int = 0
+    large_answers: dict[str, LargeAnswer] = field(default_factory=dict)
     calm_stall_s: float = 0.0
     stalls_s: dict[str, float] = field(default_factory=dict)
     final_messages_s: dict[str, float] = field(default_factory=dict)
@@ -128,6 +138,7 @@ async def _attack(server: LoadedServer, result: AttackResult, plan: AttackPlan) 
             result.calm_stall_s = result.stalls_s.pop("calm")
             await _measured(result, victim, "bad bodies", lambda: _send_bodies(http, result, plan))
             await _measured(result, victim, "large bodies", lambda: _send_large(server, result, plan))
+            await _measured(result, victim, "large answers", lambda: _ask_for_much(server, result, plan))
             await _measured(result, victim, "pages", lambda: _send_as_page(http, result))
             await _measured(result, victim, "leaving clients", lambda: _leave_uploads(server, plan))
             await _measured(result, victim, "slow clients", lambda: _be_slow(server, result, plan))
@@ -197,8 +208,49 @@ def _answers_to_large(base_url: str, size: int) -> list[tuple[int, int, str, byt
         for path, body in (*large_bodies(size), ("/generate", b"x" * (MOST_BODY_BYTES + 1))):
             # A client that still sends may find the connection closed before it reads why.
             with contextlib.suppress(httpx.WriteError, httpx.ReadError):
-                answer = http.post(path, content=body)
+                try:
+                    answer = http.post(path, content=body)
+                except httpx.TimeoutException:
+                    answers.append((0, 0, f"no answer within {CLIENT_TIMEOUT_S:.0f} s", body[:100]))
+                    continue
                 answers.append((answer.status_code, len(answer.content), answer.text[:200], body[:100]))
+    return answers
+
+
+async def _ask_for_much(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
+    """Also in a process of its own, which reads what comes."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as asker:
+        asking = asyncio.get_running_loop().run_in_executor(
+            asker, _large_answers, server.serving.base_url, plan.prompt_tokens
+        )
+        result.large_answers = await asking
+    result.complaints += [
+        f"{name} must be answered or refused, got {answer}"
+        for name, answer in result.large_answers.items()
+        if answer.status not in (200, 400)
+    ]
+
+
+def _large_answers(base_url: str, tokens: int) -> dict[str, LargeAnswer]:
+    ids, answers = [7] * tokens, {}
+    completion = {"prompt": ids, "max_tokens": 1}
+    sampling = {"max_new_tokens": 1, "n": 4}
+    scored = {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0}
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
+        "prompt_logprobs=20": ("/v1/completions", completion | {"prompt_logprobs": 20}),
+        "prompt_logprobs=20, n=64": ("/v1/completions", completion | {"prompt_logprobs": 20, "n": 64}),
+        "echo, logprobs=20, n=4": ("/v1/completions", completion | {"echo": True, "logprobs": 20, "n": 4}),
+        "n=128": ("/v1/completions", completion | {"n": 128}),
+        "logprob_start_len=0, n=4": ("/generate", {"input_ids": ids, "sampling_params": sampling, **scored}),
+    }
+    with httpx.Client(base_url=base_url, timeout=CLIENT_TIMEOUT_S) as http:
+        for name, (path, fields) in bodies.items():
+            body = json.dumps(fields).encode()
+            try:
+                answer = http.post(path, content=body, headers=JSON)
+                answers[f"{path} with {name}"] = LargeAnswer(len(body), answer.status_code, len(answer.content))
+            except httpx.TimeoutException:
+                answers[f"{path} with {name}"] = LargeAnswer(len(body), 0, 0)
     return answers
 
 
@@ -328,6 +380,8 @@ def _show(console: Console, lived: AttackResult, died: AttackResult) -> None:
     for status, count in sorted(lived.statuses.items()):
         table.add_row(f"inputs answered with {status}", str(count))
     table.add_row("longest answer to a bad input", f"{lived.answer_bytes} bytes")
+    for name, answer in lived.large_answers.items():
+        table.add_row(f"{name}: bytes in, status, bytes out", ", ".join(f"{value:,}" for value in answer))
     table.add_row("worst stall of the victim, calm", f"{lived.calm_stall_s * 1000:.0f} ms")
     for name, stall_s in lived.stalls_s.items():
         table.add_row(f"worst stall of the victim, {name}", f"{stall_s * 1000:.0f} ms")

@@ -15,7 +15,9 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,12 +137,23 @@ def _kill_actor(scene: Scene, placed: Stages, pids: dict[str, int]) -> tuple[str
 
 
 def _kill_node(scene: Scene, placed: Stages, pids: dict[str, int]) -> tuple[str, float]:
-    """All processes of a node of Ray that has a stage. Not of the head, with which the cluster ends."""
+    """All processes of a node of Ray that has a stage. Not of the head, with which the cluster ends.
+
+    Ray kills them one after the other, and its workers end when they see that: the fault is the end of the stage.
+    """
     assert scene.cluster is not None, "there are no nodes without Ray"
     nodes = {name: scene.cluster.node_of(pid) for name, pid in pids.items()}
     name = next(name for name, node in nodes.items() if scene.cluster.can_lose(node))
-    scene.cluster.kill_node(nodes[name])
-    return name, 0.0
+    stage, began = psutil.Process(pids[name]), time.monotonic()
+    with ThreadPoolExecutor(1) as beside:
+        ended = beside.submit(_end_of, stage)
+        scene.cluster.kill_node(nodes[name])
+        return name, ended.result() - began
+
+
+def _end_of(process: psutil.Process) -> float:
+    process.wait(START_BOUND_S)
+    return time.monotonic()
 
 
 def _cut_link(scene: Scene, placed: Stages, pids: dict[str, int]) -> tuple[str, float]:

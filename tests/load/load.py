@@ -42,6 +42,8 @@ Fault = Callable[[dict[str, int]], tuple[str, float]]
 
 # Greedy answers that are compared with the same request alone on an idle server.
 COMPARED_ANSWERS = 12
+# How much longer a load lasts, at most, until there is one.
+COMPARABLE_WITHIN_S = 120.0
 # Two tokens whose log-probabilities are nearer than this are a tie: batches of different sizes round differently.
 TIE_NATS = 1e-4
 SHOWN_COMPLAINTS = 20
@@ -147,7 +149,12 @@ async def _load(load: Load, server: LoadedServer, result: LoadResult) -> None:
         deadline = time.monotonic() + load.seconds
         # Clients end when their last request does, so operators must not leave the server paused before that.
         await asyncio.gather(operators.run(deadline), *(client.run(deadline) for client in crowd))
-        result.outcomes = [outcome for client in crowd for outcome in client.outcomes]
+        # On a slow link or machine none of them may have ended by itself yet.
+        bound = deadline + COMPARABLE_WITHIN_S
+        while time.monotonic() < bound and not any(_is_comparable(one) or one.cut for one in _outcomes_of(crowd)):
+            deadline = time.monotonic() + load.seconds
+            await asyncio.gather(*(client.run(deadline) for client in crowd))
+        result.outcomes = _outcomes_of(crowd)
         result.calls = operators.calls
         result.complaints += operators.complaints
         found = (complaint_about(outcome, operators.windows) for outcome in result.outcomes)
@@ -179,17 +186,22 @@ async def _load_until_death(
         # In a thread: streams are read while it takes its time.
         await asyncio.to_thread(kill, server)
         await asyncio.gather(*tasks)
-        result.outcomes = [outcome for client in crowd for outcome in client.outcomes]
+        result.outcomes = _outcomes_of(crowd)
     return died
+
+
+def _outcomes_of(crowd: Sequence[Client]) -> list[Outcome]:
+    return [outcome for client in crowd for outcome in client.outcomes]
+
+
+def _is_comparable(outcome: Outcome) -> bool:
+    """Whether it ended by itself, as the same request does alone."""
+    return outcome.ask.greedy and not outcome.left and outcome.finish_reasons in (["length"], ["stop"])
 
 
 async def _compare(http: httpx.AsyncClient, result: LoadResult, seed: int) -> None:
     """Ask again, alone, for some of the greedy answers that ended by themselves."""
-    whole = [
-        outcome
-        for outcome in result.outcomes
-        if outcome.ask.greedy and not outcome.left and outcome.finish_reasons in (["length"], ["stop"])
-    ]
+    whole = [outcome for outcome in result.outcomes if _is_comparable(outcome)]
     for outcome in random.Random(seed).sample(whole, min(COMPARED_ANSWERS, len(whole))):
         again = outcome.ask.fields | {"stream": False, "return_logprob": True, "top_logprobs_num": 2}
         answer = (await http.post(outcome.ask.path, json=again)).raise_for_status().json()

@@ -13,7 +13,9 @@ from engine.frontend.operator_routes import PauseBody
 from engine.frontend.protocol import parse_body
 from engine.launch.preload import PreloadedParent
 
-SHORT = AttackPlan(bodies=150, large_bytes=4 * 2**20, slow_clients=100, leaving_clients=10, soak_requests=200)
+SHORT = AttackPlan(
+    bodies=150, large_bytes=4 * 2**20, prompt_tokens=1000, slow_clients=100, leaving_clients=10, soak_requests=200
+)
 
 
 def test_a_server_holds_under_attack(parent: PreloadedParent, tmp_path: Path) -> None:
@@ -21,6 +23,8 @@ def test_a_server_holds_under_attack(parent: PreloadedParent, tmp_path: Path) ->
     result = run_attack(parent, tmp_path, SHORT)
     assert result.complaints == []
     assert result.statuses[400] > SHORT.bodies // 3
+    # More than goes in for those that are answered; at 64 choices it is refused.
+    assert [answer.status for answer in result.large_answers.values()] == [200, 400, 200, 200, 200]
     # Each kind of refusal was met, so its part of the attack reached its place.
     assert {400, 403, 405, 413, 503} <= set(result.statuses), result.statuses
 

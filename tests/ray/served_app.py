@@ -103,12 +103,14 @@ class ServedApp:
     def close(self) -> None:
         """End the application as Ctrl-C does, then the node; kill what is left."""
         self._processes()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            # The node was the first.
-            for command in reversed(self._started):
-                command.send_signal(signal.SIGTERM if command is self._started[0] else signal.SIGINT)
+        # The node was the first.
+        for command in reversed(self._started):
+            command.send_signal(signal.SIGTERM if command is self._started[0] else signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 command.wait(END_S)
-        _, left = psutil.wait_procs(self._seen, timeout=5)
+            # What an engine was just starting removes its folder when it sees that it is not wanted.
+            self._processes()
+        _, left = psutil.wait_procs(self._seen, timeout=END_S)
         for process in left:
             process.kill()
         psutil.wait_procs(left, timeout=5)
