@@ -314,6 +314,13 @@ ELSEWHERE: Final = {
     "max_num_seqs": "max_running_requests bounds the requests that run",
     "max_num_batched_tokens": "max_prefill_tokens bounds the prompt tokens of a microbatch",
     "block_size": "page_size is the tokens of a KV page",
+    "quantization": "how a checkpoint is quantized is read from its config.json",
+    "load_format": "weights are read as safetensors",
+    "swap_space": "host_kv_tokens bounds the KV that is kept in host memory, in tokens",
+    "max_log_len": "log_requests says whether requests are logged",
+    "enable_auto_tool_choice": "tools are on where tool_call_parser is not 'none'",
+    "kv_cache_memory_bytes": "max_total_tokens bounds the KV cache in tokens",
+    "cpu_offload_gb": "weights stay on the device; pp_size splits them over several",
 }
 
 

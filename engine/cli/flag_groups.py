@@ -1,5 +1,6 @@
-"""How the flags of the settings are shown by ``--help``: in groups, each with its type or its choices and its range.
+"""How the flags of the settings are shown: in groups, each with its type or its choices and its range.
 
+``--help`` shows those that people use, ``--help-all`` all.
 Owns the groups' names. A field is in the group that it is defined in: the settings list them in this order.
 """
 
@@ -14,6 +15,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from engine.broken_rules import nearest
+from engine.cli.foreign_flags import translated
 from engine.config import ELSEWHERE
 from engine.settings import ServerSettings
 
@@ -34,8 +36,31 @@ _BEGINS = {
 }
 
 
+# What most people set.
+USUAL = {
+    "path",
+    "config",
+    "model",
+    "device",
+    "dtype",
+    "context_length",
+    "pp_size",
+    "max_running_requests",
+    "max_total_tokens",
+    "chunked_prefill_size",
+    "lora",
+    "served_model_name",
+    "host",
+    "port",
+    "api_key",
+    "log_level",
+    "help",
+}
+HELP_ALL = "--help-all"
+
+
 def _groups() -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {"Model": ["config"]}
+    groups: dict[str, list[str]] = {"Model": ["path", "config"]}
     members = groups["Model"]
     for name in ServerSettings.model_fields:
         if name in _BEGINS:
@@ -52,9 +77,10 @@ _KINDS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretSt
 class GroupedCommand(typer.core.TyperCommand):
     # Which library's context, formatter and errors these are depends on the version of typer.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Guess no flag that means something else than the one that there is not."""
+        """Take flags of other engines. Guess none that means something else than the one that there is not."""
+        ctx.meta[HELP_ALL] = HELP_ALL in args
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, ["--help"] if HELP_ALL in args else translated(args))
         except typer.BadParameter:
             raise
         except Exception as exc:
@@ -76,8 +102,9 @@ class GroupedCommand(typer.core.TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for parameter in self.get_params(ctx):
             shown = parameter.get_help_record(ctx)
-            if shown is not None:
+            if shown is not None and (ctx.meta[HELP_ALL] or parameter.name in USUAL):
                 sections[_GROUP_OF[parameter.name or ""]].append(shown)
+        sections["Help"].append((HELP_ALL, "Show all flags and exit."))
         for group, rows in sections.items():
             if rows:
                 with formatter.section(group):

@@ -31,14 +31,25 @@ SettingsCommand = Callable[[TracedSettings], None]
 def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
     """A command with one flag a field of the settings, which is given the settings that result."""
 
-    def run(config: Path | None, **flags: Any) -> None:
+    def run(path: str | None, config: Path | None, **flags: Any) -> None:
+        if path is not None:
+            if flags["model"] not in (None, path):
+                sys.stderr.write(
+                    f"error: model must be given once, got {path} and --model {flags['model']}; drop one\n"
+                )
+                raise typer.Exit(EXIT_USAGE)
+            flags["model"] = path
         flags |= {name: ",".join(flags[name]) for name in REPEATED if flags[name]}
         with refuse_bad_configuration():
             traced = trace_settings(flags, os.environ, config)
         warn_of_unread_variables()
         command(traced)
 
-    parameters = [_config_flag(), *(_flag(name, field) for name, field in ServerSettings.model_fields.items())]
+    parameters = [
+        _model_argument(),
+        _config_flag(),
+        *(_flag(name, field) for name, field in ServerSettings.model_fields.items()),
+    ]
     run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -58,6 +69,13 @@ def refuse_bad_configuration() -> Iterator[None]:
 def warn_of_unread_variables() -> None:
     """Say which variables of the environment look like settings and are none."""
     sys.stderr.write("".join(f"warning: {sentence}\n" for sentence in unread_variables(os.environ)))
+
+
+def _model_argument() -> inspect.Parameter:
+    info = typer.Argument(metavar="MODEL", help="the same as --model", show_default=False)
+    return inspect.Parameter(
+        "path", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info]
+    )
 
 
 def _config_flag() -> inspect.Parameter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from pydantic.fields import FieldInfo
 
 from engine.cli.flag_groups import GROUPS, kind_of, range_of
 from engine.frontend.metrics import Metrics
+from engine.frontend.openai.bodies import ChatBody, CompletionBody
+from engine.frontend.openai.foreign_fields import FOREIGN_FIELDS
 from engine.messages import EngineStats
 from engine.serve_app.options import AppOptions
 from engine.settings import ServerSettings
@@ -58,6 +61,23 @@ def metrics_page() -> str:
     return "\n\n".join(["# Metrics", about, HOW, "\n".join([*_head("name", "kind", "meaning"), *sorted(rows)])]) + "\n"
 
 
+def fields_page() -> str:
+    about = (
+        "Fields of other servers of the OpenAI protocol. One that is not served is taken with the values\n"
+        "named here, which change nothing, and refused with any other."
+    )
+    bodies = {"chat": ChatBody.model_fields, "completion": CompletionBody.model_fields}
+    rows = []
+    for field in FOREIGN_FIELDS:
+        neutral = " or ".join(f"`{json.dumps(value)}`" for value in (None, *field.neutral))
+        routes = ["served" if field.name in fields else "" for fields in bodies.values()]
+        rows.append(
+            _row(f"`{field.name}`", field.servers, *routes, f"{neutral}: {field.reason}" if field.reason else "")
+        )
+    head = _head("field", "of", *bodies, "taken only as")
+    return "\n\n".join(["# Fields of other servers", about, HOW, "\n".join([*head, *rows])]) + "\n"
+
+
 def _values(field: FieldInfo) -> str:
     if field.annotation is bool:
         return "on|off"
@@ -80,7 +100,7 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+PAGES = {"settings.md": settings_page, "metrics.md": metrics_page, "fields.md": fields_page}
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -1,6 +1,6 @@
 """Fields that other servers of the OpenAI protocol take: which of them are served, and what is said of the others.
 
-Owns the one list of them; docs/tables/fields.md is made of it. A field that is not served is taken with null and with
+Owns the one list of them; docs/tables/fields.md is made from it. A field that is not served is taken with null and with
 values that change nothing, because programs send those, and refused with any other, by its name and with the reason.
 """
 
@@ -125,16 +125,3 @@ def _is_same(value: Any, neutral: Any) -> bool:
 def _words(values: tuple[Any, ...]) -> str:
     spelled = {None: "null", True: "true", False: "false"}
     return " or ".join(spelled[value] if value is None or isinstance(value, bool) else repr(value) for value in values)
-
-
-def table(columns: dict[str, set[str]]) -> str:
-    """The list as a table of Markdown; ``columns`` are the fields of each route, by its column."""
-    lines = [
-        f"| field | of | {' | '.join(columns)} | here |",
-        f"| --- | --- |{' --- |' * len(columns)} --- |",
-    ]
-    for field in FOREIGN_FIELDS:
-        routes = " | ".join("served" if field.name in names else "" for names in columns.values())
-        here = "served" if not field.reason else f"only {_words((None, *field.neutral))}: {field.reason}"
-        lines.append(f"| `{field.name}` | {field.servers} | {routes} | {here} |")
-    return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from engine import __version__
 from engine.cli import app
-from engine.cli.flag_groups import GROUPS, kind_of
+from engine.cli.flag_groups import GROUPS, USUAL, kind_of
 from engine.errors import ConfigError
 from engine.links.secret import Secret
 from engine.settings import ServerSettings
@@ -107,12 +107,12 @@ def test_config_command_refuses_with_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["serve", "config"])
 def test_help_lists_every_flag_once_in_groups_with_its_kind(command: str) -> None:
     """C09: choices, types, ranges and defaults, as the settings have them."""
-    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
+    shown = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "200"}).stdout
     groups = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
     assert groups == list(GROUPS)
     flags = re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE)
     expected = {name.replace("_", "-") for name in ServerSettings.model_fields}
-    assert sorted(flags) == sorted(expected | {"config", "help"})
+    assert sorted(flags) == sorted(expected | {"config", "help", "help-all"})
     for line in (
         "--schedule-policy fcfs|lpm|priority",
         "--pp-size INTEGER",
@@ -125,8 +125,18 @@ def test_help_lists_every_flag_once_in_groups_with_its_kind(command: str) -> Non
         assert line in shown
 
 
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_help_shows_what_people_use(command: str) -> None:
+    """C09: a screen of flags, and the one that shows all."""
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "120"}).stdout
+    flags = re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE)
+    assert {flag.replace("-", "_") for flag in flags} == (USUAL - {"path"}) | {"help_all"}
+    assert " [MODEL]" in shown
+    assert len(shown.splitlines()) < 75
+
+
 def test_groups_name_fields_that_exist() -> None:
-    known = ServerSettings.model_fields.keys() | {"config", "help", "allowed_hosts", "operator_origins"}
+    known = ServerSettings.model_fields.keys() | {"path", "config", "help", "allowed_hosts", "operator_origins"}
     named = [name for names in GROUPS.values() for name in names]
     assert set(named) <= known
     assert len(set(named)) == len(named)

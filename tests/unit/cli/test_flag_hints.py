@@ -16,7 +16,7 @@ ELSEWHERE = {
     "ep_size": "pp_size",
     "max_loras_per_batch": "max_lora_rank",
     "enable_priority_scheduling": "async_scheduling",
-    "max_model_len": "max_total_tokens",
+    "gpu_memory_utilization": "max_total_tokens",
     "kv_cache_memory_bytes": "kv_cache_dtype",
     "prefill_max_requests": "max_queued_requests",
 }
@@ -54,6 +54,53 @@ def test_a_misspelt_name_is_guessed(name: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{MISSPELT[name]}'"):
         EngineConfig(**{name: 2})
     assert f"(Possible options: {_flag(MISSPELT[name])})" in _said_of(_flag(name))
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--max-model-len", "512"], {"context_length": 512}),
+        (["--max_model_len=512"], {"context_length": 512}),
+        (["--max-num-seqs", "8", "--block-size=32"], {"max_running_requests": 8, "page_size": 32}),
+        (["--tensor-parallel-size", "1", "--port", "1"], {"port": 1}),
+        (["--tp-size=1", "--dp", "1", "-tp", "1", "--enforce-eager"], {"cuda_graphs": "off"}),
+        (["--enable-prefix-caching"], {"radix_cache": True}),
+        (["--disable-radix-cache", "-pp", "2"], {"radix_cache": False, "pp_size": 2}),
+        (["--random-seed", "5", "--model-path", "embedded:3"], {"seed": 5, "model": "embedded:3"}),
+        (["embedded:4", "--port", "1"], {"model": "embedded:4", "port": 1}),
+        (["--port", "1", "--model", "embedded:4", "embedded:4"], {"model": "embedded:4", "port": 1}),
+    ],
+)
+def test_flags_of_other_engines_that_mean_the_same(args: list[str], expected: dict[str, object]) -> None:
+    """C09"""
+    done = CliRunner().invoke(app, ["config", *args])
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert {row[0]: row[1] for row in rows if row[-1].startswith("--")} == {
+        name: str(value) for name, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--tp-size", "2"], "No such option: --tp-size; the model is not split by tensors here"),
+        (["--tensor_parallel_size=2"], "the model is not split by tensors here"),
+        (["--tp-size"], "No such option: --tp-size"),
+        (["--gpu-memory-utilization", "0.9"], "max_total_tokens bounds the KV cache in tokens"),
+        (["--mem-fraction-static", "0.9"], "max_total_tokens bounds the KV cache in tokens"),
+        (["--quantization", "awq"], "read from its config.json"),
+        (["--max-num-batched-tokens", "9"], "max_prefill_tokens bounds the prompt tokens of a microbatch"),
+        (["--max-model-len", "-1"], "context_length must be >= 2, got '-1'"),
+        (["a", "--model", "b"], "model must be given once, got a and --model b"),
+        (["a", "b"], "unexpected extra argument"),
+    ],
+)
+def test_flags_of_other_engines_that_mean_something_else(args: list[str], text: str) -> None:
+    """C09: the thing and the remedy, before anything is imported."""
+    done = CliRunner().invoke(app, ["config", *args])
+    assert done.exit_code == 2
+    assert text in done.output
 
 
 def test_the_switch_that_turns_a_setting_off_is_guessed_too() -> None:

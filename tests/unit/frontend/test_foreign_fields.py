@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,22 +12,15 @@ from pydantic import BaseModel
 
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.openai.foreign_fields import FOREIGN_FIELDS, table
+from engine.frontend.openai.foreign_fields import FOREIGN_FIELDS
 from engine.frontend.protocol import parse_body
 from engine.messages import FinishReason, TokenOutput
 
-PAGE = Path("docs/tables/fields.md")
 HELLO = [{"role": "user", "content": "hello"}]
 BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [
     (ChatBody, {"messages": HELLO}),
     (CompletionBody, {"prompt": "hello"}),
 ]
-COLUMNS = {"chat": set(ChatBody.model_fields), "completion": set(CompletionBody.model_fields)}
-
-
-def test_the_page_is_the_list() -> None:
-    """``python -c`` with ``table`` and the two sets of fields writes it anew."""
-    assert PAGE.read_text(encoding="utf-8").partition("\n\n| ")[2] == table(COLUMNS).removeprefix("| ")
 
 
 @pytest.mark.parametrize("field", FOREIGN_FIELDS, ids=lambda field: field.name)
