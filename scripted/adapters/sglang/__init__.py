@@ -5,29 +5,34 @@ Nothing else imports SGLang, and nothing of SGLang is kept here.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import warnings
+from importlib.metadata import version
 
 from scripted.adapters.sglang import stubs
 from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["ADAPTER"]
 
+if importlib.util.find_spec("sglang") is None:
+    raise ScriptDefinitionError(
+        "the adapter sglang needs an installed SGLang; `make sglang` makes an environment with one that runs on the CPU"
+    )
 # SGLang reads them when it is imported. The tree of its prefix cache is Rust by default, which cannot be copied.
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
-_WITHOUT = stubs.install()
+stubs.install()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
-        import sglang.srt.managers.scheduler  # noqa: F401 - whether it is there
-    except ImportError as exc:
+        from scripted.adapters.sglang.adapter import ADAPTER
+    except (ImportError, AttributeError) as exc:
         raise ScriptDefinitionError(
-            f"the adapter sglang needs an installed SGLang: {exc}; `make sglang` makes an environment with one that "
-            "runs on the CPU"
+            f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {exc}; tried was 0.5.23; "
+            "`make sglang` installs that one with what it needs"
         ) from exc
-    # Retractions, refused flushes and aborts are answered, not logged, thousands of times; some by the root logger.
-    logging.getLogger("sglang").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)
-    from scripted.adapters.sglang.adapter import ADAPTER
+# Retractions, refused flushes and aborts are answered, not logged, thousands of times; some by the root logger.
+logging.getLogger("sglang").setLevel(logging.CRITICAL)
+logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)

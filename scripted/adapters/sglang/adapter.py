@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import weakref
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from sglang.srt.beam_search.coordinator import BeamCoordinator
 from sglang.srt.configs.model_config import ModelConfig
@@ -26,18 +28,19 @@ from sglang.srt.server_args import ServerArgs
 from torch.distributed import ProcessGroup
 
 from scripted.adapters.sglang.config import Settings
-from scripted.adapters.sglang.machine import PAUSE_MODES, SglangMachine
+from scripted.adapters.sglang.machine import PAUSE_MODES, SglangMachine, check_loops
 from scripted.adapters.sglang.workloads import WORKLOADS
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.states import UnreadableState
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 
+check_loops()
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 # Nothing of these changes after the scheduler is made, or it only counts and publishes what happened.
 _SHARED: Final = (
     *(ServerArgs, ModelConfig, RuntimeContext, GroupCoordinator, ProcessGroup, TpModelWorker, KVCache),
-    *(torch.dtype, torch.device, torch.cpu.Stream, torch.cpu.StreamContext),
+    *(torch.dtype, torch.device, torch.cpu.Stream, torch.cpu.StreamContext, np.generic),
     *(SchedulerMetricsReporter, SchedulerKvEventsPublisher, SchedulerLoadPublisher, SchedulerProfilerManager),
     *(SchedulerWeightUpdaterManager, SchedulerDPAttnAdapter, GrammarManager, BeamCoordinator),
 )
@@ -49,7 +52,7 @@ def _reference_to(_: weakref.ref[Any], items: list[Any]) -> weakref.ref[Any]:
 
 COPIER: Final = Copier(
     shared=_SHARED,
-    copied={torch.Tensor: torch.Tensor.clone},
+    copied={torch.Tensor: torch.Tensor.clone, array: lambda numbers: numbers[:]},
     rebuilt={weakref.ref: (lambda reference: [reference()], _reference_to)},
     uniform=True,
 )

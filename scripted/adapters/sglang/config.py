@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -122,7 +123,8 @@ def new_scheduler(settings: Settings) -> tuple[runtime_context.RuntimeContext, S
     """SGLang's scheduler of these settings, with the context that it has to be used in."""
     values = {name: value for name, value in msgspec.structs.asdict(settings).items() if name not in _OWN}
     # A collection of all garbage costs more than the rest of a scheduler, and there is nothing that it could free.
-    with mock.patch("gc.collect", return_value=0):
+    with mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         args = ServerArgs(model_path=_model_folder().name, **_ARGUMENTS, **values)
         ports = PortArgs.init_new(args)
         context = runtime_context.create_context(

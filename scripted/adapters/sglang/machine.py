@@ -5,11 +5,13 @@ A loop is cut where it waits: for the result of a batch, and for messages. Only 
 
 from __future__ import annotations
 
+import inspect
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from types import SimpleNamespace
+from importlib.metadata import version
+from types import CodeType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -22,11 +24,13 @@ from sglang.srt.managers.io_struct import (
     PauseGenerationReqInput,
     TokenizedGenerateReqInput,
 )
+from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import use_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from scripted.adapters.sglang.config import Settings, new_scheduler
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk import (
     Abort,
     Add,
@@ -71,6 +75,32 @@ class _Wait(Enum):
 _FOR_NOTHING, _BEFORE_LAUNCH, _AFTER_LAUNCH = _Wait
 
 
+# What the loops do, in their order, is written down in ``SglangMachine``; this is what they are made of.
+_TURN: Final = frozenset({
+    "ingest_requests", "_record_scheduler_state_for_paused_engine", "get_next_batch_to_run", "run_batch",
+    "process_batch_result", "on_idle",
+})  # fmt: skip
+_LOOPS: Final = {
+    "event_loop_normal": _TURN,
+    "event_loop_overlap": _TURN
+    | {"is_disable_overlap_for_batch", "_apply_war_barrier", "launch_batch_sample_if_needed"},
+}
+
+
+def check_loops() -> None:
+    """Raises ScriptDefinitionError for loops of another version, which do something else."""
+    for loop, known in _LOOPS.items():
+        codes = [inspect.unwrap(getattr(Scheduler, loop)).__code__]
+        codes += [one for one in codes[0].co_consts if isinstance(one, CodeType)]
+        calls = {name for code in codes for name in code.co_names if callable(getattr(Scheduler, name, None))}
+        if calls != known:
+            words = [f"{loop} {'calls' if name in calls else 'does not call'} {name}" for name in sorted(calls ^ known)]
+            raise ScriptDefinitionError(
+                f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {', '.join(words)}; it was "
+                "tried with 0.5.23"
+            )
+
+
 class _Receiver:
     """In place of the sockets that bring messages: they are put into the scheduler's own list instead."""
 
@@ -90,10 +120,8 @@ class _Sender:
         self.sent.append(output)
 
 
-class _KeepsNothing(list[Any]):
+def _keep_nothing(batch: Any) -> None:
     """In place of what keeps tensors alive for a graphics card."""
-
-    def __setitem__(self, *_: Any) -> None: ...
 
 
 class _Dispatcher:
@@ -204,7 +232,7 @@ class SglangMachine:
         scheduler.load_snapshot_writer = None
         scheduler.request_receiver = _Receiver()
         scheduler.recv_from_tokenizer = scheduler.watchdog = None
-        scheduler.batch_record_buf = _KeepsNothing([[], []])
+        scheduler.record_batch_in_overlap = _keep_nothing
         table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - what it is made of
         scheduler._request_dispatcher = _Dispatcher(scheduler, table)  # noqa: SLF001 - as above
         self._worker = scheduler.model_worker = _Worker(settings.page_size)
@@ -457,10 +485,11 @@ class SglangMachine:
             self._retractions.pop(rid, None)
 
     def _preempted(self) -> tuple[str, ...]:
-        """Requests that lost their pages in this step."""
+        """Requests that lost their pages in this step, wherever they are by now."""
         lost = []
         scheduler = self.scheduler
-        for req in (*scheduler.waiting_queue, *(self._batch.reqs if self._batch else ())):
+        batches = (self._batch, scheduler.last_batch, scheduler.running_batch)
+        for req in (*scheduler.waiting_queue, *(req for batch in batches if batch is not None for req in batch.reqs)):
             rid = rid_of(req.rid)
             if req.retraction_count > self._retractions.get(rid, req.retraction_count):
                 self._retractions[rid] = req.retraction_count

@@ -8,7 +8,10 @@ adapter's; without one the same workloads pass.
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,9 +24,11 @@ if find_spec("sglang") is None:
 
 from scripted import api
 from scripted.adapters.sglang.adapter import COPIER, MUTANTS
+from scripted.adapters.sglang.machine import Scheduler, check_loops
 from scripted.core.forks import Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.named import adapter_named
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.records import Record
 from scripted.search.execution import execute, record
@@ -36,7 +41,20 @@ pytestmark = pytest.mark.filterwarnings("default")
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/sglang.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\$ scripted replay '(.*)'$", PAGE, re.MULTILINE)
-WORDS = ("ab ends with abort, but nothing aborted it",)
+WORDS = (
+    "ab ends with abort, but nothing aborted it",
+    "a is launched, but it was aborted 2 launches ago",
+    "everything has ended, but the scheduler is not idle: waiting=0 running=1",
+)
+EXAMPLES = {
+    "aborted_by_a_prefix.py": "a was aborted; still waiting: nobody",
+    "computed_after_its_abort.py": "computed of a: [8]; then it was aborted, and computed were [8, 8, 8]",
+}
+# What SGLang imports and this environment lacks is not a part of the examples.
+RUNNER = (
+    "import runpy, sys; from scripted.adapters.sglang.stubs import install; install(); "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
 
 # The workload of the whole sweep that shows each bug.
 SHOWN_BY = {
@@ -56,6 +74,16 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     assert words in failure_of(line)
 
 
+@pytest.mark.parametrize(("name", "words"), EXAMPLES.items())
+def test_an_example_shows_it_without_the_harness(name: str, words: str) -> None:
+    path = ROOT / "examples/sglang" / name
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path.parent}"}
+    command = [sys.executable, "-c", RUNNER, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert words in done.stdout, done.stderr
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("workload", sorted(adapter_named("sglang").workloads))
 def test_a_workload_alone_is_right(workload: str) -> None:
     """No false alarm without an added event, with tokens compared with those of each request alone."""
@@ -68,6 +96,18 @@ def records_of(line: str) -> list[Record]:
 
 def test_retraction_for_want_of_memory_is_reached() -> None:
     assert any(one.stepped.preempted for one in records_of(adapter_named("sglang").workloads["sglang-growing"]))
+
+
+def test_another_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version whose loop calls something else is not searched as if it did not."""
+
+    def event_loop_normal(self: Scheduler) -> None:
+        self.ingest_requests()
+        self.flush_cache()
+
+    monkeypatch.setattr(Scheduler, "event_loop_normal", event_loop_normal)
+    with pytest.raises(ScriptDefinitionError, match="event_loop_normal calls flush_cache, event_loop_normal does not"):
+        check_loops()
 
 
 def test_a_name_that_begins_like_no_other_is_safe() -> None:
