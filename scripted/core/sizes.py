@@ -39,7 +39,7 @@ def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
     kinds, queue = _KINDS, [*roots.items()]
     for path, value in queue:  # It grows meanwhile.
         kind = kinds[type(value)]
-        if kind is None or id(value) in seen or (leaves and _is_leaf(type(value), leaves)):
+        if kind is None or id(value) in seen or (leaves and _is_leaf(type(value), leaves)):  # type: ignore[arg-type]
             continue
         seen.add(id(value))
         if kind is _OBJECT:
