@@ -58,17 +58,38 @@ class HarnessView(StartView):
         self._announce(serving)
 
 
+class Phases:
+    """What a start spends its time on. A terminal on stderr is told of each phase when it begins, if ``shown``."""
+
+    def __init__(self, *, shown: bool = False) -> None:
+        self._shown = shown and sys.stderr.isatty()
+        self._begun: list[tuple[str, float]] = []
+
+    def begin(self, name: str) -> None:
+        self._begun.append((name, time.monotonic()))
+        if self._shown:
+            sys.stderr.write(f"starting: {name}\n")
+
+    def told(self) -> str:
+        """Each phase with its seconds, the last one up to now."""
+        ends = [when for _, when in self._begun[1:]] + [time.monotonic()]
+        return ", ".join(f"{name} {end - begun:.1f} s" for (name, begun), end in zip(self._begun, ends, strict=True))
+
+
 class OperatorView(StartView):
     """A person or a log: bars on stderr if that is a terminal, then on stdout some lines of text, or one of JSON.
 
     ``started_s`` is the start on the monotonic clock. Starts no thread: the bars are drawn when they move.
     """
 
-    def __init__(self, settings: ServerSettings, facts: ModelFacts, limits: Limits, started_s: float) -> None:
+    def __init__(
+        self, settings: ServerSettings, facts: ModelFacts, limits: Limits, started_s: float, phases: Phases
+    ) -> None:
         self._settings = settings
         self._facts = facts
         self._limits = limits
         self._started_s = started_s
+        self._phases = phases
         self._loads: dict[str, Loading] = {}
         self._learned: dict[str, str] = {}
         self._progress: Progress | None = None
@@ -146,6 +167,7 @@ class OperatorView(StartView):
             "page_size": limits.page_size,
             "context_length": limits.context_length,
             "running_requests": limits.rows,
+            "start": self._phases.told(),
             "keys": "none" if settings.api_key is None and settings.admin_key is None else "needed",
             **lora,
             **self._learned,

@@ -5,12 +5,13 @@ Refuses what cannot be served, with too few open files too. It reads files and m
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import resource
 from pathlib import Path
 
 from engine.config import embedded_seed, loras_of, require_lora_names
-from engine.errors import StartupError
+from engine.errors import ConfigError, StartupError
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.output_files import require_writable
 from engine.settings import ServerSettings
@@ -33,6 +34,10 @@ def refuse_early(settings: ServerSettings) -> None:
     from engine.model.lora_config import require_lora
 
     require_files(settings)
+    if settings.placement == "local" and settings.device.startswith("cuda") and not _has_gpu_driver():
+        raise ConfigError(
+            f"device must exist, but this machine has no driver for {settings.device!r}; use --device cpu, or auto"
+        )
     if settings.record:
         require_writable("record", Path(settings.record))
     if settings.flight_dir:
@@ -46,6 +51,15 @@ def refuse_early(settings: ServerSettings) -> None:
         require_files(settings.draft_config())
     if embedded_seed(settings.model, settings.seed) is not None:
         Limits.of(settings, embedded_facts(settings.model))
+
+
+def _has_gpu_driver() -> bool:
+    """Whether the driver's library, or the kernel's part of AMD's, is there. Opens no device."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()
+    return True
 
 
 def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limits]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from engine.errors import EngineError, StartupError
 from engine.interruption import EXIT_INTERRUPTED
-from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
+from engine.launch.announcement import Announce, HarnessView, OperatorView, Phases, StartView
 from engine.launch.child import Child, fork_child
 from engine.launch.first_death import first_death, is_cause
 from engine.launch.imports import import_frontend, import_models, limit_imports
@@ -86,14 +86,18 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         listener = bind_listener(settings.host, settings.port)
         place = MeetingPlace(settings) if settings.placement != "local" else None
         refuse_early(settings)
+        phases = Phases(shown=announce is None and settings.log_format != "json")
+        phases.begin("imports")
         import_models(of_torch=not openvino_is_likely(settings))
+        phases.begin("files and memory")
         settings, facts, limits = resolve(settings)
         folder = PrivateDir(private_dir)
         meeting = place.open(settings, folder) if place is not None else None
+        phases.begin("loading")
     except EngineError as exc:
         _report(_own_failure(str(exc)), private_dir, settings)
         return EXIT_FAILED
-    view = HarnessView(announce) if announce is not None else OperatorView(settings, facts, limits, started)
+    view = HarnessView(announce) if announce is not None else OperatorView(settings, facts, limits, started, phases)
     try:
         return _Supervisor(settings, facts, limits, listener, folder, view, meeting).run()
     finally:

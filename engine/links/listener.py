@@ -39,6 +39,13 @@ class Link:
     peer: str
 
 
+# Where another port would not help, or not any other.
+_REMEDIES: Final = {
+    errno.EADDRNOTAVAIL: "no interface of this machine has it; use 127.0.0.1 for this machine alone, 0.0.0.0 for all",
+    errno.EACCES: "ports below 1024 are the administrator's; choose a higher one",
+}
+
+
 def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> socket.socket:
     """A TCP socket that has its port. Without ``backlog`` it does not listen yet: a peer is refused, and may try again.
 
@@ -60,9 +67,10 @@ def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> so
             listener.listen(backlog)
     except OSError as exc:
         listener.close()
+        remedy = _REMEDIES.get(exc.errno or 0, "end what uses it, choose another one, or port 0 for any free one")
         raise StartupError(
             f"{name} must be an address of this machine with a free port, got {endpoint}: {exc.strerror or exc}; "
-            "end what uses it, choose another one, or port 0 for any free one"
+            f"{remedy}"
         ) from exc
     return listener
 

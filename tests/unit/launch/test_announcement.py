@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.launch.announcement import HarnessView, OperatorView
+from engine.launch.announcement import HarnessView, OperatorView, Phases
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.links.endpoint import Endpoint
 from engine.process.control import Gathering, Loading, Serving
@@ -19,7 +19,10 @@ SERVING = Serving(base_url="http://127.0.0.1:7", pids={})
 def started(**settings: object) -> OperatorView:
     """A view of a start with two stages on two devices that have loaded half of their weights."""
     chosen = ServerSettings(pp_size=2, **settings)
-    view = OperatorView(chosen, EMBEDDED_FACTS, Limits.of(chosen, EMBEDDED_FACTS), time.monotonic())
+    phases = Phases(shown=True)
+    phases.begin("imports")
+    phases.begin("loading")
+    view = OperatorView(chosen, EMBEDDED_FACTS, Limits.of(chosen, EMBEDDED_FACTS), time.monotonic(), phases)
     with view.loading():
         for stage in range(2):
             view.loaded(f"stage-{stage}", Loading(done=11, total=22, device=f"cuda:{stage}", dtype="bfloat16"))
@@ -40,8 +43,10 @@ def test_lines_say_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
         "16",
         "100",
         "64",
+        "s",
         "needed",
     ]
+    assert any(row.split(None, 1) == ["start", "imports 0.0 s, loading 0.0 s"] for row in rows)
     assert any(row.split(None, 1) == ["device", "cuda:0, cuda:1"] for row in rows)
     assert err == ""
 
@@ -61,6 +66,13 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     )
     assert said["message"].startswith("Serving embedded")
     assert err == ""
+
+
+def test_a_terminal_is_told_of_each_phase(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for shown, told in ((True, "starting: imports\n"), (False, "")):
+        Phases(shown=shown).begin("imports")
+        assert capsys.readouterr().err == told
 
 
 def test_bars_move_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import select
 import socket
 import time
@@ -180,6 +181,25 @@ def test_what_does_not_listen_yet_refuses_and_what_never_speaks_is_given_up(monk
     ):
         bound_at(endpoint, "--listen")
     bound.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "error", "remedy"),
+    [
+        ("192.0.2.1", errno.EADDRNOTAVAIL, "no interface of this machine has it; use 127.0.0.1"),
+        ("127.0.0.1", errno.EACCES, "ports below 1024 are the administrator's"),
+        ("127.0.0.1", errno.EADDRINUSE, "end what uses it"),
+    ],
+)
+def test_an_address_that_cannot_be_had_has_its_own_remedy(
+    host: str, error: int, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(StartupError, match=f"--host must be .* got {host}:7: {os.strerror(error)}; {remedy}"):
+        bound_at(Endpoint(host, 7), "--host")
 
 
 def test_peers_that_speak_while_others_take_their_place_break_nothing(gate: LinkListener) -> None:
