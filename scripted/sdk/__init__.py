@@ -26,6 +26,7 @@ from scripted.sdk.messages import (
     Signal,
     Stepped,
     Tokens,
+    Window,
 )
 
 __all__ = [
@@ -52,4 +53,5 @@ __all__ = [
     "Stepped",
     "Tokens",
     "Violation",
+    "Window",
 ]

@@ -85,6 +85,16 @@ Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed | 
 # -- the plan: what a step launches --
 
 
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """The block table of layers that attend to the last ``tokens`` positions alone, their own among them.
+
+    Blocks that are wholly before the window may be anything.
+    """
+
+    block_ids: tuple[int, ...]
+    tokens: int
+
+
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What one request computes in a batch: the positions ``start`` to ``start + count - 1``.
 
@@ -94,6 +104,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     share begins where the one before it came to. ``known_tokens`` is how many tokens the request has, those in flight
     included, where the scheduler knows better than the results that it was given: after it dropped some of them.
     ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it does not know yet.
+    Where layers differ in what they attend to, ``windows`` are the tables of the other groups, in blocks of the same
+    pool and size.
     """
 
     rid: str
@@ -103,6 +115,12 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     draft_ids: tuple[int, ...] = ()
     known_tokens: int | None = None
     token_ids: tuple[int, ...] | None = None
+    windows: tuple[Window, ...] = ()
+
+    @property
+    def tables(self) -> tuple[tuple[int, ...], ...]:
+        """All of its block tables."""
+        return (self.block_ids, *(window.block_ids for window in self.windows)) if self.windows else (self.block_ids,)
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -207,40 +207,49 @@ class SimulatedRunner:
             )
         if share.token_ids is not None:
             self._compare(share, tokens)
-        room = len(share.block_ids) * self._size
-        if end > room:
-            raise Violation(
-                f"{share.rid} computes positions {share.start} to {end - 1}, but has room for {room} in its blocks "
-                f"{list(share.block_ids)}"
-            )
+        for block_ids in share.tables:
+            room = len(block_ids) * self._size
+            if end > room:
+                raise Violation(
+                    f"{share.rid} computes positions {share.start} to {end - 1}, but has room for {room} in its blocks "
+                    f"{list(block_ids)}"
+                )
         fingerprints = tokens.fingerprints[share.start + 1 : end + 1]
         if drafts:
             fingerprints += links_of(fingerprints[-1], share.draft_ids)[1:]
-        for position, fingerprint in enumerate(fingerprints, share.start):
-            index, slot = divmod(position, self._size)
-            block = self._blocks.setdefault(share.block_ids[index], [0] * self._size)
-            block[slot] = fingerprint
-            self._written[share.block_ids[index]] = self._flushes
+        for block_ids in share.tables:
+            for position, fingerprint in enumerate(fingerprints, share.start):
+                index, slot = divmod(position, self._size)
+                self._blocks.setdefault(block_ids[index], [0] * self._size)[slot] = fingerprint
+                self._written[block_ids[index]] = self._flushes
 
     def _read(self, share: Share) -> tuple[int, ...]:
         """Look at all that the share attends to; returns what it samples."""
-        tokens, size = self._requests[share.rid], self._size
+        tokens = self._requests[share.rid]
         end = share.start + share.count - len(share.draft_ids)
-        for index in range(-(-end // size)):
-            first, last = index * size, min(end, (index + 1) * size)
-            slots = self._blocks.get(share.block_ids[index], ())
-            if list(slots[: last - first]) != tokens.fingerprints[first + 1 : last + 1]:
-                raise Violation(self._what_is_wrong(share, index, first, last))
-            if self._written[share.block_ids[index]] < self._flushes:
-                raise Violation(
-                    f"{share.rid} reads block {share.block_ids[index]}, which was written before the cache was flushed"
-                )
+        self._check_reads(share, share.block_ids, 0, end)
+        for window in share.windows:
+            self._check_reads(share, window.block_ids, max(0, share.start + 1 - window.tokens), end)
         tokens.computed = end
         if end < len(tokens.ids):
             return ()
         said = self._sample(tokens, share.draft_ids)
         tokens.computed = len(tokens.ids) - 1
         return said
+
+    def _check_reads(self, share: Share, block_ids: Sequence[int], begin: int, end: int) -> None:
+        """These blocks hold the request's own KV from one position to another. Raises Violation."""
+        fingerprints, size = self._requests[share.rid].fingerprints, self._size
+        for index in range(begin // size, -(-end // size)):
+            start = index * size
+            first, last = max(begin, start), min(end, start + size)
+            slots = self._blocks.get(block_ids[index], ())
+            if list(slots[first - start : last - start]) != fingerprints[first + 1 : last + 1]:
+                raise Violation(self._what_is_wrong(share, block_ids, first, last))
+            if self._written[block_ids[index]] < self._flushes:
+                raise Violation(
+                    f"{share.rid} reads block {block_ids[index]}, which was written before the cache was flushed"
+                )
 
     def _sample(self, tokens: _Tokens, drafts: Sequence[int]) -> tuple[int, ...]:
         """What comes next; after each guess that was right, what comes after it as well."""
@@ -275,14 +284,15 @@ class SimulatedRunner:
             stated = list(share.token_ids)
             raise Violation(f"{share.rid} computes the tokens {stated} from position {share.start} on, but has {there}")
 
-    def _what_is_wrong(self, share: Share, index: int, first: int, last: int) -> str:
-        block, slots = share.block_ids[index], self._blocks.get(share.block_ids[index], ())
+    def _what_is_wrong(self, share: Share, block_ids: Sequence[int], first: int, last: int) -> str:
+        block = block_ids[first // self._size]
+        slots, place = self._blocks.get(block, ()), first % self._size
         there = self._requests[share.rid].fingerprints[first + 1 : last + 1]
-        wrong = next(place for place, expected in enumerate(there) if place >= len(slots) or slots[place] != expected)
+        wrong = next(at for at, expected in enumerate(there, place) if at >= len(slots) or slots[at] != expected)
         known = [rid for rid, other in self._requests.items() if slots and slots[wrong] in other.fingerprints[1:]]
         what = f"was written for {' or '.join(known)}" if known else "was never written for what it has now"
         return (
-            f"{share.rid} reads KV that is not its own: slot {wrong} of block {block}, its position {first + wrong}, "
-            f"{what}; its blocks are {list(share.block_ids)}, and it computes positions {share.start} to "
-            f"{share.start + share.count - 1}"
+            f"{share.rid} reads KV that is not its own: slot {wrong} of block {block}, its position "
+            f"{first - place + wrong}, {what}; its blocks are {list(block_ids)}, and it computes positions "
+            f"{share.start} to {share.start + share.count - 1}"
         )

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from vllm.config import (
     CacheConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -38,7 +39,7 @@ _COPIER: Final = Copier(
     shared=(
         # Nothing changes these after the scheduler is made.
         *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
-        KVTransferConfig,
+        *(KVTransferConfig, KVEventsConfig),
         *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype),
         # A plan and a result are finished when they are handed over.
         *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
@@ -112,5 +113,7 @@ ADAPTER: Final = VllmAdapter(
     actions=dict.fromkeys(ACTIONS, NEEDED),
     undoing=(ReleaseTransfers(),),
     mutants=MUTANTS,
+    # Events are published with the next result, and there is none after the last flush.
+    may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said"),
     copier=_COPIER,
 )

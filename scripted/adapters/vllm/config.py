@@ -12,12 +12,22 @@ from typing import Any, Final, Literal
 
 import msgspec
 import torch
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVEventsConfig,
+    KVTransferConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+
+from scripted.adapters.vllm.kv_events import Subscriber
 
 _HASH_BYTES: Final = 8
 
@@ -30,7 +40,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The settings of a scheduler, under vLLM's own names. The defaults are small, so that limits are met soon.
 
     ``num_gpu_blocks`` counts the null block, which no request gets. ``model_runner`` is the version of vLLM's model
-    runner that plans are made for. ``kv_connector`` says how a connector loads, if there is one: ``kv_offered_tokens``
+    runner that plans are made for. With a ``sliding_window`` some layers attend to so many tokens alone, and the cache
+    has two groups. ``kv_connector`` says how a connector loads, if there is one: ``kv_offered_tokens``
     of each prompt are outside, and an ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the
     blocks of a request that ended are kept until it is saved.
     """
@@ -50,6 +61,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pipeline_parallel_size: int = 1
     num_speculative_tokens: int = 0
     model_runner: Literal[1, 2] = 2
+    sliding_window: int = 0
+    enable_kv_cache_events: bool = False
+    kv_cache_report_mode: Literal["incremental", "full"] = "incremental"
     kv_connector: Literal["none", "sync", "async"] = "none"
     kv_role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
@@ -63,6 +77,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (min(self.block_size, self.max_num_batched_tokens, self.max_num_seqs) >= 1, "sizes are 1 or more"),
             (self.pipeline_parallel_size >= 1, "pipeline_parallel_size is 1 or more"),
             (self.num_speculative_tokens >= 0, "num_speculative_tokens is 0 or more"),
+            (self.sliding_window >= 0, "sliding_window is 0 or more"),
+            (
+                not (self.sliding_window and self.has_connector),
+                "the connector of this adapter loads one group: sliding_window goes with kv_connector='none'",
+            ),
+            (
+                self.num_gpu_blocks - 1 >= self._needed_blocks,
+                f"with two groups, num_gpu_blocks is more than one request may need, {self._needed_blocks}",
+            ),
             (2 <= self.max_model_len <= room, f"max_model_len is from 2 to what all blocks hold, {room}"),
             (
                 self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len,
@@ -87,6 +110,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise VllmSettingsError(f"{rule}; got {self}")
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """Of the groups behind the first."""
+        return (self.sliding_window,) if self.sliding_window else ()
+
+    @property
+    def _needed_blocks(self) -> int:
+        """What a request of the whole context takes of two groups, as vLLM counts it at its start; 0 with one group."""
+        if not self.sliding_window:
+            return 0
+        held = min(self.sliding_window - 1 + self.depth * self.max_num_batched_tokens, self.max_model_len)
+        return -(-self.max_model_len // self.block_size) - (-held // self.block_size) + 1
+
+    @property
     def has_connector(self) -> bool:
         """Whether there is a KV connector."""
         return self.kv_connector != "none"
@@ -106,6 +142,8 @@ def new_scheduler(settings: Settings) -> Scheduler:
     scheduler = kind(config, kv_cache, structured, block_size=settings.block_size)
     # vLLM's own property asks the environment and the graphics card.
     scheduler.use_v2_model_runner = settings.model_runner == 2
+    if settings.enable_kv_cache_events:
+        scheduler.kv_event_publisher = Subscriber()
     return scheduler
 
 
@@ -165,11 +203,17 @@ def _parts(settings: Settings) -> tuple[VllmConfig, KVCacheConfig, Any]:
                 "saves": settings.kv_saves,
             },
         )
-    attention = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float16)
+    if settings.enable_kv_cache_events:
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    shape = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
+    groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
+    groups += [
+        KVCacheGroupSpec(["window"], SlidingWindowSpec(sliding_window=size, **shape)) for size in settings.windows
+    ]
     kv_cache = KVCacheConfig(
         num_blocks=settings.num_gpu_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
+        kv_cache_groups=groups,
     )
     return config, kv_cache, _Unstructured()
 

@@ -56,7 +56,7 @@ class VllmMachine:
         self.depth = settings.depth
         self.scheduler = new_scheduler(settings)
         self._settings = settings
-        self._runner = RunnerView(settings.model_runner)
+        self._runner = RunnerView(settings.model_runner, settings.windows)
         # Plans whose results are not in, in order; an empty one has no batch and no result to wait for.
         self._in_flight: deque[tuple[SchedulerOutput, Batch | None, KVConnectorOutput | None]] = deque()
         self._transfers = Transfers(settings, self.scheduler.connector)
@@ -75,6 +75,8 @@ class VllmMachine:
             self._take(event)
             self._empty = 0
         batch, preempted = self._plan()
+        if self._settings.enable_kv_cache_events:
+            self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.block_pool)
         moved = batch is not None or preempted or self._transfers.ended
         self._empty = 0 if moved else self._empty + 1
         again = (
@@ -151,6 +153,7 @@ class VllmMachine:
             return
         sampling = SamplingParams(
             max_tokens=event.max_new_tokens,
+            extra_args={"kv_cache_report_mode": self._settings.kv_cache_report_mode},
             stop_token_ids=list(event.stop_token_ids),
             ignore_eos=True,
             detokenize=False,

@@ -5,11 +5,11 @@ Plans say what has changed. What a plan forgets to say is missing here, as it is
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from scripted.adapters.vllm.ids import rid_of
-from scripted.sdk import Share, Violation
+from scripted.sdk import Share, Violation, Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 class _Request:
     __slots__ = ("blocks", "known")
 
-    def __init__(self, blocks: list[int], known: int | None) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: Sequence[Sequence[int]], known: int | None) -> None:
+        # A table for each group of layers.
+        self.blocks = [[*table] for table in blocks]
         # Tokens that the plan said the request has when it began or was resumed; None once that is history.
         self.known = known
 
 
 class RunnerView:
-    """``version`` is that of the model runner."""
+    """``version`` is that of the model runner; ``windows`` are those of the groups behind the first."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, windows: tuple[int, ...] = ()) -> None:
         self._version = version
+        self._windows = windows
         self._requests: dict[str, _Request] = {}
 
     def shares_of(self, plan: SchedulerOutput, guessing: Collection[str]) -> tuple[Share, ...]:
@@ -49,7 +51,13 @@ class RunnerView:
                     rid=rid_of(rid),
                     start=-1 if unknown else starts[rid],
                     count=count,
-                    block_ids=tuple(request.blocks),
+                    block_ids=tuple(request.blocks[0]),
+                    windows=tuple(
+                        [
+                            Window(block_ids=tuple(table), tokens=tokens)
+                            for table, tokens in zip(request.blocks[1:], self._windows, strict=True)
+                        ]
+                    ),
                     draft_ids=tuple(drafts),
                     known_tokens=request.known,
                 )
@@ -73,7 +81,7 @@ class RunnerView:
             if self._version == 1 and new.req_id in self._requests:
                 raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner has not been told to forget")
             known = len(new.prefill_token_ids if self._version == 2 else new.prompt_token_ids)
-            self._requests[new.req_id] = _Request([*new.block_ids[0]], known)
+            self._requests[new.req_id] = _Request(new.block_ids, known)
             starts[new.req_id] = new.num_computed_tokens
         cached = plan.scheduled_cached_reqs
         for rid, blocks, start in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
@@ -85,9 +93,10 @@ class RunnerView:
             if rid in cached.resumed_req_ids:
                 if blocks is None or rid not in cached.all_token_ids:
                     raise Violation(f"the plan resumes {rid_of(rid)} without its blocks or its tokens")
-                request.blocks = [*blocks[0]]
+                request.blocks = [[*table] for table in blocks]
                 request.known = len(cached.all_token_ids[rid])
             elif blocks is not None:
-                request.blocks += blocks[0]
+                for table, more in zip(request.blocks, blocks, strict=True):
+                    table += more
             starts[rid] = start
         return starts

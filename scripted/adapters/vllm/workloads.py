@@ -27,6 +27,7 @@ _TOGETHER: Final = (
 _LONG: Final = "1 start a prompt=20 new=40; 2 start b prompt=9 seed=1 new=40"
 _LOADS: Final = "kv_connector=async"
 _LOADS_NOW: Final = "kv_connector=sync"
+_WINDOW: Final = "sliding_window=6 num_gpu_blocks=20"
 _FAILS: Final = "kv_load_failure_policy=fail"
 
 WORKLOADS: Final = {
@@ -66,6 +67,16 @@ WORKLOADS: Final = {
         "loads-now-async": f"{_LOADS_NOW} {_ASYNC}; {_GROWING}",
         "loads-now-failing": f"{_LOADS_NOW} {_FAILS} {_ASYNC}; {_TWINS}",
         "saves": f"{_TIGHT} {_LOADS_NOW} kv_offered_tokens=0 kv_saves=True; {_TWINS}",
+        "windows": f"{_WINDOW}; {_TWINS}",
+        "windows-chunks": f"{_WINDOW} max_num_batched_tokens=8 enable_kv_cache_events=True; {_CHUNKS}",
+        "windows-async": f"{_WINDOW} max_num_batched_tokens=8 {_ASYNC}; {_LONG}",
+        "windows-tight": f"sliding_window=5 num_gpu_blocks=16 max_num_batched_tokens=8; {_GROWING}",
+        "windows-guesses": f"{_WINDOW} num_speculative_tokens=2; {_GROWING}",
+        "windows-guesses-async": (
+            f"sliding_window=4 num_gpu_blocks=16 max_num_batched_tokens=8 num_speculative_tokens=3 {_ASYNC}; {_GROWING}"
+        ),
+        "loads-ragged": f"{_LOADS} kv_offered_tokens=6; {_TWINS}",
+        "events-in-full": f"{_TIGHT} enable_kv_cache_events=True kv_cache_report_mode=full; {_TWINS}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()
 }

@@ -193,3 +193,20 @@ def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> N
     done = CliRunner().invoke(app, ["explore", "--adapter", "vllm", "--version-check"])
     assert done.exit_code == 1
     assert "was tried with 0.0.1 and may not fit" in done.output
+
+
+def test_events_that_say_too_much_are_found() -> None:
+    """A block leaves the cache, and nobody is told."""
+    scheduler = new_scheduler(Settings(enable_kv_cache_events=True, sliding_window=6, num_gpu_blocks=20))
+    pool, subscriber = scheduler.kv_cache_manager.block_pool, scheduler.kv_event_publisher
+    subscriber.check(pool)
+    subscriber.said.add((1, b"gone"))
+    with pytest.raises(Violation, match="1 blocks of group 1 are in the prefix cache, which are not"):
+        subscriber.check(pool)
+
+
+def test_a_window_needs_room_for_two_groups() -> None:
+    with pytest.raises(ValueError, match="with two groups, num_gpu_blocks is more than one request may need"):
+        Settings(sliding_window=6)
+    with pytest.raises(ValueError, match="loads one group"):
+        Settings(sliding_window=6, num_gpu_blocks=20, kv_connector="sync")

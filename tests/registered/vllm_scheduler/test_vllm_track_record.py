@@ -39,6 +39,9 @@ SHOWN_BY = {
     "stopped-requests-are-kept": "alone",
     "resumed-without-its-tokens": "vllm-async-first-runner",
     "resumed-with-its-first-tokens": "vllm-async-chunks-first-runner",
+    "aborted-while-it-loads": "vllm-loads",
+    "loaded-up-to-the-block": "vllm-loads-ragged",
+    "aborted-before-its-first-block": "vllm-loads",
 }
 
 MISFITS = {("flush-drops-the-next-token", "0.33.0")}

@@ -1,0 +1,50 @@
+"""Layers with a sliding window have a block table of their own, of which only the window is read.
+
+Goal: what a window left behind may be anything, what is in it must be the request's own. Method: plans written by hand
+with two tables. Origin: vLLM's hybrid models. Mutant: in `SimulatedRunner._read`, begin windows at 0, or check none.
+"""
+
+from __future__ import annotations
+
+import pytest
+from planned_run import PlannedRun, share
+
+from scripted.sdk import Violation, Window
+
+
+def window(*blocks: int) -> tuple[Window, ...]:
+    return (Window(block_ids=blocks, tokens=3),)
+
+
+def after_six_positions() -> PlannedRun:
+    run = PlannedRun()
+    run.add("a", prompt=8, new=2)
+    run.step(share("a", 0, 6, 1, 2, windows=window(3, 4)))
+    run.take_result()
+    return run
+
+
+def test_blocks_before_the_window_may_be_anything() -> None:
+    run = after_six_positions()
+    run.step(share("a", 6, 2, 1, 2, windows=window(0, 4)))
+
+
+def test_the_window_must_hold_what_the_request_computed() -> None:
+    run = after_six_positions()
+    with pytest.raises(Violation, match=r"slot 0 of block 5, its position 4"):
+        run.step(share("a", 6, 2, 1, 2, windows=window(0, 5)))
+
+
+def test_a_block_of_the_window_is_written_for_one_request() -> None:
+    run = PlannedRun()
+    run.add("a", prompt=4)
+    run.add("b", prompt=4, seed=1)
+    with pytest.raises(Violation, match=r"writes block 3 for a and for b|reads KV that is not its own"):
+        run.step(share("a", 0, 4, 1, windows=window(3)), share("b", 0, 4, 2, windows=window(3)))
+
+
+def test_the_window_has_room_for_what_is_computed() -> None:
+    run = PlannedRun()
+    run.add("a", prompt=8)
+    with pytest.raises(Violation, match=r"has room for 4 in its blocks \[3\]"):
+        run.step(share("a", 0, 8, 1, 2, windows=window(3)))
