@@ -105,6 +105,8 @@ def test_all_names_what_the_module_has(path):
     assert len(set(names)) == len(names)
     if "/openvino/" in name_of(path):
         pytest.importorskip("openvino")
+    if path.is_relative_to(ROOT / "scripted/adapters/sglang"):
+        pytest.importorskip("sglang", reason="its adapter is imported where SGLang is installed")
     if path.is_relative_to(ROOT / "scripted/adapters/vllm"):
         pytest.importorskip("vllm", reason="its adapter is imported where vLLM is installed", exc_type=ImportError)
     if path.is_relative_to(ROOT / "engine/serve_app"):

@@ -75,6 +75,11 @@ class Settings(msgspec.Struct, frozen=True):
     client_rids: bool = True
 
     def __post_init__(self) -> None:
+        if self.page_size < 1 or self.max_running_requests < 1:
+            raise ValueError(
+                "page_size and max_running_requests are at least 1, "
+                f"got {self.page_size} and {self.max_running_requests}"
+            )
         if self.chunked_prefill_size < self.page_size:
             raise ValueError(
                 f"chunked_prefill_size is at least page_size ({self.page_size}), got {self.chunked_prefill_size}"
