@@ -124,8 +124,9 @@ class StageSlice:
         buffers = _rebuild_buffers(self.model, self._device)
         loaded: dict[int, nn.Parameter] = {}
         total = len({id(parameter) for parameter in self.model.parameters()})
-        with WeightFiles(self._facts.folder, self.model, self._facts.quantization) as files:
-            files.require_all_used(known, text_only=self._facts.is_text_part)
+        facts = self._facts
+        with WeightFiles(facts.folder, self.model, facts.quantization, is_part=facts.is_text_part) as files:
+            files.require_all_used(known)
             for module, key, meta in buffers:
                 kept = tuple(name for name in names[id(meta)] if name in files)
                 if kept and key not in module._non_persistent_buffers_set:  # noqa: SLF001

@@ -32,6 +32,8 @@ _PLAIN_TYPES: Final = {"F64", "F32", "F16", "BF16"}
 # Frequencies of rotary angles, which old checkpoints keep in every layer, and which are computed.
 _COMPUTED: Final = r"rotary_emb\.inv_freq"
 _NAMED_UNUSED: Final = 3
+# In the names of the text model's weights, where it is a part of another one.
+_TEXT_PART: Final = "language_model."
 # After this many bytes what was read of the files is given back: it was copied by then.
 _HELD_BYTES: Final = 64 << 20
 
@@ -43,14 +45,25 @@ class WeightFiles:
     """The open weight files of one folder, sharded or not; a context manager.
 
     ``model``, of transformers, says what may be kept under other names or in pieces; without it nothing may. Likewise
-    ``quantization`` says that weights may be quantized.
+    ``quantization`` says that weights may be quantized. With ``is_part`` the files hold a model of several kinds of
+    input, of which ``model`` is the part for text.
     """
 
-    def __init__(self, folder: Path, model: Any = None, quantization: Quantization | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Any = None,
+        quantization: Quantization | None = None,
+        *,
+        is_part: bool = False,
+    ) -> None:
         self._folder = folder
         self._model = model
         self._quantization = quantization
+        self._is_part = is_part
         self._files: dict[str, Any] = {}
+        # What each weight is called in its file.
+        self._stored_as: dict[str, str] = {}
         self._quantized: dict[str, QuantizedWeight] = {}
         # Of all that is kept, what the model may ask for.
         self._names: set[str] = set()
@@ -63,7 +76,9 @@ class WeightFiles:
                 file = self._open_files.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as exc:
                 raise CheckpointError(f"{path} must be a whole safetensors file, but: {exc}; fetch it again") from exc
-            self._files |= dict.fromkeys(file.keys(), file)
+            for stored in file.keys():  # noqa: SIM118 - a file of tensors is no mapping
+                name = stored.replace(_TEXT_PART, "", 1) if self._is_part else stored
+                self._files[name], self._stored_as[name] = file, stored
         self._names = set(self._files)
         if self._quantization is not None:
             self._quantized, unneeded = quantized_weights(self._files, self._quantization)
@@ -82,7 +97,7 @@ class WeightFiles:
         name = next((name for name in names if name in self._names), None)
         if name is not None:
             if name not in self._quantized:
-                self._require_shape(name, tuple(self._files[name].get_slice(name).get_shape()), shape)
+                self._require_shape(name, tuple(self._slice(name).get_shape()), shape)
             weight = self._read(name)
             self._require_shape(name, tuple(weight.shape), shape)
             return weight
@@ -99,10 +114,10 @@ class WeightFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def require_all_used(self, names: Collection[str], *, text_only: bool) -> None:
+    def require_all_used(self, names: Collection[str]) -> None:
         """Raise CheckpointError, naming them, for weights that are kept, but neither under ``names`` nor made into one.
 
-        ``text_only``: of a model of several kinds of input this is the part for text, and the rest is left out.
+        Where the model is a part, only those of the part for text have to be used.
         """
         unused = self._names.difference(names)
         if unused:
@@ -111,9 +126,11 @@ class WeightFiles:
                     unused.difference_update(source for source, _ in conversion.sources)
         ignored = [_COMPUTED, *(getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ())]
         found = sorted(name for name in unused if not any(re.search(pattern, name) for pattern in ignored))
-        if found and text_only:
-            _log.info("%d weights beside the text model are not used, %s and on", len(found), found[0])
-        elif found:
+        if self._is_part:
+            beside = [name for name in found if _TEXT_PART not in self._stored_as.get(name, _TEXT_PART)]
+            found = sorted(set(found).difference(beside))
+            _log.info("%d weights beside the text model are not used", len(beside))
+        if found:
             more = f" and {len(found) - _NAMED_UNUSED} more" if len(found) > _NAMED_UNUSED else ""
             raise CheckpointError(
                 f"every weight of a checkpoint must be used, but {type(self._model).__name__} has no place for "
@@ -131,7 +148,7 @@ class WeightFiles:
         """A weight as a view of the file, which must be copied, and never written into; a quantized one made whole."""
         if name in self._quantized:
             return self._quantized[name].read(self._read_stored)
-        kept = self._files[name].get_slice(name).get_dtype()
+        kept = self._slice(name).get_dtype()
         if self._model is not None and kept not in _PLAIN_TYPES:
             raise CheckpointError(
                 f"the weight {name} must be kept as one of {', '.join(sorted(_PLAIN_TYPES))}, but {self._folder} keeps "
@@ -140,11 +157,14 @@ class WeightFiles:
             )
         return self._read_stored(name)
 
+    def _slice(self, name: str) -> Any:
+        return self._files[name].get_slice(self._stored_as[name])
+
     def _read_stored(self, name: str) -> torch.Tensor:
         if self._read_bytes >= _HELD_BYTES:
             self._read_bytes = 0
             forget_pages(mapped_places([path.resolve() for path in self._paths()], writable=True))
-        tensor = self._files[name].get_tensor(name)
+        tensor = self._files[name].get_tensor(self._stored_as[name])
         assert isinstance(tensor, torch.Tensor), f"{name} came as {type(tensor)}"
         self._read_bytes += tensor.nbytes
         return tensor

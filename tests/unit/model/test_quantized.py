@@ -13,7 +13,7 @@ import torch
 import transformers
 from chained_stages import ChainedStages, limits_for
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import SHAPE
+from tiny_checkpoints import ALTERNATING, SHAPE
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
@@ -310,3 +310,30 @@ def test_a_buffer_that_a_checkpoint_keeps_is_used(tmp_path: Path) -> None:
     found = [buffer for name, buffer in runner.model._model.named_buffers() if "correction" in name]
     assert len(found) == 4
     assert all(torch.equal(buffer, torch.arange(8.0)) for buffer in found)
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_the_text_part_of_a_model_that_sees_is_served(tmp_path: Path, spoiled: bool) -> None:
+    """Its weights have names of their own, and those for images are not needed."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(7)
+    config = transformers.Gemma3Config(
+        text_config=SHAPE | {"sliding_window": 9, "layer_types": ALTERNATING},
+        vision_config=sizes | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(tmp_path / "whole")
+    if spoiled:
+        kept = load_file(tmp_path / "whole" / "model.safetensors")
+        (layer,) = [name for name in kept if name.endswith("layers.3.mlp.down_proj.weight") and "language" in name]
+        folder = _spoiled(tmp_path / "whole", tmp_path / "spoiled", **{f"{layer}_scale": torch.ones(1)})
+        with pytest.raises(CheckpointError, match=r"has no place for .*layers\.3\.mlp.down_proj\.weight_scale"):
+            tokens(folder)
+        return
+    engine = EngineConfig(model=str(tmp_path / "whole"), device="cpu")
+    stages = ChainedStages(engine, limits_for(engine, window=9), lean=False)
+    said = stages.generate(0, range(3, 33), 6, chunk=30, spec=SamplingSpec(seed=1, temperature=0))
+    prompt = torch.arange(3, 33)[None]
+    expected = model.generate(prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert said == expected[0, 30:].tolist()
