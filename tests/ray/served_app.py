@@ -114,6 +114,9 @@ class ServedApp:
         for process in left:
             process.kill()
         psutil.wait_procs(left, timeout=5)
+        # One that was killed is waited for too, or a later test is told that it still runs.
+        for command in self._started:
+            command.wait(END_S)
 
     def remains(self) -> list[str]:
         """What is left of it: processes, and files of engines."""

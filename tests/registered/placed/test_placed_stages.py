@@ -16,7 +16,7 @@ from engine import EngineConfig
 from scripted import ScriptError, ScriptOptions, scripted
 
 register_cpu_ci(est_time=20, suite="base-cpu")
-register_cpu_ci(est_time=90, suite="ray-cpu")
+register_cpu_ci(est_time=160, suite="ray-cpu")
 
 CHUNK = 64
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)

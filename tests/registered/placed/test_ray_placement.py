@@ -19,7 +19,7 @@ from engine.errors import StartupError
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
 
-register_cpu_ci(est_time=240, suite="ray-cpu")
+register_cpu_ci(est_time=440, suite="ray-cpu")
 
 pytest.importorskip("ray", reason="Ray is an optional extra")
 sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
