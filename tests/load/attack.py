@@ -55,12 +55,16 @@ TWO_STAGES = ("stage-0", "stage-1", "scheduler")
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """How much of everything. ``large_bytes`` is the size of a large body, ``prompt_tokens`` that of a large answer."""
+    """How much of everything. ``large_bytes`` is the size of a large body.
+
+    Large answers repeat what they say of ``prompt_tokens`` for so many ``choices``, up to what a server allows.
+    """
 
     seed: int = 1
     bodies: int = 2000
     large_bytes: int = MOST_BODY_BYTES - 2**16
-    prompt_tokens: int = 4000
+    prompt_tokens: int = 2000
+    choices: int = 24
     slow_clients: int = 3 * MAX_CONNECTIONS
     leaving_clients: int = 50
     soak_requests: int = 5000
@@ -221,7 +225,7 @@ async def _ask_for_much(server: LoadedServer, result: AttackResult, plan: Attack
     """Also in a process of its own, which reads what comes."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as asker:
         asking = asyncio.get_running_loop().run_in_executor(
-            asker, _large_answers, server.serving.base_url, plan.prompt_tokens
+            asker, _large_answers, server.serving.base_url, plan.prompt_tokens, plan.choices
         )
         result.large_answers = await asking
     result.complaints += [
@@ -231,17 +235,17 @@ async def _ask_for_much(server: LoadedServer, result: AttackResult, plan: Attack
     ]
 
 
-def _large_answers(base_url: str, tokens: int) -> dict[str, LargeAnswer]:
+def _large_answers(base_url: str, tokens: int, n: int) -> dict[str, LargeAnswer]:
     ids, answers = [7] * tokens, {}
     completion = {"prompt": ids, "max_tokens": 1}
-    sampling = {"max_new_tokens": 1, "n": 4}
+    sampling = {"max_new_tokens": 1, "n": n}
     scored = {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0}
     bodies: dict[str, tuple[str, dict[str, Any]]] = {
         "prompt_logprobs=20": ("/v1/completions", completion | {"prompt_logprobs": 20}),
         "prompt_logprobs=20, n=64": ("/v1/completions", completion | {"prompt_logprobs": 20, "n": 64}),
-        "echo, logprobs=20, n=4": ("/v1/completions", completion | {"echo": True, "logprobs": 20, "n": 4}),
+        f"echo, logprobs=20, n={n}": ("/v1/completions", completion | {"echo": True, "logprobs": 20, "n": n}),
         "n=128": ("/v1/completions", completion | {"n": 128}),
-        "logprob_start_len=0, n=4": ("/generate", {"input_ids": ids, "sampling_params": sampling, **scored}),
+        f"logprob_start_len=0, n={n}": ("/generate", {"input_ids": ids, "sampling_params": sampling, **scored}),
     }
     with httpx.Client(base_url=base_url, timeout=CLIENT_TIMEOUT_S) as http:
         for name, (path, fields) in bodies.items():

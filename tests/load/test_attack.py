@@ -14,7 +14,13 @@ from engine.frontend.protocol import parse_body
 from engine.launch.preload import PreloadedParent
 
 SHORT = AttackPlan(
-    bodies=150, large_bytes=4 * 2**20, prompt_tokens=1000, slow_clients=100, leaving_clients=10, soak_requests=200
+    bodies=150,
+    large_bytes=4 * 2**20,
+    prompt_tokens=800,
+    choices=4,
+    slow_clients=100,
+    leaving_clients=10,
+    soak_requests=200,
 )
 
 
