@@ -1,7 +1,7 @@
 """How much of vLLM's scheduler the search runs: statements in function bodies, by file, and functions never entered.
 
-`python -m ci.vllm_reach --seconds 60` runs all workloads of the adapter and generated targets, each with random events,
-for half of that process time each, and watches the scheduler's own files.
+`python -m benchmarks.vllm_reach --seconds 60` runs all workloads of the adapter and generated targets, each with
+random events, for half of that process time each, and watches the scheduler's own files.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def report(source: str, lines: set[int]) -> tuple[int, int, list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search, and say what ran; 2 where no vLLM is installed."""
-    parser = argparse.ArgumentParser(prog="python -m ci.vllm_reach", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_reach", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of process time (default: %(default)s)")
     asked = parser.parse_args(arguments)
     if find_spec("vllm") is None:

@@ -1,4 +1,4 @@
-"""`python -m ci.vllm_reach` counts statements in function bodies, and says which functions were never entered.
+"""`python -m benchmarks.vllm_reach` counts statements in function bodies, and says which functions were never entered.
 
 Goal: the share that the page states is of statements that can run. Method: a small module, of which some runs. Origin:
 issue about the reach of vLLM's adapter. Mutant: count docstrings, or the lines of a body as those of its `if`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ci.vllm_reach import Watch, report
+from benchmarks.vllm_reach import Watch, report
 
 SOURCE = '''
 LIMIT = 3
