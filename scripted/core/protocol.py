@@ -96,6 +96,8 @@ class Freezer(Protocol):
 class Adapter(Protocol):
     """A scheduler that can be searched. ``violations`` are the exceptions of its own audits, which are findings too.
 
+    So is what code of its ``packages`` raises, whoever called it.
+
     ``undoing`` are the actions that random schedules need beside what can be added to a workload: they undo others.
     ``workloads`` are the base schedules, as text without the adapter's name.
     """
@@ -104,6 +106,7 @@ class Adapter(Protocol):
     actions: tuple[type[Action], ...]
     undoing: tuple[Action, ...]
     violations: tuple[type[Exception], ...]
+    packages: tuple[str, ...]
 
     @property
     def workloads(self) -> Mapping[str, str]: ...

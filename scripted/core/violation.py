@@ -1,7 +1,21 @@
-"""The one exception of the checks. The engine's own audit raises IntegrityError, which is the engine's."""
+"""The one exception of the checks, and whose code raised another one.
+
+The engine's own audit raises IntegrityError, which is the engine's.
+"""
 
 from __future__ import annotations
+
+import traceback
+from collections.abc import Collection
+
+_HARNESS = "scripted"
 
 
 class Violation(AssertionError):
     """The engine broke a promise; the text says which."""
+
+
+def is_raised_in(exc: BaseException, packages: Collection[str]) -> bool:
+    """Whether code of these packages raised it, itself or by a library that it called, and not the harness."""
+    names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(exc.__traceback__)]
+    return next((name for name in reversed(names) if name == _HARNESS or name in packages), _HARNESS) in packages

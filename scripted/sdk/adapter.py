@@ -73,7 +73,8 @@ class SchedulerAdapter:
     beginning. ``may_grow`` are parts of the paths of containers that need not be empty in the end. ``workloads`` are
     further base schedules by name, ``settings`` further values of settings that generated targets try. ``actions`` are
     further ones, each with the settings, and their values, without which it has nothing to act on, and ``undoing`` what
-    undoes them. ``api`` is the version of this interface that the adapter is written for.
+    undoes them. ``packages`` are those of the scheduler: what their code raises is a finding, also where it was only
+    looked at. ``api`` is the version of this interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -93,10 +94,12 @@ class SchedulerAdapter:
         mutants: Sequence[Mutant] = (),
         copier: Copier | None = None,
         may_grow: Collection[str] = (),
+        packages: Sequence[str] = (),
         api: int = ADAPTER_API,
     ) -> None:
         self.name = name
         self.api = api
+        self.packages = tuple(packages)
         self._config = config
         self._machine = machine
         self._limits = limits

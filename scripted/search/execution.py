@@ -22,7 +22,7 @@ from scripted.core.refusals import HarnessError
 from scripted.core.run import Cell, Phase, Run
 from scripted.core.schedule import Schedule
 from scripted.core.states import UnreadableState
-from scripted.core.violation import Violation
+from scripted.core.violation import Violation, is_raised_in
 from scripted.errors import Overdue
 from scripted.script.watchdog import watchdog
 from scripted.search.extras import extras_of
@@ -41,7 +41,8 @@ _OVERDUE: Final = "a run did not end: after {:g} s it was in line {line} of {nam
 class Failure(msgspec.Struct, frozen=True):
     """Why a run failed: the exception's type and text, and the step that it came out of.
 
-    ``place`` is the file and line of a scheduler that raised in its step, and empty for a promise that was broken.
+    ``place`` is the file and line of a scheduler that raised, in its step or when a check looked at it, and empty for a
+    promise that was broken.
     ``signature`` is equal for two failures of one invariant, whatever the numbers and names in their texts.
     """
 
@@ -61,7 +62,7 @@ class Failure(msgspec.Struct, frozen=True):
         words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}|\b[A-Za-z]\b", "#", text.partition(":")[0])
         last = traceback.extract_tb(exc.__traceback__)[-1]
         signature = f"{type(exc).__name__} in {last.name}: {words[:_SIGNATURE_LENGTH]}"
-        raised = gate.phase is Phase.ADAPTER and not isinstance(exc, (Violation, Overdue))
+        raised = not isinstance(exc, (Violation, Overdue)) and _is_of_scheduler(exc, gate)
         place = f"{_short(last.filename)}:{last.lineno}, in {last.name}" if raised else ""
         return cls(type(exc).__name__, text, gate.step, signature, place)
 
@@ -72,6 +73,10 @@ class Failure(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.type}: {self.text}" + (f" ({self.place})" if self.place else "")
+
+
+def _is_of_scheduler(exc: Exception, gate: Run) -> bool:
+    return gate.phase is Phase.ADAPTER or is_raised_in(exc, gate.adapter.packages)
 
 
 def _short(filename: str) -> str:
@@ -122,7 +127,7 @@ def record(schedule: Schedule, *, timeout_s: float | None = None) -> tuple[Outco
 
 
 def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
-    """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised inside a step.
+    """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised by the scheduler.
 
     A step that does not end in time is a failure as well.
     """
@@ -134,7 +139,7 @@ def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
     except (HarnessError, Left):
         raise
     except Exception as exc:
-        if gate.phase is not Phase.ADAPTER and not isinstance(exc, (Violation, *gate.adapter.violations)):
+        if not (isinstance(exc, (Violation, *gate.adapter.violations)) or _is_of_scheduler(exc, gate)):
             raise HarnessError(
                 f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
                 "about the scheduler, and is a defect of the harness or of the adapter"

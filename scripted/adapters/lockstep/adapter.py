@@ -60,6 +60,7 @@ class LockstepAdapter:
         ReleaseGrammars(),
     )
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
+    packages: tuple[str, ...] = ("engine",)
     workloads: Mapping[str, str] = TEXTS
     space: Space = SPACE
 

@@ -111,6 +111,7 @@ ADAPTER: Final = SglangAdapter(
     # last thousand are kept; the tree of the policy lpm is made anew when it is needed.
     may_grow=("running_batch.", "_pause_intervals", "waiting_queue_radix_tree"),
     workloads=WORKLOADS,
+    packages=("sglang",),
     settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3)},
     mutants=MUTANTS,
     copier=COPIER,

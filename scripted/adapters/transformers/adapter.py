@@ -50,5 +50,6 @@ ADAPTER: Final = SchedulerAdapter(
     settings={"use_async_batching": (True,), "scheduler_type": ("prefill_first",), "allow_block_sharing": (False,)},
     # With asynchronous batching the last batch is updated when another has been prepared.
     may_grow=("machine._in_flight", "machine._results"),
+    packages=("transformers",),
     copier=Copier(shared=(torch.Tensor, torch.dtype, PretrainedConfig, type(threading.Lock()))),
 )

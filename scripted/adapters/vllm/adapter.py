@@ -113,6 +113,7 @@ ADAPTER: Final = VllmAdapter(
     actions=dict.fromkeys(ACTIONS, NEEDED),
     undoing=(ReleaseTransfers(),),
     mutants=MUTANTS,
+    packages=("vllm",),
     # Events are published with the next result, and there is none after the last flush.
     may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said"),
     copier=_COPIER,

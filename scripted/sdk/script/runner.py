@@ -15,7 +15,7 @@ from scripted.core.phrases import text_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Phase
-from scripted.core.violation import Violation
+from scripted.core.violation import Violation, is_raised_in
 from scripted.errors import Overdue
 from scripted.report.failure import FailureKind, FailureReport, ScriptError, ScriptFailed, ScriptTimeout
 from scripted.report.frames import Frame, definition_of, frames_of, position_of
@@ -94,7 +94,7 @@ def _error_of(source: _SdkScript, report: FailureReport) -> ScriptError:
 def _check_blame(run: SdkRun, exc: BaseException) -> None:
     """Raise HarnessError for what neither the script nor the scheduler is to blame for."""
     meant = exc is run.script_error or isinstance(exc, (Violation, Overdue, *run.adapter.violations))
-    if not meant and run.phase is not Phase.ADAPTER:
+    if not meant and run.phase is not Phase.ADAPTER and not is_raised_in(exc, run.adapter.packages):
         raise HarnessError(
             f"{run.phase.value} {run.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
             "about the scheduler, and is a defect of the adapter or of the harness"

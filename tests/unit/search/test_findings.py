@@ -80,6 +80,15 @@ def test_what_anything_else_raises_is_an_error_of_the_harness() -> None:
     assert isinstance(caught.value.__cause__, IndexError)
 
 
+def test_what_the_schedulers_own_code_raises_is_a_finding_whoever_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check looks at the scheduler, and what it holds is such that its own code cannot read it."""
+    monkeypatch.setattr(ADAPTER, "packages", (__name__.partition(".")[0],))
+    failure = execute(schedule("raises_in_counts=True")).failure
+    assert failure is not None
+    assert (failure.type, failure.text) == ("IndexError", "no such count")
+    assert failure.place.endswith("in counts")
+
+
 def test_an_error_of_the_judge_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise AttributeError("a check is wrong")
