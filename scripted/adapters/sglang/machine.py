@@ -402,6 +402,8 @@ class SglangMachine:
             case Pause():
                 self._pause = event.mode
                 if event.mode == _ABORT.name:
+                    held, self._held = self._held, []
+                    self._replies += [Tokens(rid=one.rid, finish_reason="abort") for one in held]
                     self._say(AbortReq(abort_all=True))
                 else:
                     self._say(PauseGenerationReqInput(mode=event.mode))
@@ -426,6 +428,9 @@ class SglangMachine:
             reason = f"{tokens} + {event.max_new_tokens} tokens are too long"
             self._replies.append(Refused(rid=event.rid, reason=reason))
             return
+        if not self._fits(tokens, event.max_new_tokens):
+            self._replies.append(Refused(rid=event.rid, reason="its output would be cut to what fits into the pool"))
+            return
         sampling = SamplingParams(max_new_tokens=event.max_new_tokens, stop_token_ids=set(event.stop_token_ids) or None)
         sampling.normalize(None)
         self._alive[event.rid] = event
@@ -447,6 +452,19 @@ class SglangMachine:
                 priority=event.priority if self._settings.enable_priority_scheduling else None,
             )
         )
+
+    def _fits(self, tokens: int, new: int) -> bool:
+        """Whether the output is not cut: a request that does not fit into all pages alone is told less than it asks."""
+        scheduler = self.scheduler
+        new = min(new, scheduler.max_req_len - tokens - 1)
+        most = scheduler.token_to_kv_pool_allocator.max_new_tokens_for_memory(
+            tokens,
+            new,
+            token_capacity=scheduler.max_total_num_tokens,
+            sliding_window_size=scheduler.sliding_window_size,
+            chunk_size=scheduler.chunked_prefill_size,
+        )
+        return most is not None and most >= new
 
     def _abort(self, rid: str) -> None:
         """The front end passes on what aborts one of its requests, once."""
