@@ -17,8 +17,8 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
-demo test unit load registered soak attack odd recorded ray bench: export OMP_NUM_THREADS = 1
-test unit load registered soak attack odd recorded ray: export HF_HUB_OFFLINE = 1
+demo unit load registered soak attack odd recorded ray bench: export OMP_NUM_THREADS = 1
+unit load registered soak attack odd recorded ray: export HF_HUB_OFFLINE = 1
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / /' | awk '{ name = $$1; $$1 = ""; printf "make %-11s%s\n", name, $$0 }'
@@ -28,10 +28,7 @@ install: $(INSTALLED) ## the engine and its tools, in .venv, in the versions tha
 demo: $(INSTALLED) ## the flush race on four real stage processes: the bug, the engine, a timeline to look at
 	@$(BIN)/scripted demo
 
-# The tests of real servers wait often, so one worker more than there are cores is worth it, and one run for both folders.
-test: lint types ## everything that a pull request must pass
-	$(BIN)/python -m pytest tests/unit tests/load -q -n $$(($(WORKERS) + 1)) --dist loadfile --no-loadscope-reorder
-	@$(MAKE) --no-print-directory registered
+test: lint types unit load registered ## everything that a pull request must pass
 
 lint: $(INSTALLED) ## style, and the registrations of the tests
 	$(BIN)/ruff check .
