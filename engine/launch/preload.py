@@ -84,10 +84,12 @@ class ServerProcess:
         self._private_dir = private_dir
         self._told: dict[type[msgspec.Struct], News] = {}
         self._status: int | None = None
-        forked = self._next_news(None)
-        if not isinstance(forked, Forked):
-            raise StartupError(f"it must say which process it forked, got {forked}")
-        self.pid = forked.pid
+        # The server may speak before its parent does.
+        while not isinstance(said := self._next_news(None), Forked):
+            if isinstance(said, Exited):
+                raise StartupError(f"it must say which process it forked, got {said}")
+            self._take(said)
+        self.pid = said.pid
 
     def fileno(self) -> int:
         """The lifeline: end of file when the supervisor is gone, and nothing before."""

@@ -1,4 +1,4 @@
-"""Orders of a preloaded parent's client that is gone when they are read."""
+"""Orders to a preloaded parent from a client that is gone, and news in an order that nobody chose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 
 from engine.launch.parent_process import _Parent
-from engine.launch.preload import ServeRequest
+from engine.launch.preload import Forked, ServeRequest, ServerProcess
+from engine.links.endpoint import Endpoint
+from engine.process.control import Gathering
 
 
 def test_an_order_of_a_client_that_was_killed_starts_nothing_and_leaves_no_folder(tmp_path: Path) -> None:
@@ -37,3 +39,15 @@ def test_an_order_of_a_client_that_was_killed_starts_nothing_and_leaves_no_folde
         parent.end_servers()
         parent.remove_folders()
     assert not folder.exists()
+
+
+def test_a_server_may_speak_before_its_parent_says_that_it_was_forked(tmp_path: Path) -> None:
+    """A06: on a busy machine the child runs first; what it said is not lost."""
+    gathering = Gathering(join=Endpoint(host="127.0.0.1", port=1), secret_file="secret", stages=2)
+    lifeline, theirs = socket.socketpair()
+    news, parent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with lifeline, theirs, news, parent:
+        for said in (gathering, Forked(pid=17)):
+            parent.send(msgspec.msgpack.encode(said))
+        server = ServerProcess(lifeline, news, tmp_path)
+        assert (server.pid, server.wait_gathering(1.0)) == (17, gathering)
