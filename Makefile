@@ -90,11 +90,11 @@ clean: ## remove .venv, caches and results
 	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# BIN, and what goes there: uv installs in a fifth of pip's time. It reads none of pip's files, so where only these say how packages
-# are reached, pip does it.
+# BIN, and what goes there: uv installs in a fifth of pip's time, with what pip's environment says of indexes. It reads none
+# of pip's files, so where only these say how packages are reached, pip does it.
 PIP := -m pip install --quiet --disable-pip-version-check
-UV := --quiet --system-certs $(if $(PIP_INDEX_URL),--default-index $(PIP_INDEX_URL)) \
-  $(addprefix --index ,$(PIP_EXTRA_INDEX_URL)) $(addprefix --find-links ,$(PIP_FIND_LINKS))
+UV := --quiet --system-certs $(if $(PIP_INDEX_URL),--default-index $(PIP_INDEX_URL)) $(addprefix --index ,$(PIP_EXTRA_INDEX_URL))
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 TESTED := --constraint constraints.txt --editable '.[serve,test]'
 VLLM := --editable '.[serve,vllm]'
 define get
