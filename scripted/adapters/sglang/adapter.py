@@ -27,7 +27,7 @@ from sglang.srt.runtime_context import RuntimeContext
 from sglang.srt.server_args import ServerArgs
 from torch.distributed import ProcessGroup
 
-from scripted.adapters.sglang.config import Settings
+from scripted.adapters.sglang.config import SglangSettings
 from scripted.adapters.sglang.machine import PAUSE_MODES, SglangMachine, check_loops
 from scripted.adapters.sglang.workloads import WORKLOADS
 from scripted.core.forks import Frozen
@@ -59,16 +59,16 @@ COPIER: Final = Copier(
 
 
 @functools.lru_cache(maxsize=256)
-def _first(settings: Settings) -> Frozen[SglangMachine]:
+def _first(settings: SglangSettings) -> Frozen[SglangMachine]:
     """To make one costs a hundred times as much as to copy it."""
     return Frozen(SglangMachine(settings), COPIER)
 
 
-def _machine(settings: Settings) -> SglangMachine:
+def _machine(settings: SglangSettings) -> SglangMachine:
     return _first(settings).thaw()
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(settings: SglangSettings) -> Limits:
     # Of the context one token is kept back, and of a prompt with its output another one.
     room = min(settings.context_length, settings.max_total_tokens // settings.page_size * settings.page_size) - 2
     return Limits(
@@ -81,7 +81,7 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _capabilities(settings: Settings) -> Capabilities:
+def _capabilities(settings: SglangSettings) -> Capabilities:
     return Capabilities(
         flush=True,
         pause_modes=PAUSE_MODES,
@@ -103,7 +103,7 @@ class SglangAdapter(SchedulerAdapter):
 
 ADAPTER: Final = SglangAdapter(
     "sglang",
-    config=Settings,
+    config=SglangSettings,
     machine=_machine,
     limits=_limits,
     can=_capabilities,

@@ -57,7 +57,7 @@ _ARGUMENTS: Final = {
 }
 
 
-class Settings(msgspec.Struct, frozen=True):
+class SglangSettings(msgspec.Struct, frozen=True):
     """Arguments of SGLang's server that change how requests are scheduled, by their names. Sizes are in tokens."""
 
     page_size: int = 1
@@ -124,7 +124,7 @@ def _groups_of_the_process() -> Iterator[None]:
         yield
 
 
-def new_scheduler(settings: Settings) -> tuple[runtime_context.RuntimeContext, Scheduler]:
+def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeContext, Scheduler]:
     """SGLang's scheduler of these settings, with the context that it has to be used in."""
     values = {name: value for name, value in msgspec.structs.asdict(settings).items() if name not in _OWN}
     # A collection of all garbage costs more than the rest of a scheduler, and there is nothing that it could free.

@@ -29,7 +29,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import use_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from scripted.adapters.sglang.config import Settings, new_scheduler
+from scripted.adapters.sglang.config import SglangSettings, new_scheduler
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk import (
     Abort,
@@ -217,7 +217,7 @@ class _Worker:
 class SglangMachine:
     """A new scheduler of these settings, stepped as ``event_loop_overlap`` or ``event_loop_normal`` does it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SglangSettings) -> None:
         self.depth = settings.depth
         self._settings = settings
         self._context, self.scheduler = new_scheduler(settings)

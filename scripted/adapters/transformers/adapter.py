@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from transformers import PretrainedConfig
 
-from scripted.adapters.transformers.machine import Settings, TransformersMachine
+from scripted.adapters.transformers.machine import TransformersMachine, TransformersSettings
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 
 _TIGHT: Final = "num_blocks=6"
@@ -28,7 +28,7 @@ _WORKLOADS: Final = {
 }
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(settings: TransformersSettings) -> Limits:
     return Limits(
         block_size=settings.page_size,
         blocks=settings.num_blocks,
@@ -41,7 +41,7 @@ def _limits(settings: Settings) -> Limits:
 
 ADAPTER: Final = SchedulerAdapter(
     "transformers",
-    config=Settings,
+    config=TransformersSettings,
     machine=TransformersMachine,
     limits=_limits,
     # Its cache is never emptied while it serves, and a cancelled request gets no last output.

@@ -36,7 +36,7 @@ _MODEL: Final = LlamaConfig(
 _ALONE: Final = SimpleNamespace(tp_size=1, tp_all_reduce_min=lambda tensor, on_cpu=False: tensor)  # noqa: ARG005
 
 
-class Settings(msgspec.Struct, frozen=True):
+class TransformersSettings(msgspec.Struct, frozen=True):
     """The fields of ``ContinuousBatchingConfig`` that change how requests are scheduled. Sizes are in tokens."""
 
     page_size: int = 4
@@ -89,7 +89,7 @@ class _Processor(ContinuousBatchProcessor):  # type: ignore[misc] # transformers
 
     inputs_and_outputs: _BatchIO
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TransformersSettings) -> None:
         config = ContinuousBatchingConfig(
             page_size=settings.page_size,
             num_blocks=settings.num_blocks,
@@ -136,7 +136,7 @@ class TransformersMachine:
     same one, or with asynchronous batching of the one before.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TransformersSettings) -> None:
         self.depth = settings.depth
         self._settings = settings
         self._processor = _Processor(settings)

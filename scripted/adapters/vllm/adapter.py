@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from scripted.adapters.vllm.actions import ACTIONS, NEEDED, OfferPrefixes, ReleaseTransfers
-from scripted.adapters.vllm.config import Settings
+from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
 from scripted.adapters.vllm.workloads import WORKLOADS
 from scripted.core.action import Action
@@ -59,7 +59,7 @@ def installed_version() -> str:
     return version(_DISTRIBUTIONS[-1])
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(settings: VllmSettings) -> Limits:
     return Limits(
         block_size=settings.block_size,
         blocks=settings.num_gpu_blocks - 1,
@@ -70,7 +70,7 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _capabilities(settings: Settings) -> Capabilities:
+def _capabilities(settings: VllmSettings) -> Capabilities:
     return Capabilities(
         flush=True,
         forced_flush=True,
@@ -105,7 +105,7 @@ class VllmAdapter(SchedulerAdapter):
 
 ADAPTER: Final = VllmAdapter(
     "vllm",
-    config=Settings,
+    config=VllmSettings,
     machine=VllmMachine,
     limits=_limits,
     can=_capabilities,

@@ -36,7 +36,7 @@ class VllmSettingsError(ValueError):
     """These settings make no vLLM engine; the text says which rule they break."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a scheduler, under vLLM's own names. The defaults are small, so that limits are met soon.
 
     ``num_gpu_blocks`` counts the null block, which no request gets. ``model_runner`` is the version of vLLM's model
@@ -135,7 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.pipeline_parallel_size + 1
 
 
-def new_scheduler(settings: Settings) -> Scheduler:
+def new_scheduler(settings: VllmSettings) -> Scheduler:
     """vLLM's scheduler, as its engine makes one."""
     config, kv_cache, structured = _parts(settings)
     kind = AsyncScheduler if settings.async_scheduling else Scheduler
@@ -148,7 +148,7 @@ def new_scheduler(settings: Settings) -> Scheduler:
 
 
 @functools.cache
-def request_hasher(settings: Settings) -> Callable[[Any], list[Any]] | None:
+def request_hasher(settings: VllmSettings) -> Callable[[Any], list[Any]] | None:
     """What hashes the blocks of a request; None without a prefix cache. Only equality of hashes matters."""
     if not settings.enable_prefix_caching:
         return None
@@ -162,7 +162,7 @@ def _hash(value: object) -> bytes:
 
 
 @functools.cache
-def _parts(settings: Settings) -> tuple[VllmConfig, KVCacheConfig, Any]:
+def _parts(settings: VllmSettings) -> tuple[VllmConfig, KVCacheConfig, Any]:
     config = VllmConfig(
         scheduler_config=SchedulerConfig(
             max_model_len=settings.max_model_len,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HANDED_ON = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Offered(msgspec.Struct, frozen=True):
     """A load that vLLM asked for: the tokens of a request from ``start`` to the end of ``token_ids``."""
 
     request_id: str
@@ -33,7 +33,7 @@ class Asked(msgspec.Struct, frozen=True):
 class Planned(KVConnectorMetadata):  # type: ignore[misc] # vLLM is not there for mypy
     """What one plan asks the workers for."""
 
-    def __init__(self, loads: tuple[Asked, ...]) -> None:
+    def __init__(self, loads: tuple[Offered, ...]) -> None:
         self.loads = loads
 
 
@@ -52,7 +52,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._is_async: bool = extra["is_async"]
         self._saves: bool = extra["saves"]
         self._from: dict[str, int] = {}
-        self._asked: list[Asked] = []
+        self._asked: list[Offered] = []
 
     # -- vLLM's scheduler asks --
 
@@ -70,7 +70,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if num_external_tokens:
             tokens = tuple(request.all_token_ids[: start + num_external_tokens])
             ids = tuple(blocks.get_block_ids()[0])
-            self._asked.append(Asked(request.request_id, start, tokens, ids, self._is_async))
+            self._asked.append(Offered(request.request_id, start, tokens, ids, self._is_async))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         del scheduler_output

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from scripted.adapters.vllm.config import Settings, new_scheduler, request_hasher
+from scripted.adapters.vllm.config import VllmSettings, new_scheduler, request_hasher
 from scripted.adapters.vllm.ids import id_at, rid_of
 from scripted.adapters.vllm.runner_view import RunnerView
 from scripted.adapters.vllm.transfers import Transfers
@@ -52,7 +52,7 @@ class VllmMachine:
     A result goes in first, then what clients asked for, then one batch is planned if there is room for it in flight.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         self.depth = settings.depth
         self.scheduler = new_scheduler(settings)
         self._settings = settings

@@ -8,8 +8,8 @@ import msgspec
 from vllm.v1.outputs import KVConnectorOutput
 
 from scripted.adapters.vllm.actions import FAIL, HOLD, OFFER, UNKNOWN
-from scripted.adapters.vllm.config import Settings
-from scripted.adapters.vllm.connector import Asked
+from scripted.adapters.vllm.config import VllmSettings
+from scripted.adapters.vllm.connector import Offered
 from scripted.adapters.vllm.ids import rid_of
 from scripted.sdk import Load, Signal
 
@@ -19,7 +19,7 @@ class _Transfer(msgspec.Struct, frozen=True):
 
     request_id: str
     due: int
-    load: Asked | None = None
+    load: Offered | None = None
 
 
 class Transfers:
@@ -29,7 +29,7 @@ class Transfers:
     reports it; ``arrived`` is what came in this step.
     """
 
-    def __init__(self, settings: Settings, connector: Any) -> None:
+    def __init__(self, settings: VllmSettings, connector: Any) -> None:
         self.under_way: list[_Transfer] = []
         self.arrived: tuple[Load, ...] = ()
         self.holds = False
@@ -88,7 +88,7 @@ class Transfers:
             invalid_block_ids={block for load in self.arrived for block in load.missing},
         )
 
-    def _arrival(self, load: Asked) -> Load:
+    def _arrival(self, load: Offered) -> Load:
         first, last = load.start // self._block_size, -(-len(load.token_ids) // self._block_size)
         missing: tuple[int, ...] = ()
         if self._failing is not None:

@@ -24,7 +24,7 @@ if find_spec("vllm") is None:
 from typer.testing import CliRunner
 
 from scripted.adapters.vllm.adapter import TRIED_VERSIONS, installed_version
-from scripted.adapters.vllm.config import Settings, new_scheduler
+from scripted.adapters.vllm.config import VllmSettings, new_scheduler
 from scripted.adapters.vllm.runner_view import RunnerView
 from scripted.cli import app
 from scripted.core.named import adapter_named
@@ -105,14 +105,14 @@ def test_settings_that_make_no_engine_are_refused(words: dict[str, str], rule: s
 @pytest.mark.parametrize(
     ("settings", "depth"),
     [
-        (Settings(), 1),
-        (Settings(async_scheduling=True, model_runner=1), 2),
-        (Settings(pipeline_parallel_size=3), 3),
-        (Settings(pipeline_parallel_size=2, async_scheduling=True), 3),
+        (VllmSettings(), 1),
+        (VllmSettings(async_scheduling=True, model_runner=1), 2),
+        (VllmSettings(pipeline_parallel_size=3), 3),
+        (VllmSettings(pipeline_parallel_size=2, async_scheduling=True), 3),
     ],
 )
 def test_as_many_batches_are_in_flight_as_vllm_has(
-    settings: Settings, depth: int, monkeypatch: pytest.MonkeyPatch
+    settings: VllmSettings, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = new_scheduler(settings)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(settings.model_runner - 1))
@@ -197,7 +197,7 @@ def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_events_that_say_too_much_are_found() -> None:
     """A block leaves the cache, and nobody is told."""
-    scheduler = new_scheduler(Settings(enable_kv_cache_events=True, sliding_window=6, num_gpu_blocks=20))
+    scheduler = new_scheduler(VllmSettings(enable_kv_cache_events=True, sliding_window=6, num_gpu_blocks=20))
     pool, subscriber = scheduler.kv_cache_manager.block_pool, scheduler.kv_event_publisher
     subscriber.check(pool)
     subscriber.said.add((1, b"gone"))
@@ -207,6 +207,6 @@ def test_events_that_say_too_much_are_found() -> None:
 
 def test_a_window_needs_room_for_two_groups() -> None:
     with pytest.raises(ValueError, match="with two groups, num_gpu_blocks is more than one request may need"):
-        Settings(sliding_window=6)
+        VllmSettings(sliding_window=6)
     with pytest.raises(ValueError, match="loads one group"):
-        Settings(sliding_window=6, num_gpu_blocks=20, kv_connector="sync")
+        VllmSettings(sliding_window=6, num_gpu_blocks=20, kv_connector="sync")
