@@ -1,7 +1,8 @@
-"""Schedules a second and core over all workloads: ``python -m benchmarks.search_speed [--against CHECKOUT]``.
+"""Schedules a second and core: ``python -m benchmarks.search_speed [--generated STRATEGY] [--against CHECKOUT]``.
 
-Single added events, spread over each sweep, in units as a campaign hands them out; by process time. With another
-checkout of this repository the two run in turn, so that what else the machine does meets both.
+Over all workloads with single added events, spread over each sweep, in units as a campaign hands them out; or over
+generated targets. By process time. With another checkout of this repository the two run in turn, so that what else the
+machine does meets both.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,7 @@ __all__ = ["main"]
 ROUNDS: Final = 3
 UNITS: Final = 4
 SCHEDULES_A_UNIT: Final = 30
+GENERATED_SCHEDULES: Final = 500
 # What both checkouts understand; a round is a process of its own.
 _ROUND: Final = """
 import sys, time
@@ -36,19 +39,35 @@ for unit in range(units):
         done += run_unit(Unit(target, unit, parts, size), plan).schedules
 print(done, time.process_time() - began)
 """
+_GENERATED_ROUND: Final = """
+import sys, time
+from scripted.core.named import adapter_named
+from scripted.search.campaign import Campaign
+from scripted.search.strategies import StrategyName
+from scripted.search.units import SearchPlan
+adapter_named("lockstep")
+plan = SearchPlan(strategy=StrategyName(sys.argv[1]), schedules=int(sys.argv[2]))
+began = time.process_time()
+done = Campaign(plan).run().schedules
+print(done, time.process_time() - began)
+"""
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, measured in turn")
+    parser.add_argument("--generated", metavar="STRATEGY", help="over generated targets, with this strategy")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
+    program = ["-c", _ROUND, str(UNITS), str(SCHEDULES_A_UNIT)]
+    if options.generated:
+        program = ["-c", _GENERATED_ROUND, options.generated, str(GENERATED_SCHEDULES)]
     folders = [Path.cwd(), *([options.against] if options.against else [])]
     rates: dict[Path, list[float]] = {folder: [] for folder in folders}
     for _ in range(options.rounds):
         for folder in folders:
-            rates[folder].append(_rate(folder))
+            rates[folder].append(_rate(folder, program))
     for folder in folders:
         print(  # noqa: T201 - a command's answer
             f"{folder.name}: {statistics.median(rates[folder]):.0f} schedules/s and core, median of {options.rounds} "
@@ -57,9 +76,9 @@ def main() -> None:
         )
 
 
-def _rate(folder: Path) -> float:
+def _rate(folder: Path, program: Sequence[str]) -> float:
     """Schedules a second of process time of one round of the checkout in this folder."""
-    command = [sys.executable, "-c", _ROUND, str(UNITS), str(SCHEDULES_A_UNIT)]
+    command = [sys.executable, *program]
     environment = os.environ | {"PYTHONPATH": str(folder.resolve()), "PYTHONSAFEPATH": "1"}
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=environment)  # noqa: S603
     schedules, seconds = map(float, said.stdout.split())

@@ -28,11 +28,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 def prompt_of(length: int, seed: int) -> list[int]:
     """A prompt of ``length`` printable token ids that depend on seed and position; equal seeds give equal prefixes."""
+    # Prompts of one seed have equal prefixes: a longer one serves the shorter ones.
+    return list(_stream_of(1 << max(length - 1, 0).bit_length(), seed)[:length])
+
+
+@functools.lru_cache(maxsize=64)
+def _stream_of(length: int, seed: int) -> tuple[int, ...]:
     value, ids = (seed + 1) * _MIX & _MASK, []
     for _ in range(length):
         value = (value * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) & _MASK
         ids.append(_FIRST_PROMPT_ID + (value >> 33) % _PROMPT_IDS)
-    return ids
+    return tuple(ids)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,13 +5,14 @@ Work is cut into units that are equal in every process, so that a campaign finds
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from scripted.core.named import adapter_named
@@ -27,6 +28,7 @@ _for_life: Final = ExitStack()
 _BATCH_RUNS: Final = 200
 # Runs of a generated target beside the one by itself: the next target finds more than more runs of one.
 _GENERATED_RUNS: Final = 4
+_COLLECTED_EVERY_OBJECTS: Final = 20_000
 # Parts that a complete strategy over one target is cut into for several processes, so that none has to wait long.
 _PARTS: Final = 4
 
@@ -136,7 +138,7 @@ class Campaign:
                 yield Unit(target, part, parts, count, until)
 
     def _run_here(self, units: Iterator[Unit]) -> bool:
-        with adapter_named(self._plan.adapter).switched_on(self._plan.mutant):
+        with adapter_named(self._plan.adapter).switched_on(self._plan.mutant), _rare_collections():
             for unit in units:
                 if self._is_over():
                     return False
@@ -198,6 +200,18 @@ class Campaign:
         )
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """A run makes many objects and hardly any cycles: to look for those as often as by default costs 5 %."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECTED_EVERY_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def _begin(adapter: str, mutant: str | None) -> None:
     """In each process, once, for its whole life."""
+    _for_life.enter_context(_rare_collections())
     _for_life.enter_context(adapter_named(adapter).switched_on(mutant))

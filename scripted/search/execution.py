@@ -5,6 +5,7 @@ A failure is a broken promise, or whatever the adapter raises in a step. Any oth
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from collections import Counter
@@ -32,6 +33,8 @@ _SIGNATURE_LENGTH: Final = 60
 RUN_TIMEOUT_S: Final = 10.0
 # What was no effect of such events so often is not looked for again.
 _LOOKS_IN_VAIN: Final = 3
+# A run to which more was added hardly ever becomes its target again.
+_REJOINING_EVENTS: Final = 3
 # To copy a run costs as much as to go so many steps.
 _WALKED_STEPS: Final = 16
 _NOT_DETERMINISTIC: Final = "its machine is not deterministic; look for time, random numbers and the order of sets"
@@ -110,12 +113,14 @@ def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bo
     return finish(gate, timeout_s=timeout_s)
 
 
-def record(schedule: Schedule, *, timeout_s: float | None = None) -> tuple[Outcome, list[Any]]:
+def record(
+    schedule: Schedule, *, timeout_s: float | None = None, watch: Callable[[Run], None] | None = None
+) -> tuple[Outcome, list[Any]]:
     """Run a schedule and keep every step, the one that it dies in included; judge what only records show.
 
     Raises HarnessError.
     """
-    gate = Run(schedule, record=True)
+    gate = Run(schedule, record=True, watch=watch)
     outcome = finish(gate, timeout_s=timeout_s)
     assert gate.records is not None
     if outcome.failure is None:
@@ -154,9 +159,11 @@ def _check_ended(gate: Run) -> None:
         raise Violation(f"the loop ended in step {gate.step}, before the end of the run")
 
 
-def execute_recorded(schedule: Schedule, *, timeout_s: float | None = None) -> Outcome:
+def execute_recorded(
+    schedule: Schedule, *, timeout_s: float | None = None, watch: Callable[[Run], None] | None = None
+) -> Outcome:
     """The same with what only records show, which the runs of a search do not keep."""
-    return record(schedule, timeout_s=timeout_s)[0]
+    return record(schedule, timeout_s=timeout_s, watch=watch)[0]
 
 
 class Prefixes:
@@ -165,10 +172,11 @@ class Prefixes:
     A copy is made where runs have walked as far as it costs. A run ends where it is the base again: when its whole
     state equals the base's before the same step, and nothing that was added is left. ``rejoined`` counts those.
     ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
-    Where a run cannot be copied, every schedule starts at the beginning.
+    Where a run cannot be copied, every schedule starts at the beginning. ``is_run_twice``: the base must take the same
+    steps again. Raises HarnessError.
     """
 
-    def __init__(self, base: Schedule) -> None:
+    def __init__(self, base: Schedule, *, is_run_twice: bool = True) -> None:
         self.base = base
         self.rejoined = 0
         self._is_readable = True
@@ -182,20 +190,24 @@ class Prefixes:
         # Looks by what was added that showed another state.
         self._in_vain: Counter[tuple[str, ...]] = Counter()
         self._digests: dict[int, tuple[bytes | None, ...]] = {}
-        self.outcome = execute_recorded(base)
+        self.outcome = execute_recorded(base, watch=self._note)
         if self.outcome.failure is not None and self.outcome.failure.hangs:
             return
-        first = finish(Run(base, watch=self._note))
-        if first.failure is not None:
-            self.outcome = first
-        else:
-            # What only a recorded run checks may have ended it early.
-            same = (first.steps, first.cells) == (self.outcome.steps, self.outcome.cells)
-            if not same and self.outcome.failure is None:
-                raise HarnessError(
-                    f"the schedule {str(base)!r} took {first.steps} steps, and then {self.outcome.steps} or others: "
-                    f"{_NOT_DETERMINISTIC}"
-                )
+        first = Run(base, watch=self._leave_copied)
+        with contextlib.suppress(Left):
+            finish(first)
+        if is_run_twice and self.outcome.failure is None:
+            self._check_determinism()
+
+    def _check_determinism(self) -> None:
+        again = finish(Run(self.base))
+        if again.failure is not None:
+            self.outcome = again
+        elif (again.steps, again.cells) != (self.outcome.steps, self.outcome.cells):
+            raise HarnessError(
+                f"the schedule {str(self.base)!r} took {again.steps} steps, and then {self.outcome.steps} or others: "
+                f"{_NOT_DETERMINISTIC}"
+            )
 
     @property
     def steps(self) -> int:
@@ -214,7 +226,7 @@ class Prefixes:
         gate = self._copied(first, extra)
         gate.follow(schedule)
         kinds = None
-        if self._is_readable and self.outcome.failure is None:
+        if self._is_readable and self.outcome.failure is None and len(extra) <= _REJOINING_EVENTS:
             kinds = tuple([placed.action.kind for placed in extra])
         last = max(placed.step for placed in extra)
 
@@ -236,10 +248,10 @@ class Prefixes:
             return self._rejoined(gate)
 
     def _copied(self, step: int, extra: tuple[Placed, ...]) -> Run:
-        """A run with these additions, at this step or some before it. A copy is made where that is cheaper."""
-        near = self._near(step)
+        """A run with these additions, at this step or some before it. A copy is made where earlier runs walked far."""
+        near, walked = self._near(step), self._walked[step]
         self._walked[step] += step - near
-        if self._walked[step] > _WALKED_STEPS:
+        if walked > _WALKED_STEPS:
             gate = self._before(step)
             frozen = gate.adapter.freeze(gate)
             assert frozen is not None, "a run can be copied before its first step, but not later"
@@ -274,14 +286,16 @@ class Prefixes:
         if gate.was_settled:
             gate.watch = None
             return
-        if not self._passed:
-            gate.watch = None
-            frozen = gate.adapter.freeze(gate)
-            if frozen is not None:
-                self._copies[1] = frozen
-            gate.watch = self._note
         self._passed.append((_outline(gate), len(gate.cells), len(gate.unreached)))
         self.acting.append(frozenset(extra for extra in self._extras if extra.reaches(gate)))
+
+    def _leave_copied(self, gate: Run) -> None:
+        """The copy before the first step is of a run that is not recorded, as those that start from it are not."""
+        gate.watch = None
+        frozen = gate.adapter.freeze(gate)
+        if frozen is not None:
+            self._copies[1] = frozen
+        raise Left
 
     def _compare(self, gate: Run, kinds: tuple[str, ...]) -> None:
         """Leave a run that is the base again after its last event. A look costs as much as two steps."""

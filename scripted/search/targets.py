@@ -23,6 +23,8 @@ from scripted.search.generated import generated_schedule, number_of
 
 # Only a file that makes schedules is run to find one.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")
+# A machine that is not deterministic shows it in many targets: one generated target in so many is run twice by itself.
+_RUN_TWICE_EVERY: Final = 10
 
 
 class Target(Protocol):
@@ -53,8 +55,10 @@ def target_named(target: str, of: str = OWN) -> Target:
 
     ``of`` is the adapter that is searched. Raises ScriptDefinitionError for anything else.
     """
-    schedule = schedule_of(target, of)
-    return cast(Target, adapter_named(of).script_target(target)) if schedule is None else Prefixes(schedule)
+    schedule, number = schedule_of(target, of), number_of(target)
+    if schedule is None:
+        return cast(Target, adapter_named(of).script_target(target))
+    return Prefixes(schedule, is_run_twice=number is None or number % _RUN_TWICE_EVERY == 0)
 
 
 def schedule_of(target: str, of: str = OWN) -> Schedule | None:

@@ -6,7 +6,8 @@ It changes one field of a step after another; the digest must notice each change
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,50 +23,75 @@ _NOT_DIGESTED: Final = frozenset(("call_id",))
 _BATCHES: Final = (15, 16, 17)
 # What a segment says of tokens and of sampling is not in the digest of plans; the count of its tokens is. Nor are the
 # paths of a weight update and of a profile.
-_NOT_IN_PLANS: Final = frozenset(("token_ids", "sampling", "microbatch.path", "microbatch.folder", "next_id"))
+_NOT_IN_PLANS: Final = re.compile(r"\.(token_ids|sampling|next_id)\b|^microbatch\.(path|folder)\b")
 
 # The events, the microbatch, the replies and the sizes of one step.
 DigestedStep = tuple[tuple[Any, ...], Microbatch | None, tuple[Any, ...], tuple[int, ...]]
 
 
-def check_digest(step: DigestedStep) -> None:
-    """Change every field of a step in turn. Raises Violation that names one that the digest leaves out."""
+def check_digest(step: DigestedStep, kinds: Container[type] | None = None) -> None:
+    """Change every field of what is of these kinds in turn, or of everything; and drop the last of it.
+
+    Raises Violation that names one that a digest leaves out.
+    """
+    events, microbatch, replies, _ = step
+    kinds = {type(item) for item in (*events, microbatch, *replies)} if kinds is None else kinds
     full, plans = _digests(step)
-    events, microbatch, replies, sizes = step
-    changed: list[tuple[str, DigestedStep]] = []
-    changed += [(path, (other, microbatch, replies, sizes)) for path, other in _changed(events, "events")]
-    changed += [(path, (events, other, replies, sizes)) for path, other in _changed(microbatch, "microbatch")]
-    changed += [(path, (events, microbatch, other, sizes)) for path, other in _changed(replies, "replies")]
-    changed += [(path, (events, microbatch, replies, other)) for path, other in _changed(sizes, "sizes")]
-    for path, other in changed:
-        if _digests(other)[0] == full:
+    for path, other in _changed_steps(step, kinds):
+        of_all, of_plans = _digests(other)
+        if of_all == full:
             raise Violation(f"the digest leaves out {path}: two steps that differ in it have the digest {full}")
-    others = [(path, other, sizes) for path, other in _changed(microbatch, "microbatch", leaving_out=_NOT_IN_PLANS)]
-    others += [(path, microbatch, other) for path, other in _changed(sizes, "sizes")]
-    for path, other_microbatch, other_sizes in others:
-        if _digests((events, other_microbatch, replies, other_sizes))[1] == plans:
+        if of_plans == plans and path.startswith(("microbatch", "sizes")) and not _NOT_IN_PLANS.search(path):
             raise Violation(f"the digest of plans leaves out {path}: two steps that differ in it have {plans}")
 
 
 def check_digests(records: Sequence[StepRecord]) -> None:
-    """The same for the first step of each kind among these: with and without a microbatch, replies and events.
+    """Change every field of the first event and reply of each type, with each mode of microbatch, and of that.
 
-    And when a digest is asked for does not matter to what it is. Raises Violation.
+    And when a digest is asked for does not matter to what it is. Raises Violation that names what a digest leaves out.
     """
-    _check_moments([_digested(record) for record in records])
+    steps = [_digested(record) for record in records]
+    _check_moments(steps)
     for before, record in itertools.pairwise(records):
         if record.digest == before.digest:
             raise Violation(
                 f"step {record.step} is not in the digest: it is {record.digest}, as after step {before.step}"
             )
-    kinds: set[tuple[object, ...]] = set()
-    for record in records:
-        mode = None if record.microbatch is None else record.microbatch.mode
-        kind = (mode, *{type(item) for item in (*record.events, *record.replies)})
-        if kind not in kinds:
-            kinds.add(kind)
-            check_digest(_digested(record))
-            _check_names(_digested(record))
+    seen: set[tuple[object, type]] = set()
+    for step in steps:
+        events, microbatch, replies, _ = step
+        mode = None if microbatch is None else microbatch.mode
+        new = {(mode, type(item)) for item in (*events, microbatch, *replies)} - seen
+        if new:
+            seen |= new
+            check_digest(step, {kind for _, kind in new})
+            _check_names(step)
+
+
+def _changed_steps(step: DigestedStep, kinds: Container[type]) -> Iterator[tuple[str, DigestedStep]]:
+    events, microbatch, replies, sizes = step
+    for path, others in _changed_items(events, "events", kinds):
+        yield path, (others, microbatch, replies, sizes)
+    for path, others in _changed_items(replies, "replies", kinds):
+        yield path, (events, microbatch, others, sizes)
+    if type(microbatch) in kinds:
+        for path, other in _changed(microbatch, "microbatch"):
+            yield path, (events, other, replies, sizes)
+        for path, other in _changed(sizes, "sizes"):
+            yield path, (events, microbatch, replies, other)
+
+
+def _changed_items(items: tuple[Any, ...], path: str, kinds: Container[type]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """With the first item of each of these kinds changed; and without the last."""
+    firsts: dict[type, int] = {}
+    for index, item in enumerate(items):
+        if type(item) in kinds:
+            firsts.setdefault(type(item), index)
+    for index in firsts.values():
+        for where, other in _changed(items[index], f"{path}[{index}]"):
+            yield where, (*items[:index], other, *items[index + 1 :])
+    if firsts:
+        yield f"{path}, its last", items[:-1]
 
 
 def _digested(record: StepRecord) -> DigestedStep:
@@ -110,17 +136,16 @@ def _digests(step: DigestedStep) -> tuple[str, str]:
     return chain.digest, chain.plan_digest
 
 
-def _changed(value: Any, path: str, *, leaving_out: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+def _changed(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The value once for each thing in it, with that thing changed, and where it is."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            if name in leaving_out or f"{path}.{name}" in leaving_out or name in _NOT_DIGESTED:
-                continue
-            for where, other in _changed(getattr(value, name), f"{path}.{name}", leaving_out=leaving_out):
-                yield where, msgspec.structs.replace(value, **{name: other})
+            if name not in _NOT_DIGESTED:
+                for where, other in _changed(getattr(value, name), f"{path}.{name}"):
+                    yield where, msgspec.structs.replace(value, **{name: other})
     elif isinstance(value, tuple):
         for index, item in enumerate(value[:2]):
-            for where, other in _changed(item, f"{path}[{index}]", leaving_out=leaving_out):
+            for where, other in _changed(item, f"{path}[{index}]"):
                 yield where, (*value[:index], other, *value[index + 1 :])
         if value and not isinstance(value[0], tuple | None):
             yield f"{path}, its last", value[:-1]
