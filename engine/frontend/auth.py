@@ -59,6 +59,9 @@ class Access:
 def _require_key(request: Request, *keys: SecretStr | None) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != SCHEME:
+        # As clients of the Anthropic protocol send it.
+        given = request.headers.get("x-api-key", "")
+    if not given:
         raise ApiError.unauthenticated(
             "the request must send a key as 'Authorization: Bearer KEY', but has none; add the header"
         )

@@ -47,7 +47,7 @@ class Description:
         answer: type[msgspec.Struct] | None = None,
         body: type[BaseModel] | None = None,
         body_required: bool = True,
-        event: type[msgspec.Struct] | None = None,
+        events: tuple[type[msgspec.Struct], ...] = (),
         query: tuple[tuple[str, float, str], ...] = (),
         errors: tuple[int, ...] = (),
         is_list: bool = False,
@@ -57,7 +57,7 @@ class Description:
         """Keyword arguments for the framework's route decorator.
 
         ``answer`` is the body of a 200 (None: plain text), or with ``is_list`` each part of it, or with ``may_be_list``
-        one or the other; ``event`` is that of each server-sent event of a stream; ``query`` are optional parameters
+        one or the other; ``events`` are those of the server-sent events of a stream; ``query`` are optional parameters
         from 0 as (name, maximum, description); ``errors`` are the statuses beyond those that any route may have.
         """
         content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {}
@@ -66,8 +66,8 @@ class Description:
             several = {"type": "array", "items": one}
             shown = several if is_list else {"anyOf": [one, several]} if may_be_list else one
             content["application/json"] = {"schema": shown}
-        if event is not None:
-            content["text/event-stream"] = {"schema": self._event(event)}
+        if events:
+            content["text/event-stream"] = {"schema": self._event(events)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
         failure: dict[str, Any] = {"application/json": {"schema": self._answer(ErrorBody)}}
         for status in sorted({401, 403, 503, *errors, *((400, 408, 413, 429) if body or query else ())}):
@@ -117,9 +117,12 @@ class Description:
         self._answers.add(answer)
         return {"$ref": SCHEMAS + answer.__name__}
 
-    def _event(self, event: type[msgspec.Struct]) -> dict[str, Any]:
-        """One server-sent event. The last one's data is ``[DONE]``, of an answer that broke it is an error's body."""
-        shown = {"oneOf": [self._answer(event), self._answer(ErrorBody)]}
+    def _event(self, events: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
+        """One server-sent event. The last one's data is ``[DONE]``, of an answer that broke it is an error's body.
+
+        Where events have names, the last one is one of them in either case.
+        """
+        shown = {"oneOf": [*map(self._answer, events), self._answer(ErrorBody)]}
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": shown}
         last = {"const": "[DONE]"}
         return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [last, data]}}}

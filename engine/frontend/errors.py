@@ -6,6 +6,7 @@ Maps kinds of refusal to HTTP statuses. Never holds a traceback of the front end
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -102,6 +103,13 @@ class ApiError(Exception):
     def naming(self, param: str) -> ApiError:
         """The same error of another field."""
         return ApiError.of_detail(msgspec.structs.replace(self.body.error, param=param))
+
+    def reworded(self, reword: Callable[[str], str]) -> ApiError:
+        """The same error with other names of fields, in its words and as its field."""
+        detail = self.body.error
+        param = None if detail.param is None else reword(detail.param)
+        code = detail.code if isinstance(detail.code, str) else None
+        return ApiError(self.status, detail.type, reword(detail.message), param=param, code=code)
 
     @classmethod
     def invalid(cls, message: str, *, param: str | None = None) -> ApiError:

@@ -129,7 +129,12 @@ def _is_body(kind: Any) -> bool:
 
 
 def _is_branch(kind: Any, name: str) -> bool:
-    """Whether this is a validator's name of a branch: 'int', 'list[int]', 'constrained-str', 'function-after[...]'."""
+    """Whether this is a validator's name of a branch: 'int', 'list[int]', 'constrained-str', 'function-after[...]'.
+
+    A branch that is found by what one of its fields says is named by that.
+    """
+    if _is_body(kind) and any(name in get_args(field.annotation) for field in kind.model_fields.values()):
+        return True
     called: str = (get_origin(kind) or kind).__name__
     return name.startswith(called) or name.endswith(f"-{called}")
 

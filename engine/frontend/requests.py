@@ -38,7 +38,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     field that says what the output must be, if one does: all requests have the same grammar, in their sampling.
     ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
     wrote, with their places in the body, for an error that names one. ``lora`` is the
-    LoRA that was asked for as the model, ``lora_field`` the field that asks for one.
+    LoRA that was asked for as the model, ``lora_field`` the field that asks for one. ``shown_request`` are the fields
+    of the request that its answer has too, as JSON.
     """
 
     rid: str
@@ -59,6 +60,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     grammar_parts: tuple[tuple[str, Grammar], ...] = ()
     lora: str | None = None
     lora_field: str = "model"
+    shown_request: bytes = b"{}"
 
 
 @dataclass(frozen=True)

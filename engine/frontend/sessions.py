@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from engine.frontend.answer import Answer, Decoder, is_shown, joined
-from engine.frontend.errors import LORA_PARAM, ApiError, ErrorType
+from engine.frontend.errors import LORA_PARAM, ApiError, ErrorBody, ErrorType
 from engine.frontend.protocol import MAX_TOP_LOGPROBS, GenerateAnswer
 from engine.frontend.requests import Order
 from engine.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
@@ -26,7 +26,8 @@ TOKENS_A_TURN: Final = 262_144
 OUTPUTS_A_TURN: Final = 32
 # Logprobs that are spelled before the event loop turns: 10 ms of them.
 VALUES_A_TURN: Final = 4096
-_DONE: Final = b"data: [DONE]\n\n"
+# How streams of the native and the OpenAI protocol end.
+DONE: Final = b"data: [DONE]\n\n"
 
 IndexedPiece = tuple[int, GenerateAnswer]
 # Takes an output of a request, or why it was refused or broken off. It must not raise.
@@ -40,7 +41,9 @@ Shaping = Generator[None, None, _Result]
 
 
 class Shape(Protocol):
-    """How a protocol shows answers; one object for each HTTP request."""
+    """How a protocol shows answers; one object for each HTTP request. ``end`` closes a stream that ended in order."""
+
+    end: bytes
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
         """The body of an answer in one, from the answers of all choices."""
@@ -51,9 +54,14 @@ class Shape(Protocol):
     def last_events(self) -> Iterable[msgspec.Struct]:
         """The events after the last piece of the last choice."""
 
+    def failure(self, error: ErrorBody) -> msgspec.Struct:
+        """The last event of a stream that broke."""
+
 
 class NativeShape:
     """Answers of ``/generate``: pieces as they are, of ``n`` choices with their index."""
+
+    end = DONE
 
     def __init__(self, n: int = 1) -> None:
         self._n = n
@@ -82,6 +90,9 @@ class NativeShape:
 
     def last_events(self) -> Iterable[msgspec.Struct]:
         return ()
+
+    def failure(self, error: ErrorBody) -> msgspec.Struct:
+        return error
 
 
 class Request:
@@ -330,7 +341,7 @@ class Session:
     def part(self) -> bytes:
         """The events of a stream for what has come, up to a bound, and its end if that is there too; may be empty.
 
-        An error after the first piece is the last event; only a stream that ended in order is closed by ``[DONE]``.
+        An error after the first piece is the last event; only a stream that ended in order is closed.
         Raises ApiError for one before it.
         """
         try:
@@ -339,12 +350,12 @@ class Session:
             part = _events(event for index, piece in pieces for event in self._shape.events(index, piece))
             if self.is_over:
                 self.is_told = True
-                part += _events(self._shape.last_events()) + _DONE
+                part += _events(self._shape.last_events()) + self._shape.end
         except ApiError as exc:
             if not self.has_begun:
                 raise
             self.is_told = True
-            part = _events([exc.body_for(self._request_id)])
+            part = _events([self._shape.failure(exc.body_for(self._request_id))])
         return part
 
     def collect(self) -> bool:
@@ -502,8 +513,13 @@ def _split(output: TokenOutput) -> list[TokenOutput]:
 
 
 def _events(events: Iterable[msgspec.Struct]) -> bytes:
-    """Server-sent events as they are written."""
-    return b"".join([b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
+    """Server-sent events as they are written; those of a tagged kind have its name."""
+    return b"".join([_named(event) + b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
+
+
+def _named(event: msgspec.Struct) -> bytes:
+    tag = event.__struct_config__.tag
+    return b"" if tag is None else b"event: %b\n" % str(tag).encode()
 
 
 def _ignore(output: TokenOutput) -> None:

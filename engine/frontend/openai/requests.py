@@ -55,25 +55,34 @@ def completion_order(data: bytes, served: ServedModel) -> Order:
 
 def chat_order(data: bytes, served: ServedModel) -> Order:
     """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
-    body = parse_body(ChatBody, data)
+    return order_of_chat(parse_body(ChatBody, data), served, "chatcmpl")
+
+
+def order_of_chat(body: ChatBody, served: ServedModel, prefix: str) -> Order:
+    """The order of a chat, whatever protocol it came in; ``prefix`` begins an id that is made for it. Raises ApiError.
+
+    What a protocol shows of the request in its answer goes in ``Order.shown_request``.
+    """
     lora = requested_lora(body.model, served)
-    tools = body.offered_tools
-    _require_parser(tools, served)
-    conversation = [message.for_template for message in body.messages]
+    text, prompt = chat_prompt(body, served)
+    top = body.top_logprobs if body.logprobs else None
+    order = _order(body, prefix, [prompt], served.limits, param="messages", top=top, lora=lora)
+    return _with_calls(order, body, served.dialect.start_after(text), served)
+
+
+def chat_prompt(body: ChatBody, served: ServedModel) -> tuple[str, tuple[int, ...]]:
+    """The prompt of a chat, as text and as token ids. Raises ApiError."""
+    _require_parser(body.offered_tools, served)
     text = served.template.render(
-        conversation,
+        [message.for_template for message in body.messages],
         body.template_variables,
         ask=not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_last=body.continue_final_message,
         documents=body.documents,
-        tools=[tool.for_template for tool in tools],
+        tools=[tool.for_template for tool in body.offered_tools],
     )
     # The template says where special tokens stand; the tokenizer must not add its own.
-    prompt = tokenize(served, text, param="messages", special=bool(body.add_special_tokens))
-    top = body.top_logprobs if body.logprobs else None
-    order = _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top, lora=lora)
-    start = served.dialect.start_after(text)
-    return _with_calls(order, body, start, served)
+    return text, tokenize(served, text, param="messages", special=bool(body.add_special_tokens))
 
 
 def require_model(model: str | None, served: str) -> None:

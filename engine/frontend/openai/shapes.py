@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import msgspec
 
 from engine.frontend.answer import Decoder, Detokenizer
+from engine.frontend.errors import ErrorBody
 from engine.frontend.openai.answers import (
     ChatAnswer,
     ChatChoice,
@@ -33,14 +34,14 @@ from engine.frontend.openai.answers import (
 from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.frontend.requests import Order, ServedModel
-from engine.frontend.sessions import Shaping, finished, listed, spelled
+from engine.frontend.sessions import DONE, Shaping, finished, listed, spelled
 from engine.frontend.token_texts import TokenTexts, WholeDecoder
 
 RankedPrompt = list[dict[str, PromptTokenLogprob] | None]
 _Said = TypeVar("_Said", "_PromptEntry", OutputLogprob)
 
 
-class _Counts:
+class Counts:
     """Token counts of all choices; ``n`` neighbouring choices share a prompt.
 
     ``reasoning`` has the tokens of reasoning of those choices of which they are known.
@@ -73,6 +74,7 @@ class _Shape:
     """What answers of both protocols have."""
 
     event: ClassVar[type[msgspec.Struct]]
+    end = DONE
 
     def __init__(self, order: Order, served: ServedModel) -> None:
         self._head: dict[str, Any] = {
@@ -86,12 +88,16 @@ class _Shape:
         self._include_usage = order.include_usage
         self._continuous_usage = order.continuous_usage
         self._prompt_ids = [one.prompt_ids for one in order.messages] if order.token_ids else []
-        self._counts = _Counts(order.n)
+        self._counts = Counts(order.n)
 
     def last_events(self) -> Iterator[msgspec.Struct]:
         """The token counts, if asked for."""
         if self._include_usage:
             yield self.event(**self._head, choices=[], usage=self._counts.usage())
+
+    def failure(self, error: ErrorBody) -> msgspec.Struct:
+        """The error alone."""
+        return error
 
     def _event_of(self, choice: CompletionChoice | ChatChunkChoice) -> msgspec.Struct:
         return self.event(**self._head, choices=[choice], usage=self._usage_so_far())
@@ -218,7 +224,7 @@ class ChatShape(_Shape):
             self._begun.add(index)
             # Whether there will be content is not known yet where an answer may have other parts.
             yield self._delta(index, ChatDelta(role="assistant", content="" if spoken is None else msgspec.UNSET))
-        deltas = _plain(piece) if spoken is None else spoken.deltas(piece)
+        deltas = plain_deltas(piece) if spoken is None else spoken.deltas(piece)
         self._note(index, piece.meta_info)
         logprobs = finished(self._spelled(piece))
         ids = self._ids(piece)
@@ -283,7 +289,8 @@ class ChatShape(_Shape):
         )
 
 
-def _plain(piece: GenerateAnswer) -> list[ChatDelta]:
+def plain_deltas(piece: GenerateAnswer) -> list[ChatDelta]:
+    """What is new with a piece of an answer that has no parts."""
     return [ChatDelta(content=piece.text)] if piece.text else []
 
 

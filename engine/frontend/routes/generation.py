@@ -1,4 +1,4 @@
-"""Routes that generate: the native one and those of the OpenAI protocol.
+"""Routes that generate: the native one and those of the OpenAI and the Anthropic protocol.
 
 A body becomes an order, the order a session, the session an answer, whole or as a stream of server-sent events. Owns
 disconnects and how a stream is written; what an answer is belongs to the session, shapes to the protocols.
@@ -17,6 +17,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine.frontend.answer import Decoder
+from engine.frontend.anthropic.answers import MESSAGE_EVENTS, MessageAnswer
+from engine.frontend.anthropic.bodies import MessagesBody
+from engine.frontend.anthropic.shapes import MessageShape, message_order
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
 from engine.frontend.dialect import Parsing
@@ -28,6 +31,9 @@ from engine.frontend.metrics import Metrics
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.openai.requests import chat_order, completion_order
+from engine.frontend.openai.response_answers import RESPONSE_EVENTS, ResponseAnswer
+from engine.frontend.openai.response_bodies import ResponseBody
+from engine.frontend.openai.response_shapes import ResponseShape, response_order
 from engine.frontend.openai.shapes import ChatShape, CompletionShape
 from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, GenerateBody
@@ -41,8 +47,13 @@ from engine.frontend.token_texts import MarkerDecoder, WholeDecoder
 NATIVE = "native"
 COMPLETION = "completion"
 CHAT = "chat"
+RESPONSE = "response"
+MESSAGE = "message"
 OPENAI = "openai"
+ANTHROPIC = "anthropic"
 ERRORS = (404, 409, 429, 500, 504)
+# Makes the shape of a chat's answers, with what finds their parts where they have some.
+ShapeMaker = Callable[[Order, ServedModel, Callable[[], SpokenChoice] | None], Shape]
 # Bytes of an answer that are written before the event loop turns.
 BYTES_A_TURN: Final = 1 << 20
 # The extension of a request's scope under which a connection offers to write.
@@ -60,6 +71,8 @@ def orders_of(served: ServedModel) -> Mapping[str, Callable[[bytes], Order]]:
         NATIVE: functools.partial(native_order, served=served),
         COMPLETION: functools.partial(completion_order, served=served),
         CHAT: functools.partial(chat_order, served=served),
+        RESPONSE: functools.partial(response_order, served=served),
+        MESSAGE: functools.partial(message_order, served=served),
     }
 
 
@@ -88,17 +101,25 @@ class GenerationRoutes:
             body=GenerateBody,
             answer=GenerateAnswer,
             may_be_list=True,
-            event=GenerateAnswer,
+            events=(GenerateAnswer,),
             errors=(409, 429, 500, 504),
             tag=NATIVE,
         )
         router.post("/generate", **native)(self.generate)
         completions = description.route(
-            body=CompletionBody, answer=CompletionAnswer, event=CompletionAnswer, errors=ERRORS, tag=OPENAI
+            body=CompletionBody, answer=CompletionAnswer, events=(CompletionAnswer,), errors=ERRORS, tag=OPENAI
         )
         router.post("/v1/completions", **completions)(self.completions)
-        chats = description.route(body=ChatBody, answer=ChatAnswer, event=ChatChunk, errors=ERRORS, tag=OPENAI)
+        chats = description.route(body=ChatBody, answer=ChatAnswer, events=(ChatChunk,), errors=ERRORS, tag=OPENAI)
         router.post("/v1/chat/completions", **chats)(self.chat_completions)
+        responses = description.route(
+            body=ResponseBody, answer=ResponseAnswer, events=RESPONSE_EVENTS, errors=ERRORS, tag=OPENAI
+        )
+        router.post("/v1/responses", **responses)(self.responses)
+        messages = description.route(
+            body=MessagesBody, answer=MessageAnswer, events=MESSAGE_EVENTS, errors=ERRORS, tag=ANTHROPIC
+        )
+        router.post("/v1/messages", **messages)(self.messages)
         router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))(self.embeddings)
 
     async def generate(self, request: Request) -> Response:
@@ -113,11 +134,21 @@ class GenerationRoutes:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        order = await self.take_order(CHAT, request)
+        return await self._answer_chat(request, await self.take_order(CHAT, request), ChatShape)
+
+    async def responses(self, request: Request) -> Response:
+        """Answer a conversation, in items. Nothing is stored: the client sends the whole conversation."""
+        return await self._answer_chat(request, await self.take_order(RESPONSE, request), ResponseShape)
+
+    async def messages(self, request: Request) -> Response:
+        """Answer a conversation, in the Anthropic protocol."""
+        return await self._answer_chat(request, await self.take_order(MESSAGE, request), MessageShape)
+
+    async def _answer_chat(self, request: Request, order: Order, shape_of: ShapeMaker) -> Response:
         parsing = order.parsing
         if parsing is None:
-            return await self._respond(request, order, ChatShape(order, self._served))
-        shape = ChatShape(order, self._served, functools.partial(self._spoken_choice, parsing))
+            return await self._respond(request, order, shape_of(order, self._served, None))
+        shape = shape_of(order, self._served, functools.partial(self._spoken_choice, parsing))
         # An answer's text has the markers in it that it is looked through for.
         markers = self._served.dialect.markers(parsing)
         decoder = MarkerDecoder(self._served.tokenizer, self._served.special_ids, markers)

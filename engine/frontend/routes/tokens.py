@@ -14,6 +14,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, JsonValue, model_validator
 
+from engine.frontend.anthropic.answers import TokenCount
+from engine.frontend.anthropic.bodies import CountTokensBody
+from engine.frontend.anthropic.shapes import token_count
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
 from engine.frontend.errors import FieldError
@@ -27,6 +30,7 @@ from engine.frontend.responses import JSON_TYPE
 
 TOKENIZE = "tokenize"
 DETOKENIZE = "detokenize"
+COUNT = "count_tokens"
 TOKENS = "tokens"
 
 
@@ -85,6 +89,7 @@ def token_works(served: ServedModel) -> dict[str, BodyWork]:
     return {
         TOKENIZE: functools.partial(_json_of, answer=_tokenized, served=served),
         DETOKENIZE: functools.partial(_json_of, answer=_detokenized, served=served),
+        COUNT: functools.partial(_json_of, answer=token_count, served=served),
     }
 
 
@@ -110,6 +115,13 @@ def add_tokenization(
     async def detokenize(request: Request) -> Response:
         """Say which text token ids are."""
         return await answer(DETOKENIZE, request)
+
+    counted = description.route(body=CountTokensBody, answer=TokenCount, errors=(404,), tag=TOKENS)
+
+    @router.post("/v1/messages/count_tokens", **counted)
+    async def count_tokens(request: Request) -> Response:
+        """Say how many tokens the prompt of a message has, in the Anthropic protocol."""
+        return await answer(COUNT, request)
 
 
 def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel) -> bytes:

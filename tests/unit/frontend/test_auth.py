@@ -67,6 +67,18 @@ def test_every_route_but_the_probe_and_the_description_needs_a_key(play) -> None
     play(scene, api_key=KEY, admin_key=ADMIN)
 
 
+def test_a_key_may_come_as_clients_of_the_anthropic_protocol_send_it(play) -> None:
+    """C08: its header stands in for the other one, and is compared as that is."""
+
+    async def scene(stage) -> None:
+        for headers, status in (({"x-api-key": KEY}, 200), ({"x-api-key": f"{KEY}x"}, 401), ({"x-api-key": ""}, 401)):
+            assert (await stage.http.get("/v1/models", headers=headers)).status_code == status
+        both = {"x-api-key": KEY, **_bearer("other")}
+        assert (await stage.http.get("/v1/models", headers=both)).status_code == 401
+
+    play(scene, api_key=KEY)
+
+
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", f"Basic {KEY}", KEY, f"Bearer {KEY} {KEY}"])
 def test_malformed_header_is_401(play, header: str) -> None:
     """C08"""

@@ -1,0 +1,1 @@
+"""The Messages protocol of Anthropic, as other words for a chat."""

@@ -1,0 +1,159 @@
+"""Answers of the engine in the shape of the Messages protocol, whole and as the events of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from pydantic_core import from_json, to_json
+
+from engine.frontend.anthropic.answers import (
+    BlockGrowth,
+    BlockStart,
+    BlockStop,
+    ContentBlock,
+    InputGrowth,
+    MessageAnswer,
+    MessageEnd,
+    MessageGrowth,
+    MessagesError,
+    MessageStart,
+    MessageStop,
+    MessagesUsage,
+    TextContent,
+    TextGrowth,
+    ThinkingContent,
+    ThinkingGrowth,
+    TokenCount,
+    ToolUseContent,
+)
+from engine.frontend.anthropic.bodies import CountTokensBody, MessagesBody
+from engine.frontend.errors import ErrorBody
+from engine.frontend.openai.blocks import Begun, Block, BlockKind, BlockShape, Change, Ended, Grown
+from engine.frontend.openai.requests import chat_prompt, order_of_chat, requested_lora
+from engine.frontend.openai.spoken import SpokenChoice
+from engine.frontend.openai.translated import Translation
+from engine.frontend.protocol import parse_body
+from engine.frontend.requests import Order, ServedModel
+from engine.messages import FinishReason
+
+_AS_CHAT = Translation(
+    {
+        "max_completion_tokens": "max_tokens",
+        "response_format.json_schema": "output_config.format",
+        "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        "function.parameters": "input_schema",
+        "function.name": "name",
+        "stop": "stop_sequences",
+        "chat_template_kwargs": "thinking",
+    }
+)
+# Ends that have another name in the protocol; the others keep the engine's.
+_REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens"}
+
+
+def message_order(data: bytes, served: ServedModel) -> Order:
+    """The order of a message. Raises ApiError, also when the model has no chat template."""
+    chat = _AS_CHAT.chat(parse_body(MessagesBody, data).chat_fields)
+    return _AS_CHAT.order(lambda: order_of_chat(chat, served, "msg"))
+
+
+def token_count(data: bytes, served: ServedModel) -> TokenCount:
+    """The tokens of a conversation's prompt. Raises ApiError, also when the model has no chat template."""
+    chat = _AS_CHAT.chat(parse_body(CountTokensBody, data).chat_fields)
+    requested_lora(chat.model, served)
+    _, ids = chat_prompt(chat, served)
+    return TokenCount(input_tokens=len(ids))
+
+
+class MessageShape(BlockShape):
+    """Each block of the answer is a block of the message."""
+
+    def __init__(self, order: Order, served: ServedModel, new_choice: Callable[[], SpokenChoice] | None = None) -> None:
+        super().__init__(new_choice)
+        self._head: dict[str, Any] = {"id": order.rid, "model": order.lora or served.model_name}
+
+    def _answer(self) -> MessageAnswer:
+        end = self._end
+        return MessageAnswer(
+            **self._head,
+            content=[_content(block) for block in self._blocks],
+            stop_reason=end.stop_reason,
+            stop_sequence=end.stop_sequence,
+            usage=self._usage,
+        )
+
+    def _first_events(self) -> Iterator[msgspec.Struct]:
+        """The message before its first block."""
+        yield MessageStart(message=self._answer())
+
+    def last_events(self) -> Iterator[msgspec.Struct]:
+        """Why it ended."""
+        yield MessageGrowth(delta=self._end, usage=self._usage)
+        yield MessageStop()
+
+    def failure(self, error: ErrorBody) -> msgspec.Struct:
+        """The error in the protocol's shape."""
+        return MessagesError(error=error.error, request_id=error.error.request_id)
+
+    def _shown(self, change: Change) -> Iterator[msgspec.Struct]:
+        block = change.block
+        match change:
+            case Begun():
+                yield BlockStart(index=block.index, content_block=_content(block))
+            case Grown(text=text):
+                yield BlockGrowth(index=block.index, delta=_growth(block, text))
+            case Ended():
+                yield BlockStop(index=block.index)
+
+    @property
+    def _end(self) -> MessageEnd:
+        reason, meta = self._reason, self._meta
+        if reason is None or meta is None:
+            return MessageEnd(stop_reason=None, stop_sequence=None)
+        if reason is FinishReason.STOP and isinstance(meta.matched_stop, str):
+            return MessageEnd(stop_reason="stop_sequence", stop_sequence=meta.matched_stop)
+        if reason is FinishReason.STOP and any(block.kind is BlockKind.CALL for block in self._blocks):
+            return MessageEnd(stop_reason="tool_use", stop_sequence=None)
+        return MessageEnd(stop_reason=_REASONS.get(reason, reason.value), stop_sequence=None)
+
+    @property
+    def _usage(self) -> MessagesUsage:
+        counts = self._counts.usage()
+        cached = counts.prompt_tokens_details.cached_tokens
+        return MessagesUsage(
+            input_tokens=counts.prompt_tokens - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=counts.completion_tokens,
+        )
+
+
+def _content(block: Block) -> ContentBlock:
+    match block.kind:
+        case BlockKind.TEXT:
+            return TextContent(text=block.text)
+        case BlockKind.REASONING:
+            return ThinkingContent(thinking=block.text)
+        case BlockKind.CALL:
+            return ToolUseContent(id=block.call_id, name=block.name, input=_input_of(block.text))
+
+
+def _growth(block: Block, text: str) -> TextGrowth | ThinkingGrowth | InputGrowth:
+    match block.kind:
+        case BlockKind.TEXT:
+            return TextGrowth(text=text)
+        case BlockKind.REASONING:
+            return ThinkingGrowth(thinking=text)
+        case BlockKind.CALL:
+            return InputGrowth(partial_json=text)
+
+
+def _input_of(arguments: str) -> msgspec.Raw:
+    """The object that was written, as far as it was; what is none is empty."""
+    try:
+        value = from_json(arguments or "{}", allow_partial=True)
+    except ValueError:
+        value = {}
+    return msgspec.Raw(to_json(value if isinstance(value, dict) else {}, inf_nan_mode="null"))
