@@ -12,6 +12,8 @@ from engine.errors import ConfigError
 from engine.limits import Limits
 from scripted.adapters.lockstep.actions import (
     AdvanceClock,
+    BeginProfile,
+    EndProfile,
     Evict,
     HoldGrammars,
     LoraLoad,
@@ -137,6 +139,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn
     },
 }
 _HELD_GRAMMARS: Final = "held-grammars"
+_PROFILE: Final = "profile"
 # Events that need a kind of request, or a setting, which is on with them.
 _NEEDS: Final = {
     "event-hold-grammars": ("grammars", "some"),
@@ -170,6 +173,7 @@ class EngineSpace:
             **REQUEST_FEATURES,
             **{name: tuple(levels) for name, levels in _KINDS.items()},
             _HELD_GRAMMARS: ("on",),
+            _PROFILE: ("on",),
             **dict.fromkeys(event_kinds(_with_everything()), ("on",)),
         }
 
@@ -191,9 +195,13 @@ class EngineSpace:
         marks = _marks(limits, longest, is_long="prompts" in row)
         placed = list(_opening(row))
         first = 3 if placed else 0
-        if "host" in row and "sharing" not in row and rng.random() < 0.5:
-            # What has left is hit only by a prompt that comes again.
-            row = {**row, "sharing": "all"}
+        if "sharing" not in row and rng.random() < 0.5:
+            if "host" in row:
+                # What has left is hit only by a prompt that comes again.
+                row = {**row, "sharing": "all"}
+            elif "scale" in row:
+                # Only long prompts that come together are worth waiting for.
+                row = {"prompts": "alike", "arrival": rng.choice(("together", "in-line")), **row, "sharing": "all"}
         starts = list(drawn_requests(row, rng, marks))
         kinds = {name: row[name] for name in _KINDS if name in row}
         for name in kinds:
@@ -253,7 +261,13 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
     for name, levels in _SETTINGS.items():
         if name in row:
             values |= {setting: rng.choice(choices) for setting, choices in levels[row[name]].items()}
+    if "mixed" in row and row.get("chunk") == "small" and "page" not in row:
+        # Where a chunk is a token, decodes and prompts share it.
+        values["page_size"] = rng.choice((2, 2, 4, 8))
     large, windowed = "scale" in row, row.get("window")
+    if large and "stages" not in row:
+        # A long prompt waits for an equal one only while that is in flight.
+        values["pp_size"] = rng.choice((1, 2))
     page = values["page_size"] = values["page_size"] * (16 if large else 1)
     pools = _LARGE_POOLS if large else _WINDOWED_POOLS if windowed else _POOLS
     values["max_total_tokens"] = max(2 * page, rng.choice(pools[row.get("pool")]))
@@ -336,6 +350,11 @@ def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -
     if "host" in row:
         for _ in range(rng.randint(0, 2)):
             yield Placed(rng.randint(2, schedule.last_step + 1), Evict(pages=rng.choice((None, None, 1, 2))))
+    if _PROFILE in row:
+        step = 0
+        for kind in (BeginProfile, EndProfile, BeginProfile, EndProfile)[: rng.randint(1, 4)]:
+            step += rng.randint(1, 6)
+            yield Placed(step, kind())
     if _HELD_GRAMMARS in row:
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)

@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.memory import Node, RadixTree, SlidingWindowPool
 from engine.messages import Generate, SamplingParams
 from engine.scheduler import Scheduler
+from engine.scheduler.controls import Controls
 from scripted.adapters.lockstep.oracle.restoring import check_checkpoint
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
@@ -78,5 +79,11 @@ def test_a_busy_engine_has_no_checkpoint_and_is_left_alone() -> None:
     sampling = SamplingParams(max_new_tokens=2)
     scheduler.step([Generate(rid="a", prompt_ids=(1, 2, 3), sampling=sampling)], 0.0)
     before = scheduler.stats()
-    check_checkpoint(scheduler)
+    check_checkpoint(scheduler, is_due=False)
     assert scheduler.stats() == before
+
+
+def test_a_checkpoint_that_is_due_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Controls, "is_at_rest", property(lambda _: False))
+    with pytest.raises(Violation, match="a checkpoint is due: True, and the engine at rest makes None"):
+        Rest(monkeypatch, PLAIN)

@@ -21,9 +21,14 @@ _RID: Final = "restored"
 _PAGES_LIMIT: Final = 64
 
 
-def check_checkpoint(scheduler: Scheduler) -> None:
-    """Every request has ended, and the cache is still there. Raises Violation."""
+def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
+    """Every request has ended, and the cache is still there: there is a checkpoint where one ``is_due``, and else none.
+
+    What an operator keeps back is the engine's to say. Raises Violation.
+    """
     checkpoint = checkpoint_of(scheduler)
+    if (checkpoint is not None) is not (is_due and not scheduler.pressure.is_on):
+        raise Violation(f"a checkpoint is due: {is_due}, and the engine at rest makes {checkpoint}")
     if checkpoint is None or not checkpoint.tree.runs:
         return
     try:

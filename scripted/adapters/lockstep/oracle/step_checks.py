@@ -92,8 +92,9 @@ class Checks(Oracle):
         self.account.check_end()
         if self.conformance is not None:
             self.conformance.check_cache(scheduler)
-        if self._restores:
-            check_checkpoint(scheduler)
+            calls = self.conformance.specification.calls
+            if self._restores:
+                check_checkpoint(scheduler, is_due=scheduler.failure is None and not calls.is_profiling)
 
     def check_end(self, scheduler: Scheduler) -> None:
         """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""

@@ -18,6 +18,7 @@ Answer = tuple[Any, ...]
 
 class SpecifiedCalls:
     """``deadline`` is when the call that waits gives up, ``update`` the weight update that is asked for or in flight.
+    ``is_profiling``: the stages take a profile.
 
     ``busy`` says what keeps the engine from being quiescent; nothing does when it is empty.
     """
@@ -30,7 +31,7 @@ class SpecifiedCalls:
         self.deadline: float | None = None
         self.update: UpdateWeights | None = None
         self._profile: StartProfile | StopProfile | None = None  # the one call that is not answered
-        self._is_launched = self._is_profiling = False
+        self._is_launched = self.is_profiling = False
         self.weights: list[str | None] = [None]  # by version
 
     def ask(self, call: Any, now: float, busy: str) -> list[Answer]:
@@ -65,7 +66,7 @@ class SpecifiedCalls:
         """The stages have done it, or could not."""
         if mode is ForwardMode.PROFILE:
             call, self._profile, self._is_launched = self._profile, None, False
-            self._is_profiling = isinstance(call, StartProfile) and error is None
+            self.is_profiling = isinstance(call, StartProfile) and error is None
             return [(call, error is None, error or "")]
         update, self.update = self.update, None
         self._totals["weights_version"] += error is None
@@ -82,7 +83,7 @@ class SpecifiedCalls:
 
     def _ask_profile(self, call: StartProfile | StopProfile) -> list[Answer]:
         """**Profile**: one at a time; what is in order waits for a place in the pipeline, the rest is refused."""
-        if self._profile is not None or isinstance(call, StartProfile) is self._is_profiling:
+        if self._profile is not None or isinstance(call, StartProfile) is self.is_profiling:
             return [(call, False, "")]
         self._profile = call
         return []
