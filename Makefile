@@ -13,7 +13,7 @@ SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs lint types unit load registered soak attack odd recorded ray sglang vllm bench gpu serve clean
+.PHONY: help install demo test docs lint types unit load registered soak attack odd recorded ray clients sglang vllm bench gpu serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
@@ -67,6 +67,9 @@ ray: $(INSTALLED) ## what Ray places, on local clusters: stages, whole engines, 
 	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error -- --placement ray --tier server
 	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60
 
+clients: $(INSTALLED) ## the programs that people bring, each in an environment of its own, in .venv-clients
+	$(BIN)/python tests/clients/clients.py
+
 sglang: $(SGLANG_INSTALLED) ## SGLang's own scheduler under the search, in an environment of its own, .venv-sglang
 	$(SGLANG_VENV)/bin/python -m ci suite --hw cpu --suite sglang-cpu --continue-on-error
 
@@ -87,7 +90,7 @@ serve: $(INSTALLED) ## an engine on http://127.0.0.1:30000; SERVE="--pp-size 4" 
 	$(BIN)/engine serve $(SERVE)
 
 clean: ## remove .venv, caches and results
-	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) .venv-clients out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # BIN, and what goes there: uv installs in a fifth of pip's time, with what pip's environment says of indexes. It reads none
