@@ -142,11 +142,12 @@ def write_test(
     name: str = "found",
     adapter: str = OWN,
     mutant: str | None = None,
+    standalone: bool = False,
 ) -> WrittenTest:
     """A pytest file of a finding, which is shrunk first, or of the first of several schedules that makes one.
 
-    ``text`` is None where no form of it is red with the bug and green without; ``said`` says why. Raises
-    ScriptDefinitionError.
+    ``text`` is None where no form of it is red with the bug and green without; ``said`` says why. A
+    ``standalone`` one needs the searched scheduler alone. Raises ScriptDefinitionError.
     """
     schedules: Iterable[Schedule]
     if isinstance(what, Finding):
@@ -155,7 +156,7 @@ def write_test(
         schedules = [_schedule_of(what, adapter)]
     else:
         schedules = what
-    return written_test.write_test(schedules, name=name, mutant=mutant)
+    return written_test.write_test(schedules, name=name, mutant=mutant, standalone=standalone)
 
 
 def _schedule_of(what: Finding | Schedule | str | Path, adapter: str) -> Schedule:

@@ -15,6 +15,7 @@ from engine.output_files import write_output
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
 
+STANDALONE_OPTION = typer.Option(help="with --to-script: a test of the scheduler's own classes, without Lockstep")
 ADAPTER_OPTION = typer.Option(
     metavar="ADAPTER", help="a scheduler: lockstep, sglang, transformers, vllm, FILE.py with an ADAPTER, or MODULE:NAME"
 )
@@ -28,12 +29,18 @@ def plain_console(width: int = _PLAIN_WIDTH_COLUMNS) -> Console:
 
 
 def save_test(
-    console: Console, schedules: Sequence[Schedule], path: Path, *, name: str, mutant: str | None = None
+    console: Console,
+    schedules: Sequence[Schedule],
+    path: Path,
+    *,
+    name: str,
+    mutant: str | None = None,
+    standalone: bool = False,
 ) -> bool:
     """Write the first of these schedules that makes a test, and say what was seen; True when a file was written."""
     from scripted import api
 
-    written = api.write_test(schedules, name=name, mutant=mutant)
+    written = api.write_test(schedules, name=name, mutant=mutant, standalone=standalone)
     for line in written.said:
         console.print(f"  {line}", soft_wrap=True)
     if written.text is not None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from engine.output_files import require_writable
 from engine.recording import RecordingError
-from scripted.cli.console import ADAPTER_OPTION, plain_console, save_test
+from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.core.named import OWN
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def replay(
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps down for `scripted view`")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test of it")] = None,
+    standalone: Annotated[bool, STANDALONE_OPTION] = False,
     twice: Annotated[
         bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
     ] = False,
@@ -39,7 +40,15 @@ def replay(
     require_writable("--to-script", to_script)
     console = plain_console()
     if not show_replay(
-        console, what, adapter=adapter, until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
+        console,
+        what,
+        adapter=adapter,
+        until=until,
+        mutant=mutant,
+        trace=trace,
+        to_script=to_script,
+        twice=twice,
+        standalone=standalone,
     ):
         raise typer.Exit(EXIT_FAILED)
 
@@ -53,6 +62,7 @@ def show_replay(
     mutant: str | None = None,
     trace: Path | None = None,
     to_script: Path | None = None,
+    standalone: bool = False,
     twice: bool = False,
 ) -> bool:
     """Run it and show it; True when every promise was kept, and a recording did what it did then."""
@@ -78,16 +88,22 @@ def show_replay(
     if trace is not None:
         of = "" if run.adapter == OWN else f" of {run.adapter}"
         write_trace(trace, run.trace(Path(what).name if recorded else f"schedule{of}", mutant))
-    if recorded and to_script is not None and not _write_script(console, Path(what), until, to_script, mutant):
+    if (
+        recorded
+        and to_script is not None
+        and not _write_script(console, Path(what), until, to_script, mutant, standalone)
+    ):
         return False
     if not recorded and to_script is not None:
         schedule = Schedule.parse(run.schedule)
-        if not save_test(console, [schedule], to_script, name="schedule", mutant=mutant):
+        if not save_test(console, [schedule], to_script, name="schedule", mutant=mutant, standalone=standalone):
             return False
     return (not twice or _same_again(console, what if recorded else run.schedule, run, until, mutant)) and run.passed
 
 
-def _write_script(console: Console, path: Path, until: int | None, to_script: Path, mutant: str | None) -> bool:
+def _write_script(
+    console: Console, path: Path, until: int | None, to_script: Path, mutant: str | None, standalone: bool
+) -> bool:
     """A recording as a test: of what failed in it, shrunk, where it fails as a schedule too; else of all of it.
 
     False when no test of it is right.
@@ -115,7 +131,7 @@ def _write_script(console: Console, path: Path, until: int | None, to_script: Pa
             f"a script has at most {_SCRIPT_LIMIT_EVENTS} events, unless a failure can be shrunk; {path} has "
             f"{len(schedule.placed)} and none of them fails; give --until STEP"
         )
-    return save_test(console, schedules, to_script, name=path.stem, mutant=mutant)
+    return save_test(console, schedules, to_script, name=path.stem, mutant=mutant, standalone=standalone)
 
 
 def _show(console: Console, run: Rerun) -> None:

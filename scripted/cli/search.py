@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from engine.output_files import require_writable
 from scripted.cli.bound import bound
-from scripted.cli.console import ADAPTER_OPTION, plain_console, save_test
+from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.cli.replay import replay
 from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
@@ -65,6 +65,7 @@ def explore(
     ] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
+    standalone: Annotated[bool, STANDALONE_OPTION] = False,
     failures: Annotated[
         Path, typer.Option(metavar="FILE", help="where failures are kept, to be run first the next time")
     ] = DEFAULT_FAILURES,
@@ -115,7 +116,7 @@ def explore(
         console.print(report.coverage.table())
     console.print(_summary(report), soft_wrap=True)
     for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
-        if _show_finding(console, finding, to_script, database):
+        if _show_finding(console, finding, to_script, database, standalone):
             to_script = None
     if to_script is not None:
         why = "no failure shown makes a test" if report.findings else "there is no failure to write"
@@ -144,7 +145,9 @@ def _summary(report: SearchReport) -> str:
     )
 
 
-def _show_finding(console: Console, finding: Finding, to_script: Path | None, database: FailureDatabase | None) -> bool:
+def _show_finding(
+    console: Console, finding: Finding, to_script: Path | None, database: FailureDatabase | None, standalone: bool
+) -> bool:
     """Print a finding, shrunk, and keep it; True when it was written as a test."""
     from scripted import api
 
@@ -170,7 +173,9 @@ def _show_finding(console: Console, finding: Finding, to_script: Path | None, da
         return False
     target = finding.target if len(finding.target) < _LONGEST_NAME else "schedule"
     name = f"{re.sub(r'[^a-z]+', '_', target.lower()).strip('_')}_breaks"
-    return save_test(console, (shrunk.schedule, found), to_script, name=name, mutant=finding.mutant)
+    return save_test(
+        console, (shrunk.schedule, found), to_script, name=name, mutant=finding.mutant, standalone=standalone
+    )
 
 
 def _check_version(adapter: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from scripted.core.tokens import tokens_alone
-from scripted.core.violation import Violation
+from scripted.core.violation import Bounds, Violation
 
 _OWN_ENDS: Final = ("length", "stop")
 
@@ -208,7 +208,10 @@ class Account:
             raise Violation(f"{rid} computes {count} positions from {start} on")
         if life.computed is not None and start != life.computed:
             what = "again" if start < life.computed else "too early"
-            raise Violation(f"{rid} computes position {start} {what}: position {life.computed} comes next")
+            raise Violation(
+                f"{rid} computes position {start} {what}: position {life.computed} comes next",
+                bounds=None if start < life.computed else Bounds(rid, first=life.computed),
+            )
         life.launched = True
         life.computed = comes_next
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from scripted.core.action import Action, RunLike
 from scripted.core.placed import Placed
-from scripted.core.written import TestHead
+from scripted.core.written import TestHead, WrittenTest
 
 # The version of what an adapter implements and imports. An adapter may state it as its ``api``; another one is refused.
 ADAPTER_API: Final = 1
@@ -244,6 +244,10 @@ class Adapter(Protocol):
 
     def settling(self, placed: Sequence[Placed], outcome: Any) -> Sequence[Placed]:
         """What ended the run of a schedule, and what a run that broke off has left for a script to end."""
+        ...
+
+    def standalone_test(self, schedules: Sequence[Any], *, name: str) -> WrittenTest:
+        """A test of the scheduler's own classes, without this project, of the first of these that makes one."""
         ...
 
     def test_head(self, config: Any, body: str) -> TestHead:

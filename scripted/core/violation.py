@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection
+from typing import NamedTuple
 
 _HARNESS = "scripted"
 
 
+class Bounds(NamedTuple):
+    """What a launch of this request had to keep: it begins at ``first`` or before, and all is before ``end``."""
+
+    rid: str
+    first: int | None = None
+    end: int | None = None
+
+
 class Violation(AssertionError):
-    """The engine broke a promise; the text says which."""
+    """The engine broke a promise; the text says which. ``bounds`` are those that the last launch did not keep."""
+
+    def __init__(self, text: str, *, bounds: Bounds | None = None) -> None:
+        super().__init__(text)
+        self.bounds = bounds
 
 
 def is_raised_in(exc: BaseException, packages: Collection[str]) -> bool:

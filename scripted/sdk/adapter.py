@@ -19,10 +19,11 @@ from scripted.core.placed import Placed
 from scripted.core.protocol import ADAPTER_API
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
+from scripted.core.schedule import Schedule
 from scripted.core.states import StateReader
 from scripted.core.translation import Translated
 from scripted.core.violation import Violation
-from scripted.core.written import TestHead
+from scripted.core.written import TestHead, WrittenTest
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.sdk.actions import ResumeAll, actions_of
@@ -36,6 +37,7 @@ from scripted.sdk.recording import read_recording, replayed
 from scripted.sdk.records import Record, Step
 from scripted.sdk.shape import wrong_in_machine, wrong_in_step
 from scripted.sdk.space import SchedulerSpace
+from scripted.sdk.standalone import Standalone, write_standalone
 from scripted.sdk.step_words import log_of
 from scripted.sdk.workloads import workloads_of
 
@@ -74,7 +76,8 @@ class SchedulerAdapter:
     further base schedules by name, ``settings`` further values of settings that generated targets try. ``actions`` are
     further ones, each with the settings, and their values, without which it has nothing to act on, and ``undoing`` what
     undoes them. ``packages`` are those of the scheduler: what their code raises is a finding, also where it was only
-    looked at. ``api`` is the version of this interface that the adapter is written for.
+    looked at. ``standalone`` says how a finding is written without the adapter. ``api`` is the version of this
+    interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -95,11 +98,13 @@ class SchedulerAdapter:
         copier: Copier | None = None,
         may_grow: Collection[str] = (),
         packages: Sequence[str] = (),
+        standalone: Standalone | None = None,
         api: int = ADAPTER_API,
     ) -> None:
         self.name = name
         self.api = api
         self.packages = tuple(packages)
+        self.standalone = standalone
         self._config = config
         self._machine = machine
         self._limits = limits
@@ -326,6 +331,14 @@ class SchedulerAdapter:
         """What ended its run; a script is settled like a schedule, so one that broke off leaves nothing open."""
         del placed
         return list(outcome.implied)
+
+    def standalone_test(self, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
+        """The calls that its machine made. Raises ScriptDefinitionError where it does not say what they need."""
+        if self.standalone is None:
+            raise ScriptDefinitionError(
+                f"the adapter {self.name} writes no standalone tests, for it has no standalone=; leave --standalone out"
+            )
+        return write_standalone(self.standalone, schedules, name=name)
 
     def test_head(self, config: Any, body: str) -> TestHead:
         """Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot say."""

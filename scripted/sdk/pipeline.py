@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from scripted.core.tokens import START, guesses, links_of, next_token
-from scripted.core.violation import Violation
+from scripted.core.violation import Bounds, Violation
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Load, Share, Stepped
 
@@ -203,7 +203,8 @@ class SimulatedRunner:
         if end - drafts > len(tokens.ids) or (drafts and end - drafts != len(tokens.ids)):
             raise Violation(
                 f"{share.rid} computes positions {share.start} to {end - 1} with {drafts} guesses, but has "
-                f"{len(tokens.ids)} tokens, those in flight included"
+                f"{len(tokens.ids)} tokens, those in flight included",
+                bounds=Bounds(share.rid, end=len(tokens.ids) + drafts),
             )
         if share.token_ids is not None:
             self._compare(share, tokens)
@@ -245,10 +246,11 @@ class SimulatedRunner:
             first, last = max(begin, start), min(end, start + size)
             slots = self._blocks.get(block_ids[index], ())
             if list(slots[first - start : last - start]) != fingerprints[first + 1 : last + 1]:
-                raise Violation(self._what_is_wrong(share, block_ids, first, last))
+                raise self._wrong_read(share, block_ids, first, last)
             if self._written[block_ids[index]] < self._flushes:
                 raise Violation(
-                    f"{share.rid} reads block {block_ids[index]}, which was written before the cache was flushed"
+                    f"{share.rid} reads block {block_ids[index]}, which was written before the cache was flushed",
+                    bounds=Bounds(share.rid, first=start),
                 )
 
     def _sample(self, tokens: _Tokens, drafts: Sequence[int]) -> tuple[int, ...]:
@@ -284,15 +286,17 @@ class SimulatedRunner:
             stated = list(share.token_ids)
             raise Violation(f"{share.rid} computes the tokens {stated} from position {share.start} on, but has {there}")
 
-    def _what_is_wrong(self, share: Share, block_ids: Sequence[int], first: int, last: int) -> str:
+    def _wrong_read(self, share: Share, block_ids: Sequence[int], first: int, last: int) -> Violation:
         block = block_ids[first // self._size]
         slots, place = self._blocks.get(block, ()), first % self._size
         there = self._requests[share.rid].fingerprints[first + 1 : last + 1]
         wrong = next(at for at, expected in enumerate(there, place) if at >= len(slots) or slots[at] != expected)
         known = [rid for rid, other in self._requests.items() if slots and slots[wrong] in other.fingerprints[1:]]
         what = f"was written for {' or '.join(known)}" if known else "was never written for what it has now"
-        return (
+        position = first - place + wrong
+        return Violation(
             f"{share.rid} reads KV that is not its own: slot {wrong} of block {block}, its position "
-            f"{first - place + wrong}, {what}; its blocks are {list(block_ids)}, and it computes positions "
-            f"{share.start} to {share.start + share.count - 1}"
+            f"{position}, {what}; its blocks are {list(block_ids)}, and it computes positions "
+            f"{share.start} to {share.start + share.count - 1}",
+            bounds=Bounds(share.rid, first=position),
         )

@@ -18,6 +18,7 @@ import msgspec
 from scripted.core.action import Action
 from scripted.core.phrases import plural
 from scripted.core.placed import Placed
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.core.written import WrittenTest
@@ -62,12 +63,22 @@ class Draft(msgspec.Struct, frozen=True):
     waits: bool = True
 
 
-def write_test(schedules: Iterable[Schedule], *, name: str, mutant: str | None = None) -> WrittenTest:
+def write_test(
+    schedules: Iterable[Schedule], *, name: str, mutant: str | None = None, standalone: bool = False
+) -> WrittenTest:
     """A test of the first of these schedules that makes one which is right.
 
     A schedule that fails, under ``mutant`` or as the scheduler is, becomes a test that fails there and passes without
-    the mutant. One that does not fail becomes a test that passes. No mutant may be on.
+    the mutant. One that does not fail becomes a test that passes. No mutant may be on. A ``standalone``
+    one shows the installed scheduler as it is, by its own classes.
     """
+    if standalone:
+        if mutant is not None:
+            raise ScriptDefinitionError(
+                f"a standalone test knows no mutant: leave --mutant {mutant} or --standalone out"
+            )
+        schedules = list(schedules)
+        return schedules[0].adapter.standalone_test(schedules, name=name)
     refused: list[str] = []
     for schedule in schedules:
         for form, draft in _drafts(schedule, mutant):

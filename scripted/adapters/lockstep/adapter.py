@@ -37,9 +37,10 @@ from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.translation import Translated
-from scripted.core.written import TestHead
+from scripted.core.written import TestHead, WrittenTest
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.script.loader import find_test
@@ -221,6 +222,11 @@ class LockstepAdapter:
     def test_head(self, config: EngineConfig, body: str) -> TestHead:
         """A registered test."""
         return test_head(config, body)
+
+    def standalone_test(self, schedules: Sequence[Any], *, name: str) -> WrittenTest:
+        """There is none: its tests are this project's own. Raises ScriptDefinitionError."""
+        del schedules, name
+        raise ScriptDefinitionError("tests of Lockstep's own engine need no other form: leave --standalone out")
 
 
 ADAPTER: Final = LockstepAdapter()

@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from scripted.adapters.transformers.machine import TransformersMachine, TransformersSettings
+from scripted.adapters.transformers.standalone import TransformersStandalone
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 
 _TIGHT: Final = "num_blocks=6"
@@ -51,5 +52,6 @@ ADAPTER: Final = SchedulerAdapter(
     # With asynchronous batching the last batch is updated when another has been prepared.
     may_grow=("machine._in_flight", "machine._results"),
     packages=("transformers",),
+    standalone=TransformersStandalone(),
     copier=Copier(shared=(torch.Tensor, torch.dtype, PretrainedConfig, type(threading.Lock()))),
 )

@@ -1,22 +1,16 @@
 """Continuous batching of transformers as a machine of the search: its own batch processor, with a simulated forward.
 
 ``prepare_next_batch`` and ``update_batch``, the scheduler, the cache and the offloading manager are as installed. What
-the tensors of a batch do to the requests in it is here (``_BatchIO``), because the real ones need a device.
+the tensors of a batch do to the requests in it is here (``BatchIO``), because the real ones need a device.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-import torch
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
-from transformers.generation.continuous_batching.offloading_manager import OffloadingManager
 from transformers.generation.continuous_batching.requests import (
     TMP_TOKEN_ID,
     FutureRequestState,
@@ -24,16 +18,10 @@ from transformers.generation.continuous_batching.requests import (
     RequestStatus,
 )
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
-from transformers.models.llama.configuration_llama import LlamaConfig
 
+from scripted.adapters.transformers.processor import Processor
 from scripted.sdk import Abort, Add, Batch, BatchResult, Refused, Share, Stepped, Tokens, Violation
 from scripted.sdk.messages import Event, Reply
-
-# The smallest shape whose blocks are whole sectors of the cache at every page size: 128 bytes a token.
-_MODEL: Final = LlamaConfig(
-    hidden_size=32, num_attention_heads=1, num_key_value_heads=1, head_dim=32, num_hidden_layers=1, vocab_size=64
-)
-_ALONE: Final = SimpleNamespace(tp_size=1, tp_all_reduce_min=lambda tensor, on_cpu=False: tensor)  # noqa: ARG005
 
 
 class TransformersSettings(msgspec.Struct, frozen=True):
@@ -61,69 +49,6 @@ class TransformersSettings(msgspec.Struct, frozen=True):
         return 2 if self.use_async_batching else 1
 
 
-class _BatchIO:
-    """The part of ``ContinuousBatchingIOs`` that changes requests; the tokens of a result are put into ``update``."""
-
-    compute_stream = None
-
-    def __init__(self) -> None:
-        self.prepared: list[FutureRequestState] = []
-        self.update: tuple[list[FutureRequestState], list[int], None] = ([], [], None)
-
-    def prepare_batch_tensors(self, requests_in_batch: list[FutureRequestState], **_: Any) -> None:
-        self.prepared = requests_in_batch
-
-    def prepare_batch_update(self) -> tuple[list[FutureRequestState], list[int], None]:
-        return self.update
-
-    def advance(self, requests: list[FutureRequestState]) -> None:
-        """What preparing the tensors of a batch leaves behind in its requests."""
-        for future in requests:
-            future.state.position_offset += future.query_length
-            if future.has_new_token:
-                future.state.tokens_to_process = [TMP_TOKEN_ID]
-
-
-class _Processor(ContinuousBatchProcessor):  # type: ignore[misc] # transformers is untyped here
-    """The batch processor over a cache without a model; requests come and go through its scheduler alone."""
-
-    inputs_and_outputs: _BatchIO
-
-    def __init__(self, settings: TransformersSettings) -> None:
-        config = ContinuousBatchingConfig(
-            page_size=settings.page_size,
-            num_blocks=settings.num_blocks,
-            max_batch_tokens=settings.max_batch_tokens,
-            max_requests_per_batch=settings.max_requests_per_batch,
-            max_blocks_per_request=0,
-            max_memory_percent=0.9,
-            allow_block_sharing=settings.allow_block_sharing,
-            use_async_batching=settings.use_async_batching,
-            scheduler_type=settings.scheduler_type,
-        )
-        self.cache = PagedAttentionCache(_MODEL, config, "cpu", _ALONE, dtype=torch.float16)
-        self.scheduler = SCHEDULER_MAPPING[settings.scheduler_type](
-            self.cache, settings.safety_margin, settings.max_requests_per_batch
-        )
-        self.max_batch_tokens = self.cache.max_batch_tokens
-        self.use_async_batching = settings.use_async_batching
-        self.ended: list[Any] = []
-        self.output_router = SimpleNamespace(deliver_batch=self.ended.extend)
-        self.logit_processor = None
-        self.inputs_and_outputs = _BatchIO()
-        self.model_runner = SimpleNamespace(maybe_pad_inputs=lambda queries, keys, _: (queries, keys), pad_inputs=False)
-        self.offloading_manager = OffloadingManager(
-            self.cache, self.scheduler, 0.0, safety_threshold=1.0, compute_stream=None, distributed_helper=_ALONE
-        )
-
-    def __del__(self) -> None:
-        """Nothing of a device is to be given back."""
-
-    def _update_tp_group_state(self) -> bool:
-        """Requests and cancellations were given to the scheduler when they came, as this does with those of a queue."""
-        return False
-
-
 def _rid_of(request_id: str) -> str:
     """What the client calls a request."""
     return request_id.partition("#")[0]
@@ -139,7 +64,7 @@ class TransformersMachine:
     def __init__(self, settings: TransformersSettings) -> None:
         self.depth = settings.depth
         self._settings = settings
-        self._processor = _Processor(settings)
+        self._processor = Processor(settings)
         self._in_flight: deque[tuple[Batch, list[FutureRequestState]]] = deque()
         self._results: dict[int, BatchResult] = {}
         self._launched = 0
@@ -159,6 +84,11 @@ class TransformersMachine:
         return Stepped(
             microbatch=batch, replies=tuple(replies), preempted=preempted, again=batch is not None or bool(preempted)
         )
+
+    @property
+    def processor(self) -> Processor:
+        """The real one."""
+        return self._processor
 
     @property
     def is_idle(self) -> bool:
@@ -215,13 +145,11 @@ class TransformersMachine:
         preempted = tuple(sorted(map(_rid_of, active & set(scheduler.waiting_requests))))
         if not is_there:
             return None, preempted
-        requests, io.prepared = io.prepared, []
         before = {future.state.request_id: future for future in self._in_flight[-1][1]} if self._in_flight else {}
-        shares = tuple(self._share_of(future, before.get(future.state.request_id)) for future in requests)
-        io.advance(requests)
+        shares = tuple(self._share_of(future, before.get(future.state.request_id)) for future in io.prepared)
         self._launched += 1
         batch = Batch(id=self._launched, shares=shares)
-        self._in_flight.append((batch, requests))
+        self._in_flight.append((batch, io.launch()))
         return batch, preempted
 
     def _share_of(self, future: FutureRequestState, earlier: FutureRequestState | None) -> Share:
@@ -258,9 +186,8 @@ class TransformersMachine:
         tokens = [
             ids[0] if ids else 0 for future, ids in zip(requests, result.token_ids, strict=True) if future.has_new_token
         ]
-        self._processor.inputs_and_outputs.update = (requests, tokens, None)
+        self._processor.inputs_and_outputs.bring(requests, tokens)
         self._processor.update_batch()
-        self._processor.inputs_and_outputs.update = ([], [], None)
         for output in self._processor.ended:
             yield from self._told_of(output)
         self._processor.ended.clear()

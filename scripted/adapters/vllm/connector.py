@@ -54,6 +54,10 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._from: dict[str, int] = {}
         self._asked: list[Offered] = []
 
+    def offer(self, tokens: int | None) -> None:
+        """From now on so many of each prompt are outside; None: it cannot say yet."""
+        self.offered = tokens
+
     # -- vLLM's scheduler asks --
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import RequestStatus
 
-from scripted.adapters.vllm.config import VllmSettings, new_scheduler, request_hasher
+from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.ids import id_at, rid_of
+from scripted.adapters.vllm.kv_events import Subscriber
+from scripted.adapters.vllm.parts import new_request, new_scheduler, result_of
 from scripted.adapters.vllm.runner_view import RunnerView
 from scripted.adapters.vllm.transfers import Transfers
 from scripted.sdk import (
@@ -55,6 +56,8 @@ class VllmMachine:
     def __init__(self, settings: VllmSettings) -> None:
         self.depth = settings.depth
         self.scheduler = new_scheduler(settings)
+        if settings.enable_kv_cache_events:
+            self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
         self._runner = RunnerView(settings.model_runner, settings.windows)
         # Plans whose results are not in, in order; an empty one has no batch and no result to wait for.
@@ -122,7 +125,7 @@ class VllmMachine:
             case Add():
                 self._add(event)
             case Abort():
-                self._end([self._id_of(event.rid)])
+                self._end([self.id_of(event.rid)])
             case BatchResult():
                 self._take_result(event)
             case FlushCache():
@@ -151,23 +154,16 @@ class VllmMachine:
             reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
             self._replies.append(Refused(rid=event.rid, reason=reason))
             return
-        sampling = SamplingParams(
-            max_tokens=event.max_new_tokens,
-            extra_args={"kv_cache_report_mode": self._settings.kv_cache_report_mode},
-            stop_token_ids=list(event.stop_token_ids),
-            ignore_eos=True,
-            detokenize=False,
-        )
-        request = Request(
+        request = new_request(
+            self._settings,
             id_at(event.rid, self._steps),
-            list(event.prompt_ids),
-            sampling,
-            None,
-            # Those of one step came at the same time.
-            arrival_time=float(self._steps),
+            event.prompt_ids,
+            max_tokens=event.max_new_tokens,
+            stop_token_ids=event.stop_token_ids,
             # vLLM serves the lowest number first.
             priority=-event.priority,
-            block_hasher=request_hasher(self._settings),
+            # Those of one step came at the same time.
+            arrival_time=float(self._steps),
         )
         self.scheduler.add_request(request)
 
@@ -175,7 +171,7 @@ class VllmMachine:
         for request in self.scheduler.finish_requests(rids, RequestStatus.FINISHED_ABORTED):
             self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
 
-    def _id_of(self, rid: str) -> str:
+    def id_of(self, rid: str) -> str:
         """What a live request is called inside; the name of one that is not alive says nothing to vLLM."""
         return next((request_id for request_id in self.scheduler.requests if rid_of(request_id) == rid), rid)
 
@@ -193,13 +189,8 @@ class VllmMachine:
         assert batch is not None, "empty plans do not wait for results"
         assert batch.id == result.batch_id, f"results come in order: {batch.id} before {result.batch_id}"
         rids = list(plan.num_scheduled_tokens)
-        output = ModelRunnerOutput(
-            req_ids=rids,
-            req_id_to_index={rid: index for index, rid in enumerate(rids)},
-            sampled_token_ids=[list(ids) for ids in result.token_ids],
-            kv_connector_output=transferred,
-        )
-        self._update(plan, output)
+        tokens = dict(zip(rids, result.token_ids, strict=True))
+        self._update(plan, result_of(plan, tokens, transferred))
         if result.draft_ids and not self._settings.async_scheduling:
             drafts = [list(ids) for ids in result.draft_ids]
             self.scheduler.update_draft_token_ids(DraftTokenIds(rids, drafts))
@@ -216,7 +207,7 @@ class VllmMachine:
     def _skip_empty_plans(self) -> None:
         while self._in_flight and self._in_flight[0][1] is None:
             plan, _, transferred = self._in_flight.popleft()
-            self._update(plan, ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=transferred))
+            self._update(plan, result_of(plan, {}, transferred))
 
     # -- plans --
 

@@ -65,7 +65,7 @@ class Transfers:
         if signal.name == FAIL:
             self._failing = signal.value
         elif signal.name == OFFER:
-            self._connector.offered = None if signal.value == UNKNOWN else signal.value
+            self._connector.offer(None if signal.value == UNKNOWN else signal.value)
         else:
             self.holds = signal.name == HOLD
 

@@ -7,8 +7,6 @@ by hand.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +22,9 @@ if find_spec("vllm") is None:
 from typer.testing import CliRunner
 
 from scripted.adapters.vllm.adapter import TRIED_VERSIONS, installed_version
-from scripted.adapters.vllm.config import VllmSettings, new_scheduler
+from scripted.adapters.vllm.config import VllmSettings
+from scripted.adapters.vllm.machine import VllmMachine
+from scripted.adapters.vllm.parts import new_scheduler
 from scripted.adapters.vllm.runner_view import RunnerView
 from scripted.cli import app
 from scripted.core.named import adapter_named
@@ -59,29 +59,6 @@ def test_a_copy_goes_on_as_a_run_from_the_beginning_does(name: str) -> None:
     for step in range(2, prefixes.steps, EVERY_STEPS):
         for extra in extras_of(base):
             assert prefixes.execute(Placed(step, extra)) == execute(base.with_placed([Placed(step, extra)]))
-
-
-def test_the_known_defect_is_found_in_the_version_that_has_it() -> None:
-    """Blocks that a preempted plan would have filled stay in the prefix cache: vLLM's open pull request 43569."""
-    outcome = execute(
-        Schedule.parse(
-            "block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8 policy=priority "
-            "long_prefill_token_threshold=4; 1 start a prompt=15 new=1; 2 start b prompt=7 new=1 seed=1 priority=1",
-            of="vllm",
-        )
-    )
-    assert outcome.failure is not None
-    assert outcome.failure.step == 4
-    assert outcome.failure.text.startswith("a reads KV that is not its own")
-
-
-def test_the_known_defect_shows_with_the_classes_of_vllm_alone() -> None:
-    """The page has what the script prints."""
-    script = REPOSITORY / "examples/vllm/preempted_in_the_same_step.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    printed = done.stdout[done.stdout.index("step 1") :]
-    assert printed.strip() in (REPOSITORY / "docs/vllm.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +174,8 @@ def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_events_that_say_too_much_are_found() -> None:
     """A block leaves the cache, and nobody is told."""
-    scheduler = new_scheduler(VllmSettings(enable_kv_cache_events=True, sliding_window=6, num_gpu_blocks=20))
+    machine = VllmMachine(VllmSettings(enable_kv_cache_events=True, sliding_window=6, num_gpu_blocks=20))
+    scheduler = machine.scheduler
     pool, subscriber = scheduler.kv_cache_manager.block_pool, scheduler.kv_event_publisher
     subscriber.check(pool)
     subscriber.said.add((1, b"gone"))

@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from scripted import api
+from scripted.adapters.transformers.standalone import TransformersStandalone
+from scripted.cli.main import app
 from scripted.core.named import adapter_named
 from scripted.core.schedule import Schedule
+from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute
 
 ROOT = Path(__file__).parents[3]
@@ -63,15 +67,25 @@ def test_a_name_that_comes_back_is_another_request(events: str) -> None:
     assert execute(Schedule.parse(reused)).failure is not None
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("cancelled_in_flight.py", "the result of batch 1 raises KeyError: 'first'"),
-        ("waits_after_a_cancel.py", "second still waits after 5 s, with 50% of all blocks free and nothing running"),
-    ],
-)
-def test_an_example_shows_it_without_the_harness(script: str, words: str) -> None:
-    command = [sys.executable, str(ROOT / "examples/transformers" / script)]
+def test_an_example_shows_it_with_a_real_model() -> None:
+    command = [sys.executable, str(ROOT / "examples/transformers/waits_after_a_cancel.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
-    assert words in done.stdout
+    assert "second still waits after 5 s, with 50% of all blocks free and nothing running" in done.stdout
+
+
+def test_a_defect_is_written_with_the_classes_of_transformers_alone(tmp_path: Path) -> None:
+    """B15: the file is run where nothing of this project can be imported, and fails as the schedule does."""
+    file = tmp_path / "test_race.py"
+    done = CliRunner().invoke(app, ["replay", LINES[1], "--to-script", str(file), "--standalone"])
+    assert "where nothing else is imported" in done.output
+    text = file.read_text(encoding="utf-8")
+    assert re.search("^(from|import) (scripted|engine)", text, re.MULTILINE) is None
+    assert text.rstrip().endswith("# The last call raises KeyError.")
+
+
+def test_the_end_of_a_wait_is_no_more_than_empty_batches() -> None:
+    text, expected = text_of(TransformersStandalone(), Schedule.parse(LINES[0]), "waits")
+    assert expected == "AssertionError: "
+    assert text is not None
+    assert "assert any(map(launches, plans))" in text

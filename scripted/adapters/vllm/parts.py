@@ -1,0 +1,180 @@
+"""vLLM's own objects as its engine makes them, without a word of the search; standalone tests begin with this text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVEventsConfig,
+    KVTransferConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+from scripted.adapters.vllm.connector import ScheduledConnector
+
+_HASH_BYTES: Final = 8
+
+
+def new_scheduler(settings: Any) -> Scheduler:
+    """vLLM's scheduler, as its engine makes one."""
+    config, kv_cache, structured = _parts(settings)
+    kind = AsyncScheduler if settings.async_scheduling else Scheduler
+    scheduler = kind(config, kv_cache, structured, block_size=settings.block_size)
+    # vLLM's own property asks the environment and the graphics card.
+    scheduler.use_v2_model_runner = settings.model_runner == 2
+    return scheduler
+
+
+@functools.cache
+def request_hasher(settings: Any) -> Callable[[Any], list[Any]] | None:
+    """What hashes the blocks of a request; None without a prefix cache. Only equality of hashes matters."""
+    if not settings.enable_prefix_caching:
+        return None
+    init_none_hash(sha256)
+    hasher: Callable[[Any], list[Any]] = get_request_block_hasher(settings.block_size, _hash)
+    return hasher
+
+
+def _hash(value: object) -> bytes:
+    return hash(value).to_bytes(_HASH_BYTES, "little", signed=True)
+
+
+def new_request(
+    settings: Any,
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    stop_token_ids: Sequence[int] = (),
+    priority: int = 0,
+    arrival_time: float = 0.0,
+) -> Request:
+    """A request as vLLM's front end hands it on; no token ends it but its own stop tokens."""
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        extra_args={"kv_cache_report_mode": settings.kv_cache_report_mode},
+        stop_token_ids=list(stop_token_ids),
+        ignore_eos=True,
+        detokenize=False,
+    )
+    return Request(
+        request_id,
+        list(prompt),
+        sampling,
+        None,
+        arrival_time=arrival_time,
+        priority=priority,
+        block_hasher=request_hasher(settings),
+    )
+
+
+def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transferred: Any = None) -> ModelRunnerOutput:
+    """What the workers say of a plan: the tokens that each of its requests sampled, and what was loaded and saved."""
+    names = list(plan.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: index for index, name in enumerate(names)},
+        sampled_token_ids=[list(tokens.get(name, ())) for name in names],
+        kv_connector_output=transferred,
+    )
+
+
+@functools.cache
+def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig, Any]:
+    config = VllmConfig(
+        scheduler_config=SchedulerConfig(
+            max_model_len=settings.max_model_len,
+            is_encoder_decoder=False,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_seqs=settings.max_num_seqs,
+            policy=settings.policy,
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
+            watermark=settings.watermark,
+        ),
+        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
+        # A released vLLM finds no device on a machine without a graphics card.
+        device_config=DeviceConfig(device="cpu"),
+    )
+    # What the platform of this machine would decide, and a model would have to be loaded for.
+    config.scheduler_config.async_scheduling = settings.async_scheduling
+    config.scheduler_config.enable_chunked_prefill = settings.enable_chunked_prefill
+    config.parallel_config.pipeline_parallel_size = settings.pipeline_parallel_size
+    config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
+    config.model_config = _ModelConfig(max_model_len=settings.max_model_len)
+    if settings.num_speculative_tokens:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=settings.num_speculative_tokens,
+            prompt_lookup_max=2,
+            prompt_lookup_min=1,
+        )
+    if settings.has_connector:
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="ScheduledConnector",
+            kv_connector_module_path=ScheduledConnector.__module__,
+            kv_role=settings.kv_role,
+            kv_load_failure_policy=settings.kv_load_failure_policy,
+            kv_connector_extra_config={
+                "offered": settings.kv_offered_tokens,
+                "is_async": settings.kv_connector == "async",
+                "saves": settings.kv_saves,
+            },
+        )
+    if settings.enable_kv_cache_events:
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    shape = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
+    groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
+    groups += [
+        KVCacheGroupSpec(["window"], SlidingWindowSpec(sliding_window=size, **shape)) for size in settings.windows
+    ]
+    kv_cache = KVCacheConfig(
+        num_blocks=settings.num_gpu_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+    )
+    return config, kv_cache, _Unstructured()
+
+
+class _Unstructured(SimpleNamespace):
+    """The manager of structured output, of requests that have none."""
+
+    def accept_tokens(self, request: object, tokens: list[int]) -> bool:
+        """All are."""
+        del request, tokens
+        return True
+
+    def validate_tokens(self, request: object, tokens: list[int]) -> list[int]:
+        """All are valid."""
+        del request
+        return tokens
+
+
+class _ModelConfig(SimpleNamespace):
+    """What the scheduler asks of a model that generates text."""
+
+    uses_mrope = False
+    is_encoder_decoder = False
+    is_diffusion = False
+    return_sampling_mask = False
+    supports_multimodal_inputs = False
+    is_multimodal_model = False
+    multimodal_config = None
+    runner_type = "generate"

@@ -1,0 +1,105 @@
+"""What a standalone test of vLLM needs beside vLLM: the adapter's parts of it, and readers of plans and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+
+from scripted.adapters.vllm import connector, parts
+from scripted.adapters.vllm.config import VllmSettings
+from scripted.adapters.vllm.ids import rid_of
+from scripted.sdk.standalone import Calls, Standalone
+
+if TYPE_CHECKING:
+    from scripted.adapters.vllm.machine import VllmMachine
+
+
+def positions_of(plan: Any, request_id: str) -> range:
+    """The positions that a plan computes of a request."""
+    cached = plan.scheduled_cached_reqs
+    starts = {new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs}
+    starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    start = starts.get(request_id, 0)
+    return range(start, start + plan.num_scheduled_tokens.get(request_id, 0))
+
+
+def said_of(outputs: Sequence[Any], request_id: str) -> list[int]:
+    """The tokens that the client of a request was told."""
+    told = [one for output in outputs for each in output.values() for one in each.outputs]
+    return [token for one in told if one.request_id == request_id for token in one.new_token_ids]
+
+
+def launches(plan: Any) -> bool:
+    """Whether a plan computes anything."""
+    return bool(plan.num_scheduled_tokens)
+
+
+def moves(plan: Any) -> bool:
+    """Whether a plan computes or loads anything."""
+    return bool(plan.num_scheduled_tokens or getattr(plan.kv_connector_metadata, "loads", ()))
+
+
+class VllmStandalone(Standalone):
+    """The scheduler, and its connector where there is one."""
+
+    helpers = (positions_of, said_of, launches, moves)
+
+    def __init__(self, version: Callable[[], str]) -> None:
+        self._version = version
+
+    @property
+    def engine(self) -> str:
+        return f"vLLM {self._version()}"
+
+    def modules(self, config: VllmSettings) -> Sequence[ModuleType]:
+        return (connector, parts) if config.has_connector else (parts,)
+
+    def opening(self, config: VllmSettings) -> Sequence[str]:
+        del config
+        return ("scheduler = new_scheduler(settings)",)
+
+    def watched(self, machine: VllmMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        scheduler = machine.scheduler
+        methods = (
+            *("add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"),
+            *("set_pause_state", "update_draft_token_ids"),
+        )
+        found: dict[str, tuple[Any, Sequence[str]]] = {"scheduler": (scheduler, methods)}
+        if scheduler.connector is not None:
+            found["scheduler.connector"] = (scheduler.connector, ("offer",))
+        return found
+
+    def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
+        match value:
+            case Request():
+                calls.names[rid_of(value.request_id)] = value.request_id
+                params = value.sampling_params
+                more = {"max_tokens": params.max_tokens, "arrival_time": value.arrival_time}
+                more |= {"stop_token_ids": params.stop_token_ids} if params.stop_token_ids else {}
+                more |= {"priority": value.priority} if value.priority else {}
+                given = [f"settings, {value.request_id!r}, {value.prompt_token_ids}"]
+                return f"new_request({', '.join(given + [f'{name}={one!r}' for name, one in more.items()])})"
+            case ModelRunnerOutput():
+                tokens = {name: ids for name, ids in zip(value.req_ids, value.sampled_token_ids, strict=True) if ids}
+                given = [calls.spell(arguments[0]), repr(tokens)]
+                if value.kv_connector_output is not None and not value.kv_connector_output.is_empty():
+                    given.append(calls.spell(value.kv_connector_output))
+                return f"result_of({', '.join(given)})"
+            case KVConnectorOutput():
+                fields = ("finished_sending", "finished_recving", "invalid_block_ids")
+                said = [f"{name}={calls.spell(getattr(value, name))}" for name in fields if getattr(value, name)]
+                return f"KVConnectorOutput({', '.join(said)})"
+            case DraftTokenIds():
+                return f"DraftTokenIds({value.req_ids}, {value.draft_token_ids})"
+        return None
+
+    def remark(self, plan: Any) -> str:
+        shown = [
+            f"{name} computes {positions_of(plan, name)[0]} to {positions_of(plan, name)[-1]}"
+            for name in plan.num_scheduled_tokens
+        ]
+        return "; ".join(shown) or "nothing"

@@ -1,0 +1,367 @@
+"""A finding as one pytest file of the scheduler's own classes: the calls that the machine made, and what was wrong.
+
+Nothing of this project is imported there. An adapter says what its engine is made of (``Standalone``); the calls are
+noted while the schedule runs, and the file is run by itself before it is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from scripted.core.phrases import text_of as words_of
+from scripted.core.run import Run
+from scripted.core.schedule import Schedule
+from scripted.core.tokens import tokens_alone
+from scripted.core.verb import variable_of
+from scripted.core.violation import Violation
+from scripted.core.written import WrittenTest
+
+_INDENT: Final = "    "
+_WIDTH: Final = 110
+_PASSED: Final = "passed over"
+_LIMIT_S: Final = 300
+# After so many launches of nothing nobody waits for another one.
+_EMPTY_LAUNCHES: Final = 20
+_MORE_LAUNCHES: Final = 3
+_PACKAGES: Final = ("scripted", "engine")
+# What runs a file where none of these can be imported.
+_ALONE: Final = (
+    f"import sys; sys.modules.update(dict.fromkeys({_PACKAGES!r})); import pytest; "
+    "sys.exit(pytest.main([sys.argv[1], '-q', '-p', 'no:cacheprovider', '-c', sys.argv[2], '--rootdir', sys.argv[3]]))"
+)
+
+
+class Standalone:
+    """What an adapter says of its engine. ``engine`` is the name and version that a file is for.
+
+    ``launch`` is the method that plans a batch, ``update`` the one that says what clients are told.
+    """
+
+    launch = "schedule"
+    update = "update_from_output"
+
+    @property
+    def engine(self) -> str:
+        raise NotImplementedError
+
+    def modules(self, config: Any) -> Sequence[ModuleType]:
+        """Those of the adapter whose text is written down. Of this project they import one another alone."""
+        raise NotImplementedError
+
+    # Functions that a file needs beside, as far as they can be said of this engine: ``launches(plan)`` and
+    # ``moves(plan)``, launching or not; ``positions_of(plan, request_id)``; ``said_of(outputs, request_id)``.
+    helpers: Sequence[Callable[..., Any]] = ()
+
+    def opening(self, config: Any) -> Sequence[str]:
+        """The statements that make the engine of ``settings``."""
+        raise NotImplementedError
+
+    def watched(self, machine: Any) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        """The engine's objects by the expression that they are in the file, with the methods that the machine calls."""
+        raise NotImplementedError
+
+    def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
+        """An argument as an expression; None for one that spells itself. Names of requests are told to ``calls``."""
+        raise NotImplementedError
+
+    def remark(self, plan: Any) -> str:
+        """What a reader wants to know of a plan."""
+        raise NotImplementedError
+
+
+class Calls:
+    """The calls of an engine's methods by its machine, as statements; calls within calls are the engine's own.
+
+    ``names`` are the requests as the engine calls them, by rid.
+    """
+
+    def __init__(self, standalone: Standalone) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, str] = {}
+        # Results by their names, in order, with the place of their line; kept, so that their ids stay theirs.
+        self.results: dict[str, tuple[Any, str, int]] = {}
+        self._standalone = standalone
+        self._known: dict[int, str] = {}
+        self._inside = False
+
+    @contextlib.contextmanager
+    def noted(self, machine: Any) -> Iterator[None]:
+        """Note what this machine calls."""
+        with contextlib.ExitStack() as stack:
+            for expression, (target, methods) in self._standalone.watched(machine).items():
+                for method in methods:
+                    stack.enter_context(self._one(type(target), method, f"{expression}.{method}"))
+            yield
+
+    @contextlib.contextmanager
+    def _one(self, kind: type, method: str, called: str) -> Iterator[None]:
+        own, original = method in vars(kind), getattr(kind, method)
+
+        @functools.wraps(original)
+        def call(target: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return original(target, *args, **kwargs)
+            self._inside = True
+            try:
+                given = [self.spell(value, args) for value in args]
+                given += [f"{name}={self.spell(value, args)}" for name, value in kwargs.items()]
+                name = f"{variable_of(method)}_{1 + sum(one[1] == method for one in self.results.values())}"
+                self.lines.append(f"{name} = {_call(called, given)}")
+                result = original(target, *args, **kwargs)
+            finally:
+                self._inside = False
+            self.results[name] = result, method, len(self.lines)
+            self._known[id(result)] = name
+            if method == self._standalone.launch:
+                self.lines[-1] += f"  # {self._standalone.remark(result)}"
+            return result
+
+        setattr(kind, method, call)
+        try:
+            yield
+        finally:
+            if own:
+                setattr(kind, method, original)
+            else:
+                delattr(kind, method)
+
+    def spell(self, value: Any, arguments: Sequence[Any] = ()) -> str:
+        """An expression of this value. Raises NotImplementedError for one that there is none of."""
+        if isinstance(value, (bool, int, float, str, bytes, type(None))) and not isinstance(value, Enum):
+            return repr(value)
+        if id(value) in self._known:
+            return self._known[id(value)]
+        spelled = self._standalone.spelled(value, self, arguments)
+        if spelled is not None:
+            return spelled
+        match value:
+            case Enum():
+                return f"{type(value).__name__}.{value.name}"
+            case list():
+                return f"[{', '.join(self.spell(one) for one in value)}]"
+            case tuple():
+                return f"({''.join(self.spell(one) + ', ' for one in value).strip()})"
+            case set():
+                return f"{{{', '.join(sorted(self.spell(one) for one in value))}}}" if value else "set()"
+            case dict():
+                return f"{{{', '.join(f'{self.spell(name)}: {self.spell(one)}' for name, one in value.items())}}}"
+        raise NotImplementedError(f"a call has an argument that cannot be written down: {type(value).__name__}")
+
+    def launch_again(self, machine: Any) -> None:
+        """A few times more, with nothing between: what waits may begin in any of them."""
+        launch = self._standalone.launch
+        target = next(one for one, methods in self._standalone.watched(machine).values() if launch in methods)
+        with self.noted(machine):
+            for _ in range(_MORE_LAUNCHES):
+                getattr(target, launch)()
+
+    def named(self, method: str) -> list[str]:
+        """The results of a method."""
+        return [name for name, one in self.results.items() if one[1] == method]
+
+
+def write_standalone(standalone: Standalone, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
+    """A file of the first of these schedules that fails by itself as it failed here."""
+    refused: list[str] = []
+    for schedule in schedules:
+        text, why = text_of(standalone, schedule, name)
+        if text is not None:
+            why = what_is_wrong(text, why)
+        if text is not None and why is None:
+            return WrittenTest(text, (*refused, f"it fails on {standalone.engine}, where nothing else is imported"))
+        refused.append(f"not kept: a test of the scheduler's own classes: {why}")
+    return WrittenTest(None, tuple(refused))
+
+
+def text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str | None, str | None]:
+    """The file, with what it must fail with; or why there is none."""
+    calls = Calls(standalone)
+    events: dict[int, list[str]] = {}
+    for placed in schedule.placed:
+        events.setdefault(placed.step, []).append(str(placed).partition(" ")[2])
+
+    def mark(run: Run) -> None:
+        if calls.lines and calls.lines[-1].startswith("# step"):
+            del calls.lines[-1]
+        calls.lines.append(f"# step {run.step + 1}{''.join(f'; {text}' for text in events.get(run.step + 1, ()))}")
+
+    adapter = schedule.adapter
+    run = Run(schedule, watch=mark)
+    try:
+        with calls.noted(run.machine):
+            adapter.drive(run)
+    except NotImplementedError as exc:
+        return None, str(exc)
+    except Exception as exc:  # noqa: BLE001 - what it is decides what the file asserts
+        try:
+            asserted = _asserted(standalone, run, exc, calls)
+        except NotImplementedError as wrong:
+            return None, str(wrong)
+        expected = "AssertionError: " if isinstance(exc, Violation) else type(exc).__name__
+        why = f"{type(exc).__name__}: {words_of(exc)}"
+        return _file(standalone, run.machine, schedule, calls, asserted, name, why), expected
+    return None, "the schedule does not fail"
+
+
+# -- what is wrong, as an assertion --
+
+
+def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) -> list[str]:
+    """The statements that fail. Raises NotImplementedError where what is wrong cannot be seen in the engine."""
+    if not isinstance(exc, Violation):
+        return [f"# The last call raises {type(exc).__name__}."]
+    said, plans = words_of(exc), calls.named(standalone.launch)
+    helpers = {one.__name__: one for one in standalone.helpers}
+    if exc.bounds is not None and "positions_of" in helpers:
+        rid, first, end = exc.bounds
+        rules = [] if first is None else [f"positions[0] <= {first}"]
+        rules += [] if end is None else [f"positions[-1] < {end}"]
+        positions = f"positions = positions_of({plans[-1]}, {calls.names[rid]!r})"
+        return [positions, *_assert(f"not positions or ({' and '.join(rules)})", said)]
+    for life in run.oracle.account.lives:
+        message = life.message
+        alone = list(tokens_alone(message.prompt_ids, message.max_new_tokens, message.stop_token_ids))
+        if life.said != alone[: len(life.said)] and "said_of" in helpers:
+            heard = f"said = said_of([{', '.join(calls.named(standalone.update))}], {calls.names[message.rid]!r})"
+            return [heard, *_assert(f"said == {alone}[: len(said)]", said)]
+    waiting = ", ".join(calls.names[rid] for rid in run.oracle.account.live)
+    if waiting:
+        calls.launch_again(run.machine)
+        plans = calls.named(standalone.launch)
+    for sign in ("moves", "launches"):
+        there = [sign in helpers and bool(helpers[sign](calls.results[one][0])) for one in plans]
+        empty = plans[max((at + 1 for at, is_there in enumerate(there) if is_there), default=0) :]
+        if waiting and sign in helpers and len(empty) > 1:
+            if len(empty) > _EMPTY_LAUNCHES:
+                # What comes after so many is more of the same.
+                empty = empty[:_EMPTY_LAUNCHES]
+                del calls.lines[calls.results[empty[-1]][2] :]
+            looked = textwrap.wrap(f"plans = [{', '.join(empty)}]", _WIDTH, subsequent_indent=_INDENT)
+            return [
+                *looked,
+                *_assert(f"any(map({sign}, plans))", f"{waiting} waits, and all of these plans are empty"),
+            ]
+    raise NotImplementedError(f"what is wrong is not seen in a call or a plan: {words_of(exc)}")
+
+
+def _assert(rule: str, said: str) -> list[str]:
+    lines = [repr(line) for line in textwrap.wrap(said, _WIDTH - 10, drop_whitespace=False)]
+    return [f"assert {rule}, (", *(_INDENT + line for line in lines), ")"]
+
+
+# -- the file --
+
+
+def _file(
+    standalone: Standalone, machine: Any, schedule: Schedule, calls: Calls, asserted: Sequence[str], name: str, why: str
+) -> str:
+    config = schedule.config
+    imports, bodies = _sources(standalone.modules(config), config)
+    # A call that is written down has the names that the machine makes it with.
+    imports += _sources([sys.modules[type(machine).__module__]], config)[0]
+    bodies += [part for helper in standalone.helpers for part in ("", *inspect.getsource(helper).split("\n"))]
+    statements = "\n".join([*standalone.opening(config), *calls.lines, *asserted])
+    for result in calls.results:
+        if not re.search(rf"\b{result}\b(?! =)", statements):
+            statements = statements.replace(f"{result} = ", "")
+    written = "\n".join([*bodies, statements])
+    fields = [one for one in dir(config) if re.search(rf"settings\.{one}\b", written)]
+    settings = ", ".join(f"{one}={getattr(config, one)!r}" for one in fields)
+    body = [
+        "values = dict(",
+        *(_INDENT + line for line in textwrap.wrap(settings, _WIDTH)),
+        ")",
+        'settings = namedtuple("Settings", values)(**values)',
+        *statements.split("\n"),
+    ]
+    goal = textwrap.wrap(f"It fails: {why}".replace("\\", "/").replace('"', "'"), _WIDTH)
+    shown = textwrap.wrap(str(schedule), _WIDTH)
+    head = [f'"""Found by search in {standalone.engine}; nothing else is needed.', "", *goal, ""]
+    head += [*(_INDENT + line for line in shown), '"""', "", "from __future__ import annotations", ""]
+    text = [*head, *_used(imports, written), "", *bodies]
+    text += ["", f"def test_{variable_of(name)}() -> None:", *(_INDENT + line for line in body), ""]
+    return "\n".join(text)
+
+
+def _sources(modules: Sequence[ModuleType], config: Any) -> tuple[list[ast.Import | ast.ImportFrom], list[str]]:
+    """The imports and the rest of these modules, without what this configuration passes over."""
+    imports: list[ast.Import | ast.ImportFrom] = []
+    bodies: list[str] = []
+    for module in modules:
+        source = inspect.getsource(module)
+        lines, tree = source.split("\n"), ast.parse(source)
+        for node in ast.walk(tree):
+            setting = re.fullmatch(r"settings\.(\w+)", ast.unparse(node.test)) if isinstance(node, ast.If) else None
+            if isinstance(node, ast.If) and setting is not None and not getattr(config, setting[1]):
+                assert node.end_lineno is not None
+                lines[node.lineno - 1 : node.end_lineno] = [_PASSED] * (node.end_lineno - node.lineno + 1)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                imports.append(node)
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign):
+                first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+                while lines[first - 2].startswith("#"):
+                    first -= 1
+                # A blank line or two between them, as they are written.
+                bodies += ["", *(line for line in lines[first - 1 : node.end_lineno] if line is not _PASSED), ""]
+    return imports, bodies
+
+
+def _used(imports: Sequence[ast.Import | ast.ImportFrom], text: str) -> list[str]:
+    """Those that this text needs and that are not the adapter's, each module once."""
+    found: dict[str, set[str]] = {"collections": {"namedtuple"}}
+    plain = set()
+    for node in imports:
+        names = {ast.unparse(one) for one in node.names}
+        names = {one for one in names if re.search(rf"\b{one.split()[-1].partition('.')[0]}\b", text)}
+        if isinstance(node, ast.Import):
+            plain |= {f"import {one}" for one in names}
+        elif names and node.module and node.module.partition(".")[0] not in (*_PACKAGES, "__future__"):
+            found.setdefault(node.module, set()).update(names)
+    lines = {f"from {module} import {', '.join(sorted(names))}" for module, names in found.items()} | plain
+    own = sorted(line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names)
+    return [*own, "", *sorted(lines.difference(own))]
+
+
+def _call(called: str, given: Sequence[str]) -> str:
+    """A call with its arguments, over several lines where it is long."""
+    line = f"{called}({', '.join(given)})"
+    if len(line) <= _WIDTH - 20:
+        return line
+    wrapped = [part for one in given for part in textwrap.wrap(f"{one},", _WIDTH, subsequent_indent=_INDENT)]
+    return "\n".join([f"{called}(", *(_INDENT + part for part in wrapped), ")"])
+
+
+def what_is_wrong(text: str, expected: str | None) -> str | None:
+    """Why a file does not fail as expected where nothing of this project can be imported; None if it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, settings = Path(folder) / "test_standalone.py", Path(folder) / "pytest.ini"
+        path.write_text(text, encoding="utf-8")
+        settings.write_text("[pytest]\n", encoding="utf-8")
+        ended = subprocess.run(  # noqa: S603 - what was just written
+            [sys.executable, "-c", _ALONE, str(path), str(settings), folder],
+            cwd=folder,
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    errors = [line for line in ended.stdout.splitlines() if line.startswith("E ")]
+    if ended.returncode == 1 and "1 failed" in ended.stdout and errors and str(expected) in errors[0]:
+        return None
+    return f"it does not fail with {expected} by itself: {(ended.stdout + ended.stderr).strip()[-600:]}"
