@@ -19,7 +19,7 @@ from scripted.core.named import OWN, adapter_named
 from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.search.execution import execute
+from scripted.search.execution import Prefixes, execute
 from scripted.search.generated import (
     Marks,
     Row,
@@ -321,3 +321,11 @@ def test_a_finding_of_a_generated_target_is_shrunk_and_replayed() -> None:
         failure = execute(Schedule.parse(str(shrunk.schedule))).failure
     assert failure is not None
     assert failure.signature == finding.failure.signature
+
+
+def test_one_generated_target_in_ten_shows_that_the_machine_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice: list[Schedule] = []
+    monkeypatch.setattr(Prefixes, "_check_determinism", lambda prefixes: twice.append(prefixes.base))
+    for number in range(9, 12):
+        target_named(generated_target(number))
+    assert twice == [generated_schedule(10, OWN)]
