@@ -68,7 +68,7 @@ ray: $(INSTALLED) ## what Ray places, on local clusters: stages, whole engines, 
 	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60
 
 clients: $(INSTALLED) ## the programs that people bring, each in an environment of its own, in .venv-clients
-	$(BIN)/python tests/clients/clients.py
+	$(BIN)/python tests/clients/programs.py
 
 sglang: $(SGLANG_INSTALLED) ## SGLang's own scheduler under the search, in an environment of its own, .venv-sglang
 	$(SGLANG_VENV)/bin/python -m ci suite --hw cpu --suite sglang-cpu --continue-on-error
