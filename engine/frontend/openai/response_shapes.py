@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic_core import to_json
 
-from engine.frontend.errors import ErrorBody
+from engine.frontend.errors import ApiError, ErrorBody
 from engine.frontend.openai.blocks import Begun, Block, BlockKind, BlockShape, Change, Ended, Grown
 from engine.frontend.openai.requests import order_of_chat
 from engine.frontend.openai.response_answers import (
@@ -60,6 +60,8 @@ _AS_CHAT = Translation(
         "function.name": "name",
     }
 )
+# A stream has them three times.
+MAX_SHOWN_BYTES = 1 << 20
 _REASONS = {FinishReason.LENGTH: "max_output_tokens"}
 _STATUSES: dict[FinishReason, Literal["completed", "cancelled"]] = {
     FinishReason.STOP: "completed",
@@ -71,8 +73,15 @@ def response_order(data: bytes, served: ServedModel) -> Order:
     """The order of a response. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ResponseBody, data)
     chat = _AS_CHAT.chat(body.chat_fields)
+    shown = to_json(body.shown, inf_nan_mode="null")
+    if len(shown) > MAX_SHOWN_BYTES:
+        raise ApiError.invalid(
+            f"tools, instructions and the other fields that a response repeats must be at most {MAX_SHOWN_BYTES} "
+            f"bytes, got {len(shown)}; send less in them",
+            param="tools",
+        )
     order = _AS_CHAT.order(lambda: order_of_chat(chat, served, "resp"))
-    return msgspec.structs.replace(order, shown_request=to_json(body.shown, inf_nan_mode="null"))
+    return msgspec.structs.replace(order, shown_request=shown)
 
 
 class ResponseShape(BlockShape):

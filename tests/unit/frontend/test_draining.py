@@ -43,7 +43,7 @@ def _wait_for_refusal(server: RealServer) -> None:
 def test_sigterm_refuses_the_new_and_finishes_the_live(parent: PreloadedParent, tmp_path: Path) -> None:
     """C07: 503 while draining; the stream that was there gets its whole answer."""
     with running(parent, tmp_path, drain_timeout_s=LONG_S) as server:
-        live = Live(server, tokens=1200)
+        live = Live(server, tokens=300)
         server.process.drain()
         _wait_for_refusal(server)
         refused = server.http.post("/v1/completions", json={"prompt": "x"})
@@ -52,7 +52,7 @@ def test_sigterm_refuses_the_new_and_finishes_the_live(parent: PreloadedParent, 
         *_, last, done = live.rest()
         assert done == "data: [DONE]"
         meta = json.loads(last.removeprefix("data: "))["meta_info"]
-        assert (meta["finish_reason"], meta["completion_tokens"]) == ("length", 1200)
+        assert (meta["finish_reason"], meta["completion_tokens"]) == ("length", 300)
         assert server.process.wait(END_BOUND_S) == 0
         assert server.log == ""
 

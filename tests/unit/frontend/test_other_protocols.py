@@ -13,6 +13,7 @@ from real_servers import RealServer, running
 from reciting_model import write_reciting_model
 
 from engine.frontend.openai.response_bodies import ResponseBody
+from engine.frontend.openai.response_shapes import MAX_SHOWN_BYTES
 from engine.launch.preload import PreloadedParent
 from engine.messages import FinishReason, TokenOutput
 
@@ -298,6 +299,14 @@ def test_numbers_beyond_64_bits_are_shown_as_they_came(server: RealServer) -> No
     answer = server.http.post("/v1/responses", json={"input": "x", "tools": [TOOLS[0] | {"parameters": schema}]})
     assert answer.status_code == 200
     assert str(10**30) in answer.text
+
+
+def test_what_a_response_repeats_is_bounded(server: RealServer) -> None:
+    """Tools that the model does not see are bounded by no context."""
+    tool = TOOLS[1] | {"description": "x" * MAX_SHOWN_BYTES}
+    refused = server.http.post("/v1/responses", json={"input": "x", "tools": [tool], "tool_choice": "none"})
+    assert refused.status_code == 400
+    assert f"at most {MAX_SHOWN_BYTES} bytes" in refused.json()["error"]["message"]
 
 
 def test_items_of_an_answer_are_one_message() -> None:
