@@ -6,6 +6,7 @@ OOPSLA 2025), over the abstract states that ``scripted/search/abstract.py`` read
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -13,10 +14,12 @@ from typing import Final, NamedTuple
 from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
-from scripted.search.strategies.random_events import Drawing
+from scripted.search.strategies.random_events import DEFAULT_MOST_EVENTS, Drawing
 
 Extra = tuple[Placed, ...]
-_MOST_EVENTS: Final = 12
+_MOST_EVENTS: Final = DEFAULT_MOST_EVENTS
+# So many are drawn afresh first: what goes on from the first few is more alike than it is worth.
+_FRESH_RUNS: Final = 8
 _NEAR_STEPS: Final = 4
 _CORPUS_LIMIT: Final = 400
 # How much the newest run says of what its way of drawing brings.
@@ -33,8 +36,9 @@ class _Kept(NamedTuple):
 class Feedback:
     """``batch_runs`` runs make one corpus, which begins empty: a unit of a campaign finds the same in every process.
 
-    Runs are drawn afresh, as swarm does, or from the corpus; the way that lately brought more new states is taken more
-    often. Bound: none but that of swarm, for the fresh ones. What it finds beyond that lies near what was new.
+    The first runs are those of swarm. Later ones are drawn afresh like them, or from the corpus; the way that lately
+    brought more new states is taken more often. Bound: none but that of swarm, for the fresh ones. What it finds beyond
+    that lies near what was new.
     """
 
     complete = False
@@ -53,11 +57,12 @@ class Feedback:
     ) -> Iterator[Extra]:
         """Endless; each but the first depends on what ``learn`` was told of those before it."""
         drawing = Drawing(base, steps, acting)
-        rng = random.Random(f"{self._seed}/{name}/{first}")  # noqa: S311 - the same from the same seed
-        while True:
+        for run in itertools.count(first):
+            rng = random.Random(f"{self._seed}/{name}/{run}")  # noqa: S311 - the same from the same seed
             chosen = drawing.kinds(rng)
             fresh, kept = self._gains
-            self._from_corpus = bool(self._corpus) and rng.random() * (fresh + kept) < kept
+            may_go_on = bool(self._corpus) and run >= first + _FRESH_RUNS
+            self._from_corpus = may_go_on and rng.random() * (fresh + kept) < kept
             if not self._from_corpus:
                 yield drawing.events(rng, chosen, _MOST_EVENTS)
             else:

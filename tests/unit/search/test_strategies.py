@@ -86,6 +86,15 @@ def test_feedback_goes_on_from_what_was_new() -> None:
     assert len(strategy._corpus) == 1
 
 
+def test_feedback_begins_with_the_runs_of_swarm() -> None:
+    """So of a target with a few runs, such as a generated one, both find the same."""
+    arguments = "chunked-alone", WORKLOADS["chunked-alone"], 20
+    swarm, feedback = Swarm(5).additions(*arguments), Feedback(5)
+    for added, expected in itertools.islice(zip(feedback.additions(*arguments), swarm, strict=True), 8):
+        assert added == expected
+        feedback.learn(added, [(1, added)])
+
+
 def test_a_feedback_campaign_is_the_same_in_any_number_of_processes() -> None:
     plan = SearchPlan(targets=("one-row", "twins"), strategy=StrategyName.FEEDBACK, schedules=130, seed=2)
     one, two = (Campaign(msgspec.structs.replace(plan, jobs=jobs)).run() for jobs in (1, 2))
