@@ -138,7 +138,7 @@ def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
     """
     failure = None
     try:
-        with watchdog(timeout_s or RUN_TIMEOUT_S, _OVERDUE):
+        with watchdog(timeout_s or RUN_TIMEOUT_S, _OVERDUE, is_busy=True):
             gate.adapter.drive(gate)
         _check_ended(gate)
     except (HarnessError, Left):
