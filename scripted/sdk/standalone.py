@@ -78,6 +78,11 @@ class Standalone:
         """An argument as an expression; None for one that spells itself. Names of requests are told to ``calls``."""
         raise NotImplementedError
 
+    def must_hold(self, machine: Any) -> str:
+        """An expression of the file that must hold and does not; empty where there is none."""
+        del machine
+        return ""
+
     def remark(self, plan: Any) -> str:
         """What a reader wants to know of a plan."""
         raise NotImplementedError
@@ -232,6 +237,9 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
         rules += [] if end is None else [f"positions[-1] < {end}"]
         positions = f"positions = positions_of({plans[-1]}, {calls.names[rid]!r})"
         return [positions, *_assert(f"not positions or ({' and '.join(rules)})", said)]
+    rule = standalone.must_hold(run.machine)
+    if rule:
+        return _assert(rule, said)
     for life in run.oracle.account.lives:
         message = life.message
         alone = list(tokens_alone(message.prompt_ids, message.max_new_tokens, message.stop_token_ids))

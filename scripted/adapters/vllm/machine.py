@@ -114,6 +114,11 @@ class VllmMachine:
         }
 
     @property
+    def settings(self) -> VllmSettings:
+        """What it was made of."""
+        return self._settings
+
+    @property
     def transfers(self) -> Transfers:
         """What the workers' connectors do."""
         return self._transfers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from scripted.adapters.vllm import connector, parts
+from scripted.adapters.vllm import announced, connector, parts
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.ids import rid_of
 from scripted.sdk.standalone import Calls, Standalone
@@ -56,7 +56,8 @@ class VllmStandalone(Standalone):
         return f"vLLM {self._version()}"
 
     def modules(self, config: VllmSettings) -> Sequence[ModuleType]:
-        return (connector, parts) if config.has_connector else (parts,)
+        connectors = (connector,) if config.has_connector else ()
+        return (*connectors, parts, *((announced,) if config.enable_kv_cache_events else ()))
 
     def opening(self, config: VllmSettings) -> Sequence[str]:
         del config
@@ -96,6 +97,11 @@ class VllmStandalone(Standalone):
             case DraftTokenIds():
                 return f"DraftTokenIds({value.req_ids}, {value.draft_token_ids})"
         return None
+
+    def must_hold(self, machine: VllmMachine) -> str:
+        pool = machine.scheduler.kv_cache_manager.block_pool
+        is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(pool)
+        return "not not_cached(scheduler.kv_cache_manager.block_pool)" if is_wrong else ""
 
     def remark(self, plan: Any) -> str:
         shown = [

@@ -24,7 +24,7 @@ from scripted.search.campaign import Campaign
 from scripted.search.execution import execute
 from scripted.search.units import SearchPlan
 
-register_cpu_ci(est_time=90, suite="vllm-cpu")
+register_cpu_ci(est_time=150, suite="vllm-cpu")
 
 PAGE = (Path(__file__).parents[3] / "docs/vllm.md").read_text(encoding="utf-8")
 LOADS = "kv_connector=async"
@@ -91,6 +91,14 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
         (
             "async_scheduling=True kv_connector=sync; 1 start a prompt=9 new=3; 1 fail-load",
             "but has 9 tokens, those in flight included",
+        ),
+        (
+            (
+                "block_size=2 num_gpu_blocks=28 max_num_batched_tokens=4 sliding_window=3 enable_kv_cache_events=True "
+                "kv_cache_report_mode=full; 1 start a prompt=8 new=1; 1 start b prompt=19 new=1 seed=1; "
+                "1 start c prompt=5 new=1"
+            ),
+            "KV events say that 1 blocks of group 1 are in the prefix cache, which are not",
         ),
         ("kv_connector=async; 1 start a prompt=1 new=1", "a server would spin"),
         (

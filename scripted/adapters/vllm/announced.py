@@ -1,0 +1,29 @@
+"""What KV events of vLLM say is in the prefix cache and is not; standalone tests about events have this text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, maybe_convert_block_hash
+
+
+def take_events(said: set[tuple[int, Any]], events: Iterable[Any]) -> None:
+    """Follow these events; ``said`` are the blocks that are said to be cached, by group and hash."""
+    for event in events:
+        match event:
+            case BlockStored():
+                said.update((event.group_idx or 0, one) for one in event.block_hashes)
+            case BlockRemoved():
+                said.difference_update([(event.group_idx or 0, one) for one in event.block_hashes])
+            case AllBlocksCleared():
+                said.clear()
+
+
+def not_cached(pool: Any, said: Iterable[tuple[int, Any]] = ()) -> set[tuple[int, Any]]:
+    """Of what was said, and of the events that are on their way, what is not in the cache."""
+    there = set(said)
+    take_events(there, pool.kv_event_queue)
+    cached = pool.cached_block_hash_to_block._cache  # noqa: SLF001 - it has no other way to be listed
+    return there - {(get_group_id(key), maybe_convert_block_hash(get_block_hash(key))) for key in cached}
