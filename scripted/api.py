@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
@@ -292,10 +293,15 @@ def _ended(
 ) -> Any:
     if harness is not None:
         return harness.run(test.script, options=options, **arguments)
+    known = adapter_named(test.adapter)
+    if tier == "server" and test.adapter != OWN:
+        from scripted.sdk.live.server import LiveServers
+
+        with closing(LiveServers()) as servers:
+            return servers.lend(known, test.config).run(test, dict(arguments), options, mutant)
     if tier == "server":
         from scripted.adapters.lockstep.server.runner import ScriptedServer
 
         with ScriptedServer.start(test.config, mutant=mutant, placement=test.placement) as server:
             return server.run(test.script, options=options, **arguments)
-    known = adapter_named(test.adapter)
     return known.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)

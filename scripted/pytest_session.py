@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scripted.adapters.lockstep.server.runner import ScriptedServer
     from scripted.adapters.lockstep.sim.runner import ScriptedSim
     from scripted.script.options import ScriptOptions
+    from scripted.sdk.live.server import LiveServers
 
 
 class ScriptedSession:
@@ -59,6 +60,7 @@ class ScriptedSession:
         # How the script of the present test ended, if it passed.
         self.ended: ScriptEnded | None = None
         self._pool: ServerPool | None = None
+        self._live: LiveServers | None = None
 
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         """Run one test in one tier; raises its ScriptError if it does not pass."""
@@ -69,7 +71,7 @@ class ScriptedSession:
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
         if test.adapter != OWN:
-            self.ended = self._run_on_adapter(test, options, arguments)
+            self.ended = self._run_on_adapter(test, tier, options, arguments)
             return
         check_plain(arguments)
         with self.harness(test.config, tier, placement=test.placement) as harness:
@@ -90,11 +92,19 @@ class ScriptedSession:
         blame = {f"servers that {before} left broken, found before other scripts": 1} if left_broken else {}
         self.ended = msgspec.structs.replace(ended, loose_ends=ended.loose_ends | blame)
 
-    def _run_on_adapter(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> ScriptEnded:
+    def _run_on_adapter(
+        self, test: ScriptedTest, tier: str, options: ScriptOptions, arguments: dict[str, Any]
+    ) -> ScriptEnded:
         __tracebackhide__ = True
         # @scripted has refused adapters that run no scripts.
         adapter = adapter_named(test.adapter)
         mutant = self.adapter_mutant if self.adapter_mutant in adapter.mutant_names else None
+        if tier == "server":
+            if self._live is None:
+                from scripted.sdk.live.server import LiveServers
+
+                self._live = LiveServers()
+            return self._live.lend(adapter, test.config).run(test, arguments, options, mutant)
         return adapter.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
 
     def take_counts(self) -> dict[str, int] | None:
@@ -127,6 +137,9 @@ class ScriptedSession:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+        if self._live is not None:
+            self._live.close()
+            self._live = None
 
     def _servers(self) -> ServerPool:
         if self._pool is None:

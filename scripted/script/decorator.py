@@ -86,9 +86,12 @@ def scripted(
 
     The function takes ``t`` first, then fixtures and parameters as any test does. ``oracle=False`` leaves out the
     comparison with each request run alone. ``placement`` says where the stages of the server tier are. With ``adapter``
-    it runs on that scheduler, in the sim tier only, and ``settings`` are the values of its configuration that are not
-    at their default. Raises ScriptDefinitionError, with the reason, for what cannot be a script.
+    it runs on that scheduler, in the sim tier alone unless ``tiers`` say more and the adapter has a live server, and
+    ``settings`` are the values of its configuration that are not at their default. Raises ScriptDefinitionError, with
+    the reason, for what cannot be a script.
     """
+    if adapter is not None and tiers is TIERS:
+        tiers = ("sim",)  # None were given: a live server takes minutes to start.
     _check_tiers(tiers)
     if adapter is None:
         _check_engine(config, settings)
@@ -202,7 +205,11 @@ def _on_adapter(test: ScriptedTest, name: str, settings: Mapping[str, Any]) -> S
             f"@scripted(adapter={name!r}) takes settings by name, or one "
             f"{type(default).__name__}; got {config!r}{' and settings' if settings else ''}"
         )
-    return msgspec.structs.replace(test, config=config, adapter=name, tiers=("sim",))
+    if "server" in test.tiers and getattr(adapter, "live", None) is None:
+        raise ScriptDefinitionError(
+            f"the adapter {name} has no live server, so its scripts run in the sim tier; leave out tiers"
+        )
+    return msgspec.structs.replace(test, config=config, adapter=name)
 
 
 def _from_here(name: str, file: str) -> str:

@@ -30,6 +30,7 @@ from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.as_schedule import plan_of, schedule_of
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.fresh import Fresh
+from scripted.sdk.live.launch import Launcher
 from scripted.sdk.messages import Abort, Event, FlushCache, Stepped
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
@@ -76,8 +77,9 @@ class SchedulerAdapter:
     further base schedules by name, ``settings`` further values of settings that generated targets try. ``actions`` are
     further ones, each with the settings, and their values, without which it has nothing to act on, and ``undoing`` what
     undoes them. ``packages`` are those of the scheduler: what their code raises is a finding, also where it was only
-    looked at. ``standalone`` says how a finding is written without the adapter. ``api`` is the version of this
-    interface that the adapter is written for.
+    looked at. ``standalone`` says how a finding is written without the adapter, ``live`` how a real server is
+    started, for the server tier of scripts. ``api`` is the version of this interface that the adapter is written
+    for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -99,12 +101,14 @@ class SchedulerAdapter:
         may_grow: Collection[str] = (),
         packages: Sequence[str] = (),
         standalone: Standalone | None = None,
+        live: Launcher | None = None,
         api: int = ADAPTER_API,
     ) -> None:
         self.name = name
         self.api = api
         self.packages = tuple(packages)
         self.standalone = standalone
+        self.live = live
         self._config = config
         self._machine = machine
         self._limits = limits

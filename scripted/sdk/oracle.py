@@ -34,9 +34,9 @@ from scripted.sdk.pipeline import SimulatedRunner
 
 
 class SdkOracle(Oracle):
-    """Made for a machine that is as good as new, which ``fresh`` describes: what it must be like again in the end."""
+    """Made for a machine that is as good as new. ``fresh``, if given, describes it: so it must be again in the end."""
 
-    def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh) -> None:
+    def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh | None) -> None:
         super().__init__(
             depth=limits.depth,
             batch_requests=limits.batch_requests,
@@ -187,7 +187,7 @@ class SdkOracle(Oracle):
         """Everything is over, and the cache was flushed where that is declared. Raises Violation."""
         if not machine.is_idle:
             raise Violation(f"everything has ended, but the scheduler is not idle: {_words(machine.counts())}")
-        grown = self._fresh.grown(machine)
+        grown = None if self._fresh is None else self._fresh.grown(machine)
         if grown is not None:
             raise Violation(f"everything has ended, but {grown}")
 

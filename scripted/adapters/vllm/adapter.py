@@ -24,6 +24,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from scripted.adapters.vllm.actions import ACTIONS, NEEDED, OfferPrefixes, ReleaseTransfers
 from scripted.adapters.vllm.config import VllmSettings
+from scripted.adapters.vllm.live.launch import launch
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
 from scripted.adapters.vllm.standalone import VllmStandalone
 from scripted.adapters.vllm.workloads import WORKLOADS
@@ -116,6 +117,7 @@ ADAPTER: Final = VllmAdapter(
     mutants=MUTANTS,
     packages=("vllm",),
     standalone=VllmStandalone(installed_version),
+    live=launch,
     # Events are published with the next result, and there is none after the last flush.
     may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said"),
     copier=_COPIER,

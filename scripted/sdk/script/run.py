@@ -39,8 +39,10 @@ class SdkRun(ScriptedRun):
     fatal: ClassVar[tuple[type[Exception], ...]] = (HarnessError,)
     records: list[Record]
 
-    def __init__(self, config: Any, of: str, source: ScriptSource) -> None:
-        super().__init__(config, of, source)
+    def __init__(
+        self, config: Any, of: str, source: ScriptSource, *, parts: tuple[Any, Any, Any] | None = None
+    ) -> None:
+        super().__init__(config, of, source, parts=parts)
         self._limits, self._can = self.adapter.limits_of(config)
         self.context_type = _context_of(actions_of(self._can))  # type: ignore[misc]
         self.plans: dict[int, Batch] = {}

@@ -61,12 +61,14 @@ def run_script(
     config: Any,
     options: ScriptOptions,
     mutant: str | None,
+    run_type: type[SdkRun] = SdkRun,
+    parts: tuple[Any, Any, Any] | None = None,
 ) -> ScriptOutcome:
-    """Run a generator function of ``t``. Raises ScriptFailed, ScriptTimeout or HarnessError."""
+    """Run a generator function of ``t``, on ``parts`` if any. Raises ScriptFailed, ScriptTimeout or HarnessError."""
     execution = ScriptExecution(script, (), arguments, options)
     source = _SdkScript(execution, mutant)
     with adapter.switched_on(mutant):
-        run = SdkRun(config, adapter.name, source)
+        run = run_type(config, adapter.name, source, parts=parts)
         try:
             with watchdog(options.timeout_s), Deadline(options.timeout_s) as execution.deadline:
                 adapter.drive(run)
@@ -116,6 +118,7 @@ def _report(run: SdkRun, script: ScriptExecution, exc: BaseException, mutant: st
         inside=_frames_inside(exc) if run.phase is Phase.ADAPTER and run.script_error is None else (),
         script=f"{code.co_filename}::{script.function.__name__}",
         adapter=run.adapter.name,
+        tier=run.tier,
         config=", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration",
         log=run.adapter.as_log(run.records, run.config),
         state=_counts(run),

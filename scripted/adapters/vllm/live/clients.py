@@ -1,0 +1,57 @@
+"""A client of a live vLLM: one HTTP call to its own front end, in a thread that only fills in what it hears."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from http.client import HTTPConnection, HTTPException
+from typing import Any, Final
+
+from scripted.sdk.live.gate import LoopGate
+
+_OK: Final = 200
+_DATA: Final = b"data: "
+
+
+class HttpCall:
+    """A POST. ``status`` is None until it is there; ``closed`` turns true when nothing more can come.
+
+    Of a completion that is streamed, ``token_ids`` are those that came; of any other answer ``text`` is the body.
+    """
+
+    def __init__(self, gate: LoopGate, port: int, path: str, body: dict[str, Any], rid: str = "") -> None:
+        self.status: int | None = None
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.closed = False
+        self._gate = gate
+        self._http = HTTPConnection("127.0.0.1", port)
+        headers = {"Content-Type": "application/json", **({"X-Request-Id": rid} if rid else {})}
+        self._http.connect()
+        self._http.request("POST", path, json.dumps(body), headers)
+        threading.Thread(target=self._listen, name="scripted-client", daemon=True).start()
+
+    def hang_up(self) -> None:
+        """Drop the connection."""
+        self._http.sock.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, HTTPException, ValueError, AttributeError):  # it has hung up
+            answer = self._http.getresponse()
+            self.status = answer.status
+            if answer.status != _OK or "event-stream" not in answer.headers.get("Content-Type", ""):
+                self.text = answer.read().decode("utf-8", "replace")
+            else:
+                for line in answer:
+                    self._hear(line.strip())
+        self._http.close()
+        self.closed = True
+        self._gate.notify()
+
+    def _hear(self, line: bytes) -> None:
+        if line.startswith(_DATA + b"{"):
+            for choice in json.loads(line.removeprefix(_DATA)).get("choices", ()):
+                self.token_ids += choice.get("token_ids") or ()
+            self._gate.notify()

@@ -1,0 +1,132 @@
+"""Where vLLM's busy loop stops: it waits for messages or for a result, or would plan twice in one step."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from vllm.v1.engine import EngineCoreRequestType
+
+from scripted.sdk.live.gate import HeldQueue, LoopGate
+
+ANSWER_TIMEOUT_S: Final = 30.0
+_ENDING: Final = ("WAKEUP", "EXECUTOR_FAILED")
+
+
+class Stops:
+    """The places of an engine's loop where it stops, and what was seen at them in the last step.
+
+    ``plans`` were made, each with the number of its batch; ``outputs`` go to the front end; ``aborted`` are requests
+    that the scheduler gave up.
+    """
+
+    def __init__(self, core: Any) -> None:
+        self.gate = LoopGate(ANSWER_TIMEOUT_S)
+        self.inbox = HeldQueue(self.gate, lambda item: item[0].name in _ENDING)
+        self.aborts = HeldQueue(self.gate, lambda _: False)
+        self.plans: list[tuple[int, Any]] = []
+        self.outputs: list[Any] = []
+        self.aborted: list[str] = []
+        self.batches = 0
+        self.released = 0
+        self._has_planned = False
+        self._core = core
+        while not core.input_queue.empty():
+            self.inbox.put(core.input_queue.get_nowait())
+        core.input_queue, core.aborts_queue = self.inbox, self.aborts
+        self._follow_outputs()
+        self._follow_scheduler()
+        self._stop_before_plans()
+        self._stop_at_results()
+
+    def close(self) -> None:
+        """The front end serves: from now on the loop stops."""
+        self.gate.is_open = False
+        self.inbox.wake((EngineCoreRequestType.WAKEUP, None))
+        self.gate.wait(lambda: bool(self.gate.where), "the engine's loop at the gate")
+
+    def begin_step(self) -> None:
+        """The loop may plan once more."""
+        self._has_planned = False
+        self.plans, self.outputs, self.aborted = [], [], []
+
+    @property
+    def waits_for_result(self) -> bool:
+        """The loop waits for a result that is not let through."""
+        return self.gate.where == "result" and self.released < self._waited_for
+
+    def _follow_outputs(self) -> None:
+        queue = self._core.output_queue
+        put = queue.put_nowait
+
+        def put_nowait(item: Any) -> None:
+            if isinstance(item, tuple):
+                self.outputs.append(item[1])
+            put(item)
+
+        queue.put_nowait = put_nowait
+
+    def _follow_scheduler(self) -> None:
+        scheduler = self._core.scheduler
+        schedule, finish = scheduler.schedule, scheduler.finish_requests
+
+        def following_schedule(*args: Any, **kwargs: Any) -> Any:
+            plan = schedule(*args, **kwargs)
+            self._has_planned = True
+            if plan.total_num_scheduled_tokens:
+                self.batches += 1
+            self.plans.append((self.batches, plan))
+            return plan
+
+        def following_finish(*args: Any, **kwargs: Any) -> Any:
+            ended = finish(*args, **kwargs)
+            self.aborted += [request.request_id for request in ended]
+            return ended
+
+        scheduler.schedule, scheduler.finish_requests = following_schedule, following_finish
+
+    def _stop_before_plans(self) -> None:
+        core, own = self._core, self._core._process_input_queue  # noqa: SLF001 - where vLLM's loop takes messages
+
+        def process_input_queue() -> None:
+            if self._has_planned:
+                self.gate.stop_at("step")
+            own()
+
+        core._process_input_queue = process_input_queue  # noqa: SLF001
+
+    def _stop_at_results(self) -> None:
+        executor = self._core.model_executor
+        execute = executor.execute_model
+
+        def execute_model(plan: Any, non_block: bool = False) -> Any:
+            future = execute(plan, non_block=non_block)
+            if not plan.total_num_scheduled_tokens or not non_block:
+                return future
+            return _Result(future, self.batches, self)
+
+        executor.execute_model = execute_model
+
+    def await_release(self, batch_id: int) -> None:
+        """In the loop's thread: until the result of this batch is let through."""
+        self._waited_for = batch_id
+        while self.released < batch_id and not self.gate.is_open:
+            self.gate.stop_at("result")
+
+    _waited_for = 0
+
+
+class _Result:
+    """A result of vLLM's executor that the loop gets when the script lets it through."""
+
+    def __init__(self, future: Any, batch_id: int, stops: Stops) -> None:
+        self._future = future
+        self._batch_id = batch_id
+        self._stops = stops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._future, name)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait at the gate, then as ever."""
+        self._stops.await_release(self._batch_id)
+        return self._future.result(timeout)

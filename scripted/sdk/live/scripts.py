@@ -1,0 +1,101 @@
+"""The gate's side of a live tier: takes scripts from the test process and runs them while the engine's loop waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+import zmq
+
+from scripted.core.protocol import Adapter
+from scripted.report.failure import ScriptError, ScriptTimeout
+from scripted.script.arguments import unpacked
+from scripted.script.loader import load_script
+from scripted.sdk.live.gate import LoopGate
+from scripted.sdk.live.parts import LiveDevice, LiveOracle, LiveRun
+from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Failed, Passed, Ready, Reply, RunScript
+from scripted.sdk.script.runner import run_script
+
+_OWNER_INTERVAL_S: Final = 1.0
+_FRONT_END_INTERVAL_S: Final = 0.2
+
+
+class Stops(Protocol):
+    """The places of an engine's loop where it stops at the gate."""
+
+    gate: LoopGate
+
+    def close(self) -> None: ...
+
+
+def serve_scripts(stops: Stops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
+    """Run every script that comes, each on a machine of its own around the same engine. In a thread of its own.
+
+    ``stops`` are closed once the front end listens at its ``port``: until then the engine answers it by itself.
+    """
+    _start(_end_with_owner)
+    _start(lambda: _serve(stops, port, adapter, config, new_machine))
+
+
+def _start(target: Callable[[], None]) -> None:
+    threading.Thread(target=target, name="scripted-gate", daemon=True).start()
+
+
+def _end_with_owner() -> None:
+    """No server outlives the test process that started it."""
+    owner = int(os.environ[OWNER_VARIABLE])
+    while True:
+        time.sleep(_OWNER_INTERVAL_S)
+        try:
+            os.kill(owner, 0)
+        except ProcessLookupError:
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _serve(stops: Stops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
+        pair.bind(f"ipc://{Path(os.environ[FOLDER_VARIABLE]) / SOCKET}")
+        while not _listens(port):
+            time.sleep(_FRONT_END_INTERVAL_S)
+        stops.close()
+        pair.send(msgspec.msgpack.encode(Ready()))
+        while not stops.gate.is_open:
+            command = msgspec.msgpack.decode(pair.recv(), type=RunScript)
+            pair.send(msgspec.msgpack.encode(_reply_to(command, adapter, config, new_machine)))
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def _reply_to(command: RunScript, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> Reply:
+    try:
+        script = load_script(command.file, command.name, command.import_paths)
+        limits, can = adapter.limits_of(config)
+        with contextlib.closing(new_machine()) as machine:
+            outcome = run_script(
+                adapter,
+                script,
+                unpacked(command.arguments),
+                config=config,
+                options=command.options,
+                mutant=command.mutant,
+                run_type=LiveRun,
+                parts=(machine, LiveDevice(), LiveOracle(limits, can)),
+            )
+    except ScriptError as exc:
+        return Failed(report=exc.report, timeout=isinstance(exc, ScriptTimeout))
+    except Exception:  # noqa: BLE001 - whatever it is, the test process shows it
+        return Failed(report=None, text=traceback.format_exc())
+    return Passed(outcome=outcome)

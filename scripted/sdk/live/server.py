@@ -1,0 +1,150 @@
+"""A live server as the test process sees it: starts it, gives it scripts, and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import zmq
+
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
+from scripted.report.failure import ScriptError, ScriptFailed, ScriptTimeout
+from scripted.script.arguments import check_plain, packed
+from scripted.script.decorator import ScriptedTest
+from scripted.script.execution import ScriptOutcome
+from scripted.script.options import ScriptOptions
+from scripted.sdk.live.launch import Launcher
+from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Failed, Passed, Ready, Reply, RunScript
+
+# An engine with all its imports, on a machine with two cores that others use as well.
+_BOOT_TIMEOUT_S: Final = 600.0
+_END_TIMEOUT_S: Final = 5.0
+# The gate's own timeouts fire first and say more. Requests alone are computed after the script's own time.
+_PATIENCE_S: Final = 30.0
+_POLL_MS: Final = 500
+_LOG_TAIL: Final = 3000
+
+
+class LiveServer:
+    """One server of one configuration. ``usable`` until a script fails on it or it ends."""
+
+    def __init__(self, launcher: Launcher, config: Any) -> None:
+        self.usable = True
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(prefix="scripted-live-"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            launch = launcher(config, folder, _free_port())
+            self._log = folder / "server.log"
+            environment = {FOLDER_VARIABLE: str(folder), OWNER_VARIABLE: str(os.getpid()), **launch.environment}
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(  # noqa: S603 - the adapter's own command
+                    launch.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | environment,
+                    start_new_session=True,
+                )
+            stack.callback(self._end)
+            context = stack.enter_context(zmq.Context())
+            self._socket = stack.enter_context(context.socket(zmq.PAIR))
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.connect(f"ipc://{folder / SOCKET}")
+            reply = self._next_reply(_BOOT_TIMEOUT_S, "it did not come up")
+            assert isinstance(reply, Ready), f"the gate began with {reply}"
+            self._stack = stack.pop_all()
+
+    def run(
+        self, test: ScriptedTest, arguments: dict[str, Any], options: ScriptOptions, mutant: str | None
+    ) -> ScriptOutcome:
+        """Run one script. Raises ScriptFailed, ScriptTimeout, or HarnessError with what the engine's process says."""
+        check_plain(arguments)
+        command = RunScript(
+            file=test.file,
+            name=test.script.__qualname__,
+            arguments=packed(arguments),
+            options=options,
+            mutant=mutant,
+            import_paths=tuple(sys.path),
+        )
+        self.usable = False
+        self._socket.send(msgspec.msgpack.encode(command))
+        reply = self._next_reply(options.timeout_s + _PATIENCE_S, f"{command.name} did not end")
+        if isinstance(reply, Passed):
+            self.usable = True
+            return reply.outcome
+        assert isinstance(reply, Failed), f"the gate answered a script with {reply}"
+        raise _error_of(reply)
+
+    def close(self) -> None:
+        """End it, with all its processes."""
+        self.usable = False
+        self._stack.close()
+
+    def _next_reply(self, within_s: float, what: str) -> Reply:
+        deadline = time.monotonic() + within_s
+        while not self._socket.poll(_POLL_MS):
+            if self._process.poll() is not None:
+                raise HarnessError(f"the live server ended with status {self._process.returncode}: {self._tail()}")
+            if time.monotonic() > deadline:
+                raise HarnessError(f"the live server was given {within_s:g} s, and {what}: {self._tail()}")
+        reply: Reply = msgspec.msgpack.decode(self._socket.recv(), type=Reply)
+        return reply
+
+    def _tail(self) -> str:
+        return self._log.read_bytes()[-_LOG_TAIL:].decode("utf-8", "replace")
+
+    def _end(self) -> None:
+        """Everything is in a session of its own."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_TIMEOUT_S)
+
+
+class LiveServers:
+    """The live server of one pytest process: one at a time, shared by scripts of the same configuration."""
+
+    def __init__(self) -> None:
+        self._server: LiveServer | None = None
+        self._of: Any = None
+
+    def lend(self, adapter: Any, config: Any) -> LiveServer:
+        """A server of this configuration. Raises ScriptDefinitionError for an adapter without one."""
+        if adapter.live is None:
+            raise ScriptDefinitionError(f"the adapter {adapter.name} has no live server; use --tier sim")
+        if self._server is None or not self._server.usable or self._of != (adapter.name, config):
+            self.close()
+            self._server, self._of = LiveServer(adapter.live, config), (adapter.name, config)
+        return self._server
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def _error_of(reply: Failed) -> Exception:
+    if reply.report is None:
+        return HarnessError(f"a live script failed, which says nothing about the engine: {reply.text}")
+    kind: type[ScriptError] = ScriptTimeout if reply.timeout else ScriptFailed
+    return kind(reply.report)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
