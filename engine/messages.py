@@ -130,6 +130,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     waiting_timeout_s: _TimeLimit | None = None
     # The name of the LoRA to compute with; None: the model itself.
     lora: str | None = None
+    # A prefix is shared only with requests of the same salt; None is one of its own.
+    cache_salt: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

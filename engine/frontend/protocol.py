@@ -31,6 +31,7 @@ from engine.grammar import MAX_GRAMMAR_CHARS, schema_grammar
 from engine.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 
 MAX_RID_CHARS = 256
+MAX_SALT_CHARS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
@@ -208,6 +209,12 @@ class RequestFields(StrictBody):
     priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
     timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
     waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SALT_CHARS,
+        description="its prefixes are shared only with requests of the same salt",
+    )
 
 
 class SamplingFields(StrictBody):

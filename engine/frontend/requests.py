@@ -146,6 +146,7 @@ def request_of(body: GenerateBody, served: ServedModel) -> Generate:
         prompt_top_logprobs_num=body.top_logprobs_num if start >= 0 else 0,
         timeout_s=body.timeout_s,
         waiting_timeout_s=body.waiting_timeout_s,
+        cache_salt=body.cache_salt,
         lora=_lora_of(body.lora_path, limits),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.errors import IntegrityError
-from engine.memory import HostTier, KVMemory, Lease, Node, PagePool, RadixTree, RowPool, SlidingWindowPool
+from engine.memory import PLAIN, HostTier, KVMemory, Lease, Node, PagePool, RadixTree, RowPool, SlidingWindowPool
 from engine.memory.pages import CACHED, HELD
 from engine.memory.sliding_window import NO_WINDOW_PAGE
 
@@ -154,11 +154,11 @@ def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None
 def _check_node(node: Node, page_size: int) -> None:
     """One node by itself: where it hangs, the size of its run, and no more locks than its parent has."""
     parent, tokens, pages = node.parent, node.tokens, node.pages
-    key = node.key(page_size) if node.lora else tokens[:page_size]
+    key = node.key(page_size) if node.kv_key != PLAIN else tokens[:page_size]
     if parent is None or parent.children.get(key) is not node:
         raise IntegrityError(f"{node} is not a child of {parent}")
-    if node.lora != parent.lora and parent.parent is not None:
-        raise IntegrityError(f"node {node.id} is of LoRA {node.lora}, but continues one of {parent.lora}")
+    if node.kv_key != parent.kv_key and parent.parent is not None:
+        raise IntegrityError(f"node {node.id} is of LoRA and salt {node.kv_key}, but continues one of {parent.kv_key}")
     if node.lock_ref > parent.lock_ref and parent.parent is not None:
         raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, but its parent {parent.lock_ref}")
     if len(tokens) != len(pages) * page_size or not pages:

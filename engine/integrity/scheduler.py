@@ -108,10 +108,10 @@ def _check_loras(scheduler: Scheduler, live: list[Request]) -> None:
     """What owns memory is computed with a LoRA that is resident, and no more are than may be."""
     loras = scheduler.loras
     for request in live:
-        if request.lora is not None and request.lease is not None and request.lease.lora != request.lora.version:
+        if request.lease is not None and request.lease.kv_key != request.kv_key:
             raise IntegrityError(
-                f"{request} is computed with version {request.lease.lora} of {request.lora}, which the stages "
-                "do not hold any more"
+                f"{request} is computed with version {request.lease.kv_key[0]} of {request.lora}, which the stages "
+                f"do not hold any more, or for the salt {request.lease.kv_key[1]}, which it does not have"
             )
         if request.lora is not None and loras.known.get(request.lora.name) is not request.lora:
             raise IntegrityError(f"{request} is computed with {request.lora}, which was unloaded")

@@ -6,16 +6,18 @@ Pure bookkeeping: the KV itself lives on the stages, at the page numbers that ar
 from engine.memory.host_tier import HostPage, HostTier
 from engine.memory.kv import KVMemory
 from engine.memory.lease import Lease
-from engine.memory.node import Node
+from engine.memory.node import PLAIN, KvKey, Node, salt_key
 from engine.memory.pages import PagePool, PageState
 from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
 from engine.memory.sliding_window import SlidingWindowPool
 
 __all__ = [
+    "PLAIN",
     "HostPage",
     "HostTier",
     "KVMemory",
+    "KvKey",
     "Lease",
     "Node",
     "PagePool",
@@ -23,4 +25,5 @@ __all__ = [
     "RadixTree",
     "RowPool",
     "SlidingWindowPool",
+    "salt_key",
 ]

@@ -7,6 +7,7 @@ and it decides nothing about order or time.
 from __future__ import annotations
 
 import itertools
+import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from hashlib import blake2b
 
 from engine.errors import IntegrityError
 from engine.limits import Limits
+from engine.memory.node import PLAIN, KvKey
 from engine.memory.pages import PagePool
 
 # Which page is copied, and to which one.
@@ -22,9 +24,9 @@ _Pairs = tuple[tuple[int, int], ...]
 _KEY_BYTES = 16
 
 
-def page_keys(ids: Sequence[int], page_size: int, lora: int) -> Iterator[bytes]:
+def page_keys(ids: Sequence[int], page_size: int, kv_key: KvKey) -> Iterator[bytes]:
     """What each full page of a prompt is known by: a digest of all tokens up to its end, and of what computes them."""
-    key = lora.to_bytes(8, "little", signed=True)
+    key = struct.pack("<qQ", *kv_key)
     for end in range(page_size, len(ids) + 1, page_size):
         page = array("q", ids[end - page_size : end]).tobytes()
         key = blake2b(key + page, digest_size=_KEY_BYTES).digest()
@@ -84,11 +86,11 @@ class HostTier:
 
     # -- looking --
 
-    def match(self, ids: Sequence[int], start: int, lora: int = 0) -> list[HostPage]:
+    def match(self, ids: Sequence[int], start: int, kv_key: KvKey = PLAIN) -> list[HostPage]:
         """The pages that continue a cached prefix of ``start`` pages of ``ids``, as far as they are ready."""
         found: list[HostPage] = []
         if self.kept:
-            for key in itertools.islice(page_keys(ids, self._page_size, lora), start, None):
+            for key in itertools.islice(page_keys(ids, self._page_size, kv_key), start, None):
                 page = self.kept.get(key)
                 if page is None or not page.is_ready:
                     break
@@ -104,9 +106,9 @@ class HostTier:
 
     # -- what leaves the page pool --
 
-    def keep(self, ids: Sequence[int], pages: Sequence[int], lora: int) -> None:
+    def keep(self, ids: Sequence[int], pages: Sequence[int], kv_key: KvKey) -> None:
         """``pages``, the last ones of the prefix ``ids``, leave the tree: the last one first."""
-        keys = list(itertools.islice(page_keys(ids, self._page_size, lora), len(ids) // self._page_size))
+        keys = list(itertools.islice(page_keys(ids, self._page_size, kv_key), len(ids) // self._page_size))
         for key, source in zip(reversed(keys), reversed(pages), strict=False):
             self._keep(key, source)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from engine.errors import IntegrityError
 from engine.memory.host_tier import HostPage, HostTier
 from engine.memory.lease import Lease
-from engine.memory.node import Node
+from engine.memory.node import PLAIN, KvKey, Node
 from engine.memory.pages import PagePool
 from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
@@ -72,30 +72,30 @@ class KVMemory:
         """Of this many tokens those that the tree would keep: full pages."""
         return tokens // self._page_size * self._page_size if self._radix_cache else 0
 
-    def cached_tokens(self, ids: Sequence[int], hit_limit: int = -1, lora: int = 0) -> int:
+    def cached_tokens(self, ids: Sequence[int], hit_limit: int = -1, kv_key: KvKey = PLAIN) -> int:
         """Tokens of a prompt that the tree and the host could serve now, see ``admit``. Changes nothing."""
         if not self._radix_cache:
             return 0
         if self.sliding_window is None:
             # Without the page of the last token. The prompt need not be copied, and it may be long.
             most = len(ids) + hit_limit if hit_limit < 0 else hit_limit
-            pages = min(self.tree.match_length(ids, lora), most) // self._page_size
-            return (pages + len(self._on_host(ids, pages, hit_limit, lora))) * self._page_size
-        return len(self._usable(ids[:hit_limit], self.sliding_window, lora))
+            pages = min(self.tree.match_length(ids, kv_key), most) // self._page_size
+            return (pages + len(self._on_host(ids, pages, hit_limit, kv_key))) * self._page_size
+        return len(self._usable(ids[:hit_limit], self.sliding_window, kv_key))
 
-    def cached_nodes(self, ids: Sequence[int], hit_limit: int = -1, lora: int = 0) -> list[tuple[int, int]]:
+    def cached_nodes(self, ids: Sequence[int], hit_limit: int = -1, kv_key: KvKey = PLAIN) -> list[tuple[int, int]]:
         """The nodes of the tree that could serve a prompt now, with the pages that it would take of each."""
         if not self._radix_cache:
             return []
         window, prefix = self.sliding_window, ids[:hit_limit]
-        return self.tree.match_nodes(prefix if window is None else self._usable(prefix, window, lora), lora)
+        return self.tree.match_nodes(prefix if window is None else self._usable(prefix, window, kv_key), kv_key)
 
     def admit(
-        self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int = -1, lora: int = 0
+        self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int = -1, kv_key: KvKey = PLAIN
     ) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
 
-        None, and nothing taken, when it does not fit. The prefix was computed with the same ``lora``. Only
+        None, and nothing taken, when it does not fit. The prefix was computed with and for the same ``kv_key``. Only
         ``ids[:hit_limit]`` may come from the cache, and never the last token: without a forward pass there is no next
         token, so a fully cached prompt still computes one. What of the prefix is on the host is loaded into pages of
         the lease by the next microbatch.
@@ -104,16 +104,16 @@ class KVMemory:
             return None
         prefix = ids[:hit_limit]
         if self.sliding_window is not None:
-            prefix = self._usable(prefix, self.sliding_window, lora)
-        node, pages = self.tree.match(prefix, lora) if self._radix_cache else (self.tree.root, [])
+            prefix = self._usable(prefix, self.sliding_window, kv_key)
+        node, pages = self.tree.match(prefix, kv_key) if self._radix_cache else (self.tree.root, [])
         # Locked before the count, because what the request itself protects cannot be evicted for it.
         self.tree.lock(node)
         if self.pages_for(len(ids)) - len(pages) + spare_pages > self.available_pages:
             self.tree.unlock(node)
             return None
-        lease = Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node, lora=lora)
+        lease = Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node, kv_key=kv_key)
         if self.host is not None and self.host.kept:
-            self._load(lease, self._on_host(ids, len(pages), hit_limit, lora), self.host)
+            self._load(lease, self._on_host(ids, len(pages), hit_limit, kv_key), self.host)
         window = self.sliding_window
         return lease if window is None or self._enter_window(lease, len(ids), spare_pages, window) else None
 
@@ -171,7 +171,7 @@ class KVMemory:
         start, size, before = lease.cached_pages, self._page_size, lease.node
         end = max(start, len(ids) // size)
         tokens, own = ids[start * size : end * size], lease.pages[start:end]
-        node, pages = self.tree.publish(before, tokens, own, counts=counts, lora=lease.lora)
+        node, pages = self.tree.publish(before, tokens, own, counts=counts, kv_key=lease.kv_key)
         for index, page in enumerate(pages, start):
             if self.sliding_window is not None:
                 self.sliding_window.publish(lease.pages[index], page)
@@ -206,10 +206,10 @@ class KVMemory:
 
     # -- inside --
 
-    def _on_host(self, ids: Sequence[int], start: int, hit_limit: int, lora: int) -> Sequence[HostPage]:
+    def _on_host(self, ids: Sequence[int], start: int, hit_limit: int, kv_key: KvKey) -> Sequence[HostPage]:
         """What the host could add to the first ``start`` pages of a prompt, which the tree serves."""
         host = self.host
-        return host.match(ids[:hit_limit], start, lora) if host is not None and host.kept else ()
+        return host.match(ids[:hit_limit], start, kv_key) if host is not None and host.kept else ()
 
     def _load(self, lease: Lease, found: Sequence[HostPage], host: HostTier) -> None:
         """Have pages of the host copied into new pages of a lease. The caller has counted these as room."""
@@ -220,9 +220,9 @@ class KVMemory:
             raise IntegrityError(f"{lease.rid} was admitted, but has no room for {len(found)} pages from the host")
         host.load(found, lease.pages[before:])
 
-    def _usable(self, ids: Sequence[int], window: SlidingWindowPool, lora: int) -> Sequence[int]:
+    def _usable(self, ids: Sequence[int], window: SlidingWindowPool, kv_key: KvKey) -> Sequence[int]:
         """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""
-        pages = self.tree.match_pages(ids, lora) if self._radix_cache else []
+        pages = self.tree.match_pages(ids, kv_key) if self._radix_cache else []
         return ids[: window.usable_pages(pages) * self._page_size]
 
     def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, window: SlidingWindowPool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.memory.node import Node
+from engine.memory.node import PLAIN, KvKey, Node
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -14,7 +14,7 @@ class Lease:
     ``pages`` are in the order of the request's tokens. The first ``cached_pages`` of them belong to the tree, along the
     path to ``node``; the others are held by this lease. ``unsent`` is the index of the first page that the stages'
     page tables do not know yet. With window layers the lease has window pages too, beside its pages from
-    ``window_start`` on. ``lora`` is the version of the LoRA that computes its KV, 0 for the model itself.
+    ``window_start`` on. ``kv_key`` is what its KV is computed with and for.
     """
 
     rid: str
@@ -25,7 +25,7 @@ class Lease:
     unsent: int = 0
     window_start: int = 0
     released: bool = False
-    lora: int = 0
+    kv_key: KvKey = PLAIN
 
     def __post_init__(self) -> None:
         self.cached_pages = len(self.pages)

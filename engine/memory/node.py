@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+# What KV was computed with and for: the version of a LoRA, 0 for the model itself, and the key of a cache salt, 0
+# without one. A prefix is shared where both are equal.
+KvKey = tuple[int, int]
+PLAIN: Final[KvKey] = (0, 0)
+
+
+def salt_key(salt: str | None) -> int:
+    """The number by which prefixes of a cache salt are known, from 1 to 2**64 - 1; 0 without one."""
+    return 0 if salt is None else int.from_bytes(blake2b(salt.encode(), digest_size=8).digest()) or 1
 
 
 @dataclass(slots=True, eq=False)
@@ -11,7 +23,7 @@ class Node:
 
     ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a
     path through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
-    ``lora`` is the version of the LoRA that computed its KV, 0 for the model itself.
+    ``kv_key`` is what its KV was computed with and for.
     """
 
     id: int
@@ -23,12 +35,12 @@ class Node:
     lock_ref: int = 0
     hit_count: int = 0
     last_used: int = 0
-    lora: int = 0
+    kv_key: KvKey = PLAIN
 
     def key(self, page_size: int) -> tuple[int, ...]:
-        """What its parent knows it by: its first page of tokens, after the LoRA that computed it, if one did."""
+        """What its parent knows it by: its first page of tokens, after its ``kv_key`` unless that is plain."""
         first = self.tokens[:page_size]
-        return (self.lora, *first) if self.lora else first
+        return (*self.kv_key, *first) if self.kv_key != PLAIN else first
 
     def __repr__(self) -> str:
         return f"Node({self.id}, pages={self.pages}, lock_ref={self.lock_ref}, hit_count={self.hit_count})"

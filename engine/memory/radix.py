@@ -12,7 +12,7 @@ from typing import Final
 
 from engine.errors import IntegrityError
 from engine.memory.host_tier import HostTier
-from engine.memory.node import Node
+from engine.memory.node import PLAIN, KvKey, Node
 from engine.memory.pages import PagePool
 from engine.memory.sliding_window import SlidingWindowPool
 
@@ -44,22 +44,22 @@ class RadixTree:
 
     # -- looking up --
 
-    def match_length(self, tokens: Sequence[int], lora: int = 0) -> int:
+    def match_length(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> int:
         """Tokens of the longest cached prefix, in full pages. Changes nothing."""
-        return sum([shared for _, shared in self._walk(self.root, tokens, 0, lora)]) * self._page_size
+        return sum([shared for _, shared in self._walk(self.root, tokens, 0, kv_key)]) * self._page_size
 
-    def match_nodes(self, tokens: Sequence[int], lora: int = 0) -> list[tuple[int, int]]:
+    def match_nodes(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> list[tuple[int, int]]:
         """The ids of the nodes along the longest cached prefix, each with its pages that match. Changes nothing."""
-        return [(node.id, shared) for node, shared in self._walk(self.root, tokens, 0, lora)]
+        return [(node.id, shared) for node, shared in self._walk(self.root, tokens, 0, kv_key)]
 
-    def match_pages(self, tokens: Sequence[int], lora: int = 0) -> list[int]:
+    def match_pages(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> list[int]:
         """The pages of the longest cached prefix. Changes nothing."""
-        return [page for node, shared in self._walk(self.root, tokens, 0, lora) for page in node.pages[:shared]]
+        return [page for node, shared in self._walk(self.root, tokens, 0, kv_key) for page in node.pages[:shared]]
 
-    def match(self, tokens: Sequence[int], lora: int = 0) -> tuple[Node, list[int]]:
+    def match(self, tokens: Sequence[int], kv_key: KvKey = PLAIN) -> tuple[Node, list[int]]:
         """The deepest node of the longest cached prefix and the pages of that prefix; a node is split to end there."""
         node, pages = self.root, []
-        for child, shared in list(self._walk(self.root, tokens, 0, lora)):
+        for child, shared in list(self._walk(self.root, tokens, 0, kv_key)):
             node = child if shared == len(child.pages) else self._split(child, shared)
             pages += node.pages
             self.tick += 1
@@ -89,7 +89,7 @@ class RadixTree:
     # -- publishing --
 
     def publish(
-        self, node: Node, tokens: Sequence[int], pages: Sequence[int], *, counts: bool, lora: int = 0
+        self, node: Node, tokens: Sequence[int], pages: Sequence[int], *, counts: bool, kv_key: KvKey = PLAIN
     ) -> tuple[Node, list[int]]:
         """Add full pages below ``node``: ``tokens`` are the ids after the node's prefix, ``pages`` their pages.
 
@@ -98,13 +98,13 @@ class RadixTree:
         """
         self.check_own(node)
         result: list[int] = []
-        for child, shared in list(self._walk(node, tokens, 0, lora)):
+        for child, shared in list(self._walk(node, tokens, 0, kv_key)):
             node = child if shared == len(child.pages) else self._split(child, shared)
             self._pool.release(pages[len(result) : len(result) + shared])
             result += node.pages
         if len(result) < len(pages):
             rest = tuple(tokens[len(result) * self._page_size :])
-            node = self._add_leaf(node, rest, list(pages[len(result) :]), lora)
+            node = self._add_leaf(node, rest, list(pages[len(result) :]), kv_key)
             result += node.pages
         self._touch_path(node, counts=counts)
         return node, result
@@ -125,7 +125,7 @@ class RadixTree:
             if self._sliding_window is not None:
                 self._sliding_window.drop(pages)
             if self._host is not None:
-                self._host.keep(self._tokens_to(node), pages, node.lora)
+                self._host.keep(self._tokens_to(node), pages, node.kv_key)
             self._pool.evict(pages)
             freed += take
             self._truncate(node, len(node.pages) - take)
@@ -186,12 +186,12 @@ class RadixTree:
         self.next_id += 1
         return self.next_id - 1
 
-    def _walk(self, node: Node, tokens: Sequence[int], start: int, lora: int) -> Iterator[tuple[Node, int]]:
+    def _walk(self, node: Node, tokens: Sequence[int], start: int, kv_key: KvKey) -> Iterator[tuple[Node, int]]:
         """The children along ``tokens[start:]`` with the number of full pages that match in each, while they match."""
         size = self._page_size
         while len(tokens) - start >= size:
             key = tuple(tokens[start : start + size])
-            child = node.children.get((lora, *key) if lora else key)
+            child = node.children.get((*kv_key, *key) if kv_key != PLAIN else key)
             if child is None:
                 return
             shared = self._shared_pages(child, tokens, start)
@@ -223,16 +223,16 @@ class RadixTree:
         assert parent is not None
         upper = Node(self._new_id(), self.generation, node.tokens[: pages * size], node.pages[:pages], parent)
         upper.lock_ref, upper.hit_count, upper.last_used = node.lock_ref, node.hit_count, node.last_used
-        upper.lora = node.lora
+        upper.kv_key = node.kv_key
         parent.children[upper.key(size)] = upper
         node.tokens, node.pages, node.parent = node.tokens[pages * size :], node.pages[pages:], upper
         upper.children[node.key(size)] = node
         self.node_count += 1
         return upper
 
-    def _add_leaf(self, parent: Node, tokens: tuple[int, ...], pages: list[int], lora: int) -> Node:
+    def _add_leaf(self, parent: Node, tokens: tuple[int, ...], pages: list[int], kv_key: KvKey) -> Node:
         self._pool.cache(pages)
-        leaf = Node(self._new_id(), self.generation, tokens, pages, parent, lora=lora)
+        leaf = Node(self._new_id(), self.generation, tokens, pages, parent, kv_key=kv_key)
         parent.children[leaf.key(self._page_size)] = leaf
         self.node_count += 1
         return leaf

@@ -12,7 +12,7 @@ import msgspec
 from engine.errors import IntegrityError
 from engine.integrity import audit
 from engine.limits import Limits
-from engine.memory import HostPage, HostTier, KVMemory, Node, SlidingWindowPool
+from engine.memory import PLAIN, HostPage, HostTier, KvKey, KVMemory, Node, SlidingWindowPool
 from engine.messages import EngineStats, Grammar, PauseMode
 from engine.scheduler.counters import Counters
 from engine.scheduler.lora import Lora
@@ -100,7 +100,7 @@ class CachedRun(msgspec.Struct, frozen=True, array_like=True):
     pages: tuple[int, ...]
     hit_count: int
     last_used: int
-    lora: int = 0
+    kv_key: KvKey = PLAIN
 
 
 class TreeSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -119,7 +119,7 @@ def tree_snapshot(memory: KVMemory) -> TreeSnapshot:
     for node in tree.nodes():
         assert node.parent is not None
         place = node.id, node.parent.id
-        runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used, node.lora))
+        runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used, node.kv_key))
     return TreeSnapshot(
         root=tree.root.id, generation=tree.generation, next_id=tree.next_id, tick=tree.tick, runs=tuple(runs)
     )
@@ -136,7 +136,7 @@ def restore_tree(memory: KVMemory, snapshot: TreeSnapshot) -> None:
         memory.pages.hold(run.pages)
         memory.pages.cache(run.pages)
         parent = nodes[run.parent]
-        node = nodes[run.id] = Node(run.id, snapshot.generation, run.tokens, list(run.pages), parent, lora=run.lora)
+        node = nodes[run.id] = Node(run.id, snapshot.generation, run.tokens, list(run.pages), parent, kv_key=run.kv_key)
         parent.children[node.key(memory.pages.page_size)] = node
         node.hit_count, node.last_used = run.hit_count, run.last_used
     memory.tree.become(root, [*nodes.values()][1:], next_id=snapshot.next_id, tick=snapshot.tick)

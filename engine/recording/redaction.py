@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from engine.memory import salt_key
 from engine.messages import Completion, Event, Generate, Grammar, PromptLogprob, SamplingParams, TokenOutput
 from engine.recording.checkpoint import Checkpoint, TreeSnapshot
 from engine.scheduler.ports import StepResult
@@ -51,7 +52,9 @@ class Redactor:
         states = {tree.root: _NO_TEXT}
         for run in tree.runs:
             states[run.id], tokens = self._text(states[run.parent], run.tokens)
-            runs.append(msgspec.structs.replace(run, tokens=tokens))
+            version, salt = run.kv_key
+            kv_key = (version, salt_key(self._redact_salt(salt)))
+            runs.append(msgspec.structs.replace(run, tokens=tokens, kv_key=kv_key))
         redacted: TreeSnapshot = msgspec.structs.replace(tree, runs=tuple(runs))
         grammars = tuple([(number, self._redact_grammar(one), ready) for number, one, ready in checkpoint.grammars])
         return msgspec.structs.replace(checkpoint, tree=redacted, grammars=grammars)
@@ -73,7 +76,14 @@ class Redactor:
         sampling: SamplingParams = msgspec.structs.replace(
             message.sampling, stop=(), grammar=None if grammar is None else self._redact_grammar(grammar)
         )
-        return msgspec.structs.replace(message, prompt_ids=ids, sampling=sampling)
+        salt = self._redact_salt(salt_key(message.cache_salt))
+        return msgspec.structs.replace(message, prompt_ids=ids, sampling=sampling, cache_salt=salt)
+
+    def _redact_salt(self, key: int) -> str | None:
+        """Another salt for the one that has this key."""
+        if not key:
+            return None
+        return hashlib.blake2b(str(key).encode(), key=self._key, digest_size=_STATE_BYTES).hexdigest()
 
     def _redact_grammar(self, grammar: Grammar) -> Grammar:
         """Its kind, and which others it is equal to: the scheduler asks no more of it."""

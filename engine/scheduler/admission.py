@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.limits import Limits
+from engine.memory import salt_key
 from engine.messages import Generate, PipelineFailed, Refusal, RefusalKind
 from engine.plan import SamplingSpec
 from engine.scheduler.books import Books
@@ -76,6 +77,7 @@ class Admission:
             stop_ids=stop_ids,
             logprobs_due=first_due(message.prompt_logprobs_from),
             lora=None if message.lora is None else self._loras.known[message.lora],
+            salt=salt_key(message.cache_salt),
         )
 
     def _spec(self, message: Generate, arrival: int, stop_ids: frozenset[int]) -> SamplingSpec:

@@ -215,7 +215,7 @@ class Planner:
         if self._limits.priority_preemption:
             self._preempt_for(request)
         spare, most = len(self._books.running), request.hit_limit_tokens
-        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most, lora=request.kv_key)
+        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most, kv_key=request.kv_key)
         if lease is None:
             return False
         self._books.take_out(request)

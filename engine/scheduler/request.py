@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from engine.memory import Lease
+from engine.memory import KvKey, Lease
 from engine.messages import FinishReason, Grammar
 from engine.plan import SamplingSpec
 from engine.scheduler.lora import Lora
@@ -64,7 +64,8 @@ class Request:
     later requests that started while it waits. ``guesses`` are a draft model's, of what
     follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
     first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
-    starts when that is ready. ``lora`` is the LoRA that computes it, None for the model itself. ``misses`` counts
+    starts when that is ready. ``lora`` is the LoRA that computes it, None for the model itself; ``salt`` is the key of
+    its cache salt, 0 without one. ``misses`` counts
     the verifications in a row in which no guess held; it is guessed for again when it has ``guesses_from`` tokens, and
     ``guesses_hold`` is true when one did in one of the last two. With ``ended_by_token`` its output is whole, and is
     published when it is freed.
@@ -96,6 +97,7 @@ class Request:
     logprobs_due: int = NO_LOGPROBS_DUE
     grammar: KnownGrammar | None = None
     lora: Lora | None = None
+    salt: int = 0
     misses: int = 0
     guesses_from: int = 0
     guesses_hold: bool = False
@@ -107,9 +109,9 @@ class Request:
         return self.lora is not None and not self.lora.version
 
     @property
-    def kv_key(self) -> int:
-        """What its KV was computed with: the version of its LoRA; 0 for the model itself."""
-        return 0 if self.lora is None else self.lora.version or NOT_RESIDENT
+    def kv_key(self) -> KvKey:
+        """What its KV is computed with and for."""
+        return (0 if self.lora is None else self.lora.version or NOT_RESIDENT), self.salt
 
     @property
     def is_finished(self) -> bool:

@@ -33,6 +33,7 @@ _GRAMMAR: Final = "send guided_{} or structured_outputs"
 FOREIGN_FIELDS: Final = (
     ForeignField("add_generation_prompt", VLLM),
     ForeignField("add_special_tokens", VLLM),
+    ForeignField("cache_salt", BOTH),
     ForeignField("chat_template_kwargs", BOTH),
     ForeignField("continue_final_message", BOTH),
     ForeignField("documents", VLLM),
@@ -61,7 +62,6 @@ FOREIGN_FIELDS: Final = (
     ForeignField("bootstrap_host", SGLANG, "prefill and decode run in one server"),
     ForeignField("bootstrap_port", SGLANG, "prefill and decode run in one server"),
     ForeignField("bootstrap_room", SGLANG, "prefill and decode run in one server"),
-    ForeignField("cache_salt", VLLM, "equal prefixes are shared by all clients of a server; start one for each"),
     ForeignField("chat_template", VLLM, "a client's template would be a program that runs here"),
     ForeignField("custom_logit_processor", SGLANG, "a client's program would run here"),
     ForeignField("custom_params", SGLANG, "there are no custom logit processors", ({},)),

@@ -145,6 +145,7 @@ def _order(
                     timeout_s=body.timeout_s,
                     waiting_timeout_s=body.waiting_timeout_s,
                     lora=lora,
+                    cache_salt=body.cache_salt,
                 )
             )
     param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"

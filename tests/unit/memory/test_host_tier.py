@@ -28,7 +28,7 @@ def finished(memory: KVMemory, ids: list[int], *, lora: int = 0) -> None:
 
 
 def admitted(memory: KVMemory, ids: list[int], *, lora: int = 0) -> Lease:
-    lease = memory.admit("r", ids, spare_pages=0, lora=lora)
+    lease = memory.admit("r", ids, spare_pages=0, kv_key=(lora, 0))
     assert lease is not None
     assert memory.extend(lease, len(ids))
     return lease
@@ -59,7 +59,7 @@ def test_what_is_evicted_is_hit_when_its_copy_is_back() -> None:
     assert memory.cached_tokens(ids) == 4
     assert memory.cached_tokens(ids[:4]) == 2, "the last token is never hit"
     assert memory.cached_tokens(ids, 3) == 2
-    assert memory.cached_tokens(ids, lora=1) == 0
+    assert memory.cached_tokens(ids, kv_key=(1, 0)) == 0
     lease = admitted(memory, ids)
     assert (lease.cached_pages, len(lease.pages)) == (0, 3)
     out, into = tier_of(memory).launch()

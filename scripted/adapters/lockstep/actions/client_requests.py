@@ -126,7 +126,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     is added to the logit of the token ``biased``. Before ``new_least`` tokens nothing ends it.
     ``logprobs_from`` is the position from which on it asks for its prompt's logprobs; ``top_logprobs`` is how
     many other tokens it wants those of. ``timeout_s`` and ``waiting_timeout_s`` are time limits. ``regex`` is what its
-    output must match; with ``dead_end`` nothing may follow that, not even the end. ``lora`` is the name of its LoRA.
+    output must match; with ``dead_end`` nothing may follow that, not even the end. ``lora`` is the name of its LoRA,
+    ``salt`` its cache salt.
     """
 
     rid: str
@@ -155,6 +156,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     waiting_timeout_s: float | None = None
     regex: str | None = None
     lora: str | None = None
+    salt: str | None = None
     dead_end: bool = False
 
     is_start: ClassVar[bool] = True
@@ -172,6 +174,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
         "start b prompt=9 new=8 regex=[a-c]{3}",
         "start b prompt=9 lora=x",
+        "start b prompt=40 salt=u",
         "start b prompt=9 new=8 regex=[a-c]{3} dead_end=True",
     )
     event: ClassVar = Generate
@@ -213,12 +216,14 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         regex: str | None = None,
         ebnf: str | None = None,
         lora: str | None = None,
+        cache_salt: str | None = None,
     ) -> Any:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
         for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
-        seconds. ``lora`` names the LoRA that computes it. With ``n`` > 1 the handle has ``choices``, a handle for each
+        seconds. ``lora`` names the LoRA that computes it; its prefixes are shared with requests of the same
+        ``cache_salt`` only. With ``n`` > 1 the handle has ``choices``, a handle for each
         answer; ``seed`` counts up with them. Raises RequestRefused, with status and body, for a request
         that the server does not admit.
         """
@@ -256,6 +261,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         }
         if lora is not None:
             body["lora_path"] = lora
+        if cache_salt is not None:
+            body["cache_salt"] = cache_salt
         return t.run.start(as_sent(body))
 
     @property
@@ -313,6 +320,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             timeout_s=self.timeout_s,
             waiting_timeout_s=self.waiting_timeout_s,
             lora=self.lora,
+            cache_salt=self.salt,
         )
 
     def apply(self, run: RunLike) -> None:
@@ -347,6 +355,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         if (grammar := self.grammar) is not None:
             more |= {"ebnf" if self.dead_end else "regex": grammar.text}
         more |= {"lora": self.lora} if self.lora is not None else {}
+        more |= {"cache_salt": self.salt} if self.salt is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
@@ -422,11 +431,13 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             waiting_timeout_s=event.waiting_timeout_s,
             regex=None if sampling.grammar is None else regex or reader.regex_of(sampling.grammar),
             lora=event.lora,
+            salt=event.cache_salt,
             dead_end=regex is not None,
         )
 
     @classmethod
     def words(cls, event: Generate) -> str:
-        """The request, how long its prompt is, and its LoRA."""
+        """The request, how long its prompt is, its LoRA and its salt."""
         lora = "" if event.lora is None else f", LoRA {printable(event.lora)}"
-        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora})"
+        salt = "" if event.cache_salt is None else f", salt {printable(event.cache_salt)}"
+        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora}{salt})"

@@ -36,6 +36,7 @@ RACES = _of(
     "queue_policies",
     "grammars",
     "loras",
+    "salts",
     "host_tier",
     "planned_ahead",
 )

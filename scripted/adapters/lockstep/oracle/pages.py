@@ -21,16 +21,16 @@ from scripted.core.violation import Violation
 class Tenancy:
     """One stay in a row. ``pages`` is the row of the stages' page tables.
 
-    ``lost`` are the indices in it that were given to another request since they were told. ``lora`` is the version of
-    the LoRA that computes it.
+    ``lost`` are the indices in it that were given to another request since they were told. ``kv_key`` is what
+    computes it, the version of a LoRA, and its cache salt.
     """
 
-    __slots__ = ("chain", "in_flight", "lora", "lost", "pages", "request", "row")
+    __slots__ = ("chain", "in_flight", "kv_key", "lost", "pages", "request", "row")
 
     def __init__(self, request: SpecifiedRequest, row: int, lora: int) -> None:
         self.request = request
         self.row = row
-        self.lora = lora
+        self.kv_key = (lora, request.message.cache_salt)
         self.pages: list[int] = []
         self.lost: frozenset[int] = frozenset()
         self.chain: list[int] = []
@@ -230,5 +230,5 @@ class Pages:
         chain, size = tenancy.chain, self._size
         while len(chain) <= index:
             start = len(chain) * size
-            chain.append(hash((chain[-1] if chain else tenancy.lora, *tenancy.request.ids[start : start + size])))
+            chain.append(hash((chain[-1] if chain else tenancy.kv_key, *tenancy.request.ids[start : start + size])))
         return chain[index]

@@ -48,18 +48,18 @@ def _check_hit(twin: Scheduler, checkpoint: Checkpoint) -> None:
     """
     limits, runs = twin.limits, {run.id: run for run in checkpoint.tree.runs}
     names = {0: None} | {one.version: one.name for one in checkpoint.loras if one.version}
-    of_use = [run for run in checkpoint.tree.runs if run.lora in names]
+    of_use = [run for run in checkpoint.tree.runs if run.kv_key[0] in names and not run.kv_key[1]]
     if not of_use:
         return
     run, ids = of_use[-1], tuple[int, ...]()
-    version = run.lora
+    version = run.kv_key[0]
     while True:
         ids = run.tokens + ids
         if run.parent not in runs:
             break
         run = runs[run.parent]
     prompt = (*ids, 1)
-    hit = twin.memory.cached_tokens(prompt, lora=version)
+    hit = twin.memory.cached_tokens(prompt, kv_key=run.kv_key)
     if twin.books.paused is not None or not _fits(prompt, limits):
         return
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)

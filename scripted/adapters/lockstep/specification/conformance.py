@@ -262,9 +262,7 @@ def _compare_window(memory: SpecifiedMemory, window: SlidingWindowPool | None) -
 def _compare_host(expected: SpecifiedHostTier, host: HostTier, size: int) -> None:
     """What is on the host, in the order of its last uses."""
     ready = [
-        (*page_keys(ids, size, version),)[-1]
-        for (version, *ids), page in expected.kept.items()
-        if page.state == "ready"
+        (*page_keys(ids, size, kv_key),)[-1] for (kv_key, *ids), page in expected.kept.items() if page.state == "ready"
     ]
     found = [page.key for page in host.kept.values() if page.is_ready]
     if ready != found:
@@ -280,7 +278,7 @@ def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:
         page = last[node.parent]
         for start in range(0, len(node.tokens), size):
             tokens = node.tokens[start : start + size]
-            key = node.lora, *tokens
+            key = node.kv_key, *tokens
             if key not in page.below:
                 raise Nonconformance("Evict", f"the page {tokens} after {page.tokens} must be evicted, but is cached")
             page = page.below[key]

@@ -7,12 +7,13 @@ does not know the numbers of pages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from engine.limits import Limits
-from scripted.adapters.lockstep.specification.request import Page
+from scripted.adapters.lockstep.specification.request import Page, SpecifiedKey
 
-# The version of the LoRA, and all tokens up to the end of a page.
-_Prefix = tuple[int, ...]
+# What computed it and for whom, and all tokens up to the end of a page.
+_Prefix = tuple[Any, ...]
 
 
 class _Kept:
@@ -40,14 +41,14 @@ class SpecifiedHostTier:
             "host_pages_cached": ready,
         }
 
-    def hit(self, ids: Sequence[int], hit: int, version: int) -> list[_Prefix]:
+    def hit(self, ids: Sequence[int], hit: int, kv_key: SpecifiedKey) -> list[_Prefix]:
         """**Host hit**: the pages that go on where the prefix cache ends, up to the first that is not ready."""
         found: list[_Prefix] = []
         for end in range((hit + 1) * self._size, len(ids), self._size):
-            page = self.kept.get((version, *ids[:end]))
+            page = self.kept.get((kv_key, *ids[:end]))
             if page is None or page.state != "ready":
                 break
-            found.append((version, *ids[:end]))
+            found.append((kv_key, *ids[:end]))
         return found
 
     def protect(self, found: Sequence[_Prefix]) -> None:
@@ -64,10 +65,10 @@ class SpecifiedHostTier:
     def keep(self, page: Page) -> None:
         """**Host page**: what is evicted is written back, unless it is on the host or there is no place for it."""
         prefix: _Prefix = ()
-        version, above = page.tokens[0], page
+        kv_key, above = page.tokens[0], page
         while above.above is not None:
             prefix, above = above.tokens[1:] + prefix, above.above
-        prefix = (version, *prefix)
+        prefix = (kv_key, *prefix)
         if prefix in self.kept:
             self.kept[prefix] = self.kept.pop(prefix)
             return

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from engine.limits import Limits
 from engine.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
 from scripted.adapters.lockstep.specification.host_tier import SpecifiedHostTier
-from scripted.adapters.lockstep.specification.request import Page, SpecifiedRequest
+from scripted.adapters.lockstep.specification.request import Page, SpecifiedKey, SpecifiedRequest
 from scripted.adapters.lockstep.specification.window import SpecifiedWindow
 
 
@@ -83,17 +83,17 @@ class SpecifiedMemory:
 
     def match_of(self, request: SpecifiedRequest) -> Sequence[Page]:
         """**Hit**: what this request hits."""
-        return self.match(request.ids[: request.may_hit + 1], request.version)
+        return self.match(request.ids[: request.may_hit + 1], request.kv_key)
 
-    def match(self, ids: Sequence[int], version: int = 0) -> Sequence[Page]:
-        """**Hit**: the longest prefix in full pages that the same LoRA computed, never with the last token.
+    def match(self, ids: Sequence[int], kv_key: SpecifiedKey = (0, 0)) -> Sequence[Page]:
+        """**Hit**: the longest prefix in full pages of the same LoRA and salt, never with the last token.
 
         What windows see of it is there too.
         """
         size, page = self._limits.page_size, self.cache
         hit: list[Page] = []
         for start in range(0, len(ids) - size, size) if self._limits.radix_cache else ():
-            below = page.below.get((version, *ids[start : start + size]))
+            below = page.below.get((kv_key, *ids[start : start + size]))
             if below is None:
                 break
             page = below
@@ -116,7 +116,7 @@ class SpecifiedMemory:
         for index in range(len(prefix), tokens // size):
             above, key = (
                 prefix[-1] if prefix else self.cache,
-                (request.version, *request.ids[index * size : (index + 1) * size]),
+                (request.kv_key, *request.ids[index * size : (index + 1) * size]),
             )
             if key in above.below:
                 request.told_pages = min(request.told_pages, index)
@@ -224,7 +224,7 @@ class SpecifiedMemory:
         """**Host hit**: what this request would load."""
         if self.host is None:
             return []
-        return self.host.hit(request.ids[: request.may_hit + 1], len(self.match_of(request)), request.version)
+        return self.host.hit(request.ids[: request.may_hit + 1], len(self.match_of(request)), request.kv_key)
 
     def hit_pages(self, request: SpecifiedRequest) -> int:
         """How many pages this request need not compute."""

@@ -92,7 +92,7 @@ def _waits_for_another(engine: _Engine, request: Request) -> bool:
     memory, size = engine.memory, engine.limits.page_size
     for other in memory.owners if engine.limits.radix_cache else ():
         is_left = other.end is not None or other.is_leaving
-        if other.is_running or is_left or other is engine.chunked or other.version != request.version:
+        if other.is_running or is_left or other is engine.chunked or other.kv_key != request.kv_key:
             continue
         pairs = [*zip(request.ids[: request.may_hit], other.ids, strict=False)]
         alike = next((place for place, (one, two) in enumerate(pairs) if one != two), len(pairs))

@@ -6,9 +6,10 @@ It says what its client and the last stage are told. The specification decides w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from engine.limits import Limits
+from engine.memory import salt_key
 from engine.messages import (
     LENGTH,
     STOP,
@@ -28,18 +29,22 @@ _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 _FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
 
 
-class Page:
-    """A page of the prefix cache: ``tokens``, after those of the pages above. ``ends_node`` where a node ends.
+# What computes KV, and the number of the cache salt that it is for.
+SpecifiedKey = tuple[int, int]
 
-    ``used`` is the number of its last use, ``hits`` counts what **Hit count** says.
+
+class Page:
+    """A page of the prefix cache: ``tokens``, after its key and after the pages above.
+
+    ``ends_node`` where a node ends. ``used`` is the number of its last use, ``hits`` counts what **Hit count** says.
     """
 
     __slots__ = ("above", "below", "depth", "ends_node", "hits", "tokens", "used")
 
-    def __init__(self, above: Page | None, tokens: tuple[int, ...]) -> None:
+    def __init__(self, above: Page | None, tokens: tuple[Any, ...]) -> None:
         self.above, self.tokens, self.used, self.hits, self.ends_node = above, tokens, 0, 0, False
         self.depth: int = 0 if above is None else above.depth + 1
-        self.below: dict[tuple[int, ...], Page] = {}
+        self.below: dict[tuple[Any, ...], Page] = {}
 
 
 class SpecifiedLora:
@@ -153,6 +158,11 @@ class SpecifiedRequest:
     def version(self) -> int:
         """What computes its KV: the version of its LoRA, 0 for the model itself, -1 before the stages hold it."""
         return 0 if self.lora is None else self.lora.version or -1
+
+    @property
+    def kv_key(self) -> SpecifiedKey:
+        """**Salt**: what computes its KV, and for whom: a prefix is hit where both are equal."""
+        return self.version, salt_key(self.message.cache_salt)
 
     def use_lora(self, microbatch: int) -> int:
         """The version that a microbatch is computed with, and its use noted."""
