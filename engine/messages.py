@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Annotated, Final
 
 import msgspec
@@ -132,6 +133,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     lora: str | None = None
     # A prefix is shared only with requests of the same salt; None is one of its own.
     cache_salt: str | None = None
+
+
+def salt_key(salt: str | None) -> int:
+    """The number by which prefixes of a cache salt are known, from 1 to 2**64 - 1; 0 without one."""
+    return 0 if salt is None else int.from_bytes(blake2b(salt.encode(), digest_size=8).digest()) or 1
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -6,7 +6,7 @@ Pure bookkeeping: the KV itself lives on the stages, at the page numbers that ar
 from engine.memory.host_tier import HostPage, HostTier
 from engine.memory.kv import KVMemory
 from engine.memory.lease import Lease
-from engine.memory.node import PLAIN, KvKey, Node, salt_key
+from engine.memory.node import PLAIN, KvKey, Node
 from engine.memory.pages import PagePool, PageState
 from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
@@ -25,5 +25,4 @@ __all__ = [
     "RadixTree",
     "RowPool",
     "SlidingWindowPool",
-    "salt_key",
 ]

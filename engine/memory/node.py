@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Final
 
 # What KV was computed with and for: the version of a LoRA, 0 for the model itself, and the key of a cache salt, 0
 # without one. A prefix is shared where both are equal.
 KvKey = tuple[int, int]
 PLAIN: Final[KvKey] = (0, 0)
-
-
-def salt_key(salt: str | None) -> int:
-    """The number by which prefixes of a cache salt are known, from 1 to 2**64 - 1; 0 without one."""
-    return 0 if salt is None else int.from_bytes(blake2b(salt.encode(), digest_size=8).digest()) or 1
 
 
 @dataclass(slots=True, eq=False)

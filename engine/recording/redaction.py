@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine.memory import salt_key
-from engine.messages import Completion, Event, Generate, Grammar, PromptLogprob, SamplingParams, TokenOutput
+from engine.messages import Completion, Event, Generate, Grammar, PromptLogprob, SamplingParams, TokenOutput, salt_key
 from engine.recording.checkpoint import Checkpoint, TreeSnapshot
 from engine.scheduler.ports import StepResult
 from engine.scheduler.request import Request

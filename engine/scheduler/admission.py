@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.limits import Limits
-from engine.memory import salt_key
-from engine.messages import Generate, PipelineFailed, Refusal, RefusalKind
+from engine.messages import Generate, PipelineFailed, Refusal, RefusalKind, salt_key
 from engine.plan import SamplingSpec
 from engine.scheduler.books import Books
 from engine.scheduler.loras import Loras

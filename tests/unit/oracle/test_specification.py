@@ -37,6 +37,7 @@ from scripted.adapters.lockstep.specification import specification
 from scripted.adapters.lockstep.specification.conformance import RULES, Conformance, Nonconformance
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
 from scripted.search.strategies import Exhaustive
 
 _ROOT = Path(__file__).parents[3]
@@ -284,3 +285,16 @@ def _another(value: object) -> object:
     if isinstance(value, int | float):
         return value + 1
     return (1,) if isinstance(value, tuple) else "retract"
+
+
+# The part of a split prompt takes the window pages of a prefix that the queue is ordered by.
+_SLIDING = (
+    "model=embedded-window pp_size=2 schedule_policy={policy} page_size=64 max_total_tokens=4096 "
+    "max_window_tokens=640; 1 start a prompt=1 new=1; 1 start b prompt=1216; 4 pause mode=in_place; "
+    "4 start d prompt=64 new=5; 4 start f prompt=193 new=2"
+)
+
+
+@pytest.mark.parametrize("policy", ["dfs-weight", "lpm"])
+def test_the_queue_is_ordered_by_what_is_cached_once_the_split_prompt_has_its_pages(policy: str) -> None:
+    assert execute(Schedule.parse(_SLIDING.format(policy=policy))).failure is None

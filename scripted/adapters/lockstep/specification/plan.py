@@ -5,6 +5,7 @@ Names in bold are the rules of docs/architecture.md, "The rules of a step". It l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from engine.limits import Limits
@@ -58,8 +59,8 @@ def plan_of(engine: _Engine) -> tuple[list[Part], list[Part]]:
 def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
     """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
     plan: list[Part] = []
-    tries, queue = 0, by_policy(engine.grammars.startable(engine.waiting), engine.limits, engine.memory)
-    for request in queue if engine.chunked is None else [engine.chunked, *queue]:
+    tries = 0
+    for request in _in_turn(engine):
         overtaken: list[Request] = []
         if not request.owns_memory:
             if request.lacks_lora and not is_overdue(request):
@@ -85,6 +86,13 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
         if any(map(is_overdue, overtaken)):
             break
     return plan
+
+
+def _in_turn(engine: _Engine) -> Iterator[Request]:
+    """**Order**: the prompt that is split, then the queue, as it is once that prompt's next part has its pages."""
+    if engine.chunked is not None:
+        yield engine.chunked
+    yield from by_policy(engine.grammars.startable(engine.waiting), engine.limits, engine.memory)
 
 
 def _waits_for_another(engine: _Engine, request: Request) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from engine.limits import Limits
-from engine.memory import salt_key
 from engine.messages import (
     LENGTH,
     STOP,
@@ -20,6 +19,7 @@ from engine.messages import (
     SamplingParams,
     TokenLogprob,
     TokenOutput,
+    salt_key,
 )
 from engine.plan import SamplingSpec
 from scripted.adapters.lockstep.specification.expected import ExpectedSegment
@@ -161,7 +161,7 @@ class SpecifiedRequest:
 
     @property
     def kv_key(self) -> SpecifiedKey:
-        """**Salt**: what computes its KV, and for whom: a prefix is hit where both are equal."""
+        """**Hit**: what computes its KV, and for whom: a prefix is hit where both are equal."""
         return self.version, salt_key(self.message.cache_salt)
 
     def use_lora(self, microbatch: int) -> int:
