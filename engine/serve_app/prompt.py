@@ -13,7 +13,9 @@ from engine.routing import chunk_hashes
 
 # A guess that holds for most tokenizers and texts; it only weighs prompts against one another.
 BYTES_A_TOKEN: Final = 4
-_ROUTES_WITH_PROMPTS: Final = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
+_ROUTES_WITH_PROMPTS: Final = frozenset(
+    {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
+)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -28,16 +30,17 @@ def prefix_of(path: str, body: bytes, chunk_bytes: int) -> tuple[tuple[int, ...]
     if not isinstance(fields, dict):
         return (), 0
     prompt = _prompt(fields)
-    # A LoRA's KV is its own, and so is another model's.
-    namespace = _text([fields.get("model"), fields.get("lora_path")])
+    # A LoRA's KV is its own, and so are another model's and that of another cache salt.
+    namespace = _text([fields.get(name) for name in ("model", "lora_path", "cache_salt")])
     return chunk_hashes(prompt, chunk_bytes, namespace), len(prompt) // BYTES_A_TOKEN
 
 
 def _prompt(fields: dict[str, Any]) -> bytes:
-    if "messages" in fields:
+    said = fields.get("messages", fields.get("input"))
+    if said is not None:
         # Templates put the tools first. Each message is a text of its own, so that one more changes none before it.
-        parts = [fields.get("tools"), *(fields["messages"] if isinstance(fields["messages"], list) else ())]
-        return b"".join(map(_text, parts))
+        parts = [fields.get("tools"), fields.get("system"), fields.get("instructions")]
+        return b"".join(map(_text, [*parts, *(said if isinstance(said, list) else (said,))]))
     for name in ("text", "prompt", "input_ids"):
         if fields.get(name):
             return _text(fields[name])

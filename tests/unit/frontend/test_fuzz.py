@@ -59,6 +59,9 @@ def _mended(path: str, body: dict[str, Any]) -> dict[str, Any]:
         "max_completion_tokens",
         "stream_options",
         "logit_bias",
+        # A time limit that is over at once is a 504, and no fault.
+        "timeout_s",
+        "waiting_timeout_s",
     }
     body = {name: value for name, value in body.items() if name not in cut}
     if body.get("top_k") == 0:

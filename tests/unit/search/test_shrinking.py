@@ -15,6 +15,7 @@ from scripted.search.execution import execute, record
 from scripted.search.failure_database import FailureDatabase
 from scripted.search.generated import generated_schedule, generated_target
 from scripted.search.shrinking import shrink
+from scripted.search.strategies.base import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
 FLUSH = "flush-ignores-in-flight"
@@ -71,8 +72,8 @@ def test_the_failure_that_was_found_is_kept_where_a_whole_run_fails_otherwise() 
 def test_what_only_the_records_of_a_run_show_is_shrunk_and_kept_too(tmp_path: Path) -> None:
     """A digest that leaves something out, and an engine that is restored with another cache, stop no step."""
     mutant = "a-digest-without-pages"
-    report = Campaign(SearchPlan(schedules=100, mutant=mutant, stop_at_first=True)).run()
-    (finding,) = report.findings.values()
+    plan = SearchPlan(schedules=100, mutant=mutant, strategy=StrategyName.RANDOM, stop_at_first=True)
+    (finding,) = Campaign(plan).run().findings.values()
     found = finding.schedule
     assert found is not None
     with switched_on(mutant):

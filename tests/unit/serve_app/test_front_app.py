@@ -237,6 +237,8 @@ def test_every_route_of_an_engine_has_its_place(engine_routes: frozenset[str]) -
         ("/generate", b'{"input_ids": [' + b"1," * 40 + b"2]}"),
         ("/v1/completions", b'{"model": "m", "prompt": "' + b"x" * 64 + b'"}'),
         ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "' + b"x" * 64 + b'"}]}'),
+        ("/v1/responses", json.dumps({"instructions": "x" * 40, "input": "y" * 40}).encode()),
+        ("/v1/messages", json.dumps({"system": "x" * 40, "messages": [{"role": "user", "content": "y"}]}).encode()),
     ],
 )
 def test_a_prompt_has_a_prefix_in_every_protocol(path: str, body: bytes) -> None:
@@ -253,6 +255,8 @@ def test_a_conversation_that_grows_keeps_its_prefix() -> None:
     assert after[: len(before)] == before
     other_model, _ = prefix_of("/v1/chat/completions", json.dumps({"model": "m", **more}).encode(), 16)
     assert not set(other_model) & set(after)
+    other_salt, _ = prefix_of("/v1/chat/completions", json.dumps({"cache_salt": "s", **more}).encode(), 16)
+    assert not set(other_salt) & set(after)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"text": 7}', b'{"messages": 7}'])
