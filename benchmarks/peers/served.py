@@ -153,17 +153,13 @@ class Served:
         return summary
 
     def _wait_healthy(self, began: float, log: Path) -> None:
-        while not self._answers():
-            if self.family.ended or time.monotonic() - began > _START_TIMEOUT_S:
-                lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-                raise SystemExit(f"{self.name} did not start:\n" + "\n".join(lines))
-            time.sleep(_LOOK_INTERVAL_S)
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=_LOOK_TIMEOUT_S).is_success
-        except httpx.TransportError:
-            return False
+        # One client for all looks: each would make certificates ready, which takes half a core from the server.
+        with httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=_LOOK_TIMEOUT_S) as client:
+            while not _answers(client):
+                if self.family.ended or time.monotonic() - began > _START_TIMEOUT_S:
+                    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+                    raise SystemExit(f"{self.name} did not start:\n" + "\n".join(lines))
+                time.sleep(_LOOK_INTERVAL_S)
 
 
 def started(peer: ServedPeer, folder: Path, scratch: Path) -> Served:
@@ -180,6 +176,13 @@ def started(peer: ServedPeer, folder: Path, scratch: Path) -> Served:
     result.start_cpu_s = first.result.start_cpu_s
     result.load_mib = max(first.result.load_mib or 0.0, result.load_mib or 0.0)
     return second
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").is_success
+    except httpx.TransportError:
+        return False
 
 
 def _free_port() -> int:
