@@ -27,7 +27,7 @@ _OBJECT = "must be an object"
 # By the validator's type of error; what is in braces comes with the error.
 RULES = {
     "missing": "must be given",
-    "none_required": "must be null",
+    "none_required": "must be null or left out",
     "greater_than": "must be > {gt}",
     "greater_than_equal": "must be >= {ge}",
     "less_than": "must be < {lt}",

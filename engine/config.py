@@ -41,7 +41,12 @@ class EngineConfig(BaseModel):
     trust_remote_code: bool = Field(
         False, description="run Python that comes with a checkpoint (auto_map); only for those whose code you have read"
     )
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="'auto', 'cpu', 'cuda' or 'cuda:N'")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="'auto', 'cpu', 'cuda' or 'cuda:N'",
+        examples=["auto", "cpu", "cuda", "cuda:1"],
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; 'auto' takes the checkpoint's own"
     )
@@ -319,7 +324,26 @@ ELSEWHERE: Final = {
     "swap_space": "host_kv_tokens bounds the KV that is kept in host memory, in tokens",
     "max_log_len": "log_requests says whether requests are logged",
     "enable_auto_tool_choice": "tools are on where tool_call_parser is not 'none'",
+    "chat_template": "a chat is written with the template in the checkpoint's folder; change it there",
+    "compilation_config": "cuda_graphs says whether decodes are recorded as CUDA graphs",
+    "dist_init_addr": "stages of other machines come with placement='join' and `engine stage --join`",
+    "distributed_executor_backend": "placement says where stages run: 'local', 'join' or 'ray'",
+    "download_dir": "checkpoints are kept where the variable HF_HOME says",
+    "enable_torch_compile": "cuda_graphs says whether decodes are recorded as CUDA graphs",
+    "ep_size": "the model is not split by experts here; pp_size splits it by layers",
+    "grammar_backend": "grammars are llguidance's; leave it out",
+    "guided_decoding_backend": "grammars are llguidance's; leave it out",
     "kv_cache_memory_bytes": "max_total_tokens bounds the KV cache in tokens",
+    "nnodes": "stages of other machines come with placement='join' and `engine stage --join`",
+    "node_rank": "stages of other machines come with placement='join' and `engine stage --join`",
+    "revision": "fetch the revision yourself, and name its folder as the model",
+    "schedule_conservativeness": "what no longer fits is retracted; max_running_requests bounds what runs",
+    "speculative_config": "set speculative_algorithm and speculative_num_draft_tokens",
+    "ssl_certfile": "TLS is for a proxy in front of the server",
+    "ssl_keyfile": "TLS is for a proxy in front of the server",
+    "tokenizer": "the tokenizer is the one in the model's folder",
+    "tokenizer_path": "the tokenizer is the one in the model's folder",
+    "watchdog_timeout": "step_timeout_s bounds the wait for a microbatch",
     "cpu_offload_gb": "weights stay on the device; pp_size splits them over several",
 }
 
@@ -337,6 +361,8 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
         else:
             rule = broken_rule(error["type"], error.get("ctx"))
             description = model.model_fields[name].description if name in model.model_fields else ""
+            if error["type"] == "string_pattern_mismatch":
+                rule = f"must be such as {', '.join(map(repr, model.model_fields[name].examples or ()))}"
             lines.append(f"{name} {rule}, got {error['input']!r}; {name}: {description}")
     return "\n".join(lines)
 

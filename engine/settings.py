@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SecretStr,
+    SerializationInfo,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from engine.config import EngineConfig
 from engine.links.endpoint import parse_endpoint
@@ -17,6 +26,9 @@ from engine.links.endpoint import parse_endpoint
 LIVE_GATE = "engine.scheduler_process.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 _VISIBLE = re.compile(r"[!-~]+")
+# A name, an IPv4 address or an IPv6 one.
+_HOST = re.compile(r"[^\s:/]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%[\w.-]+)?")
+_ORIGIN = re.compile(r"[\w.+-]+://[^\s/?#]+/?")
 # The context of a dump that has the keys in it, for a process that is to serve with them.
 REVEAL_KEYS = {"reveal_keys": True}
 
@@ -129,13 +141,17 @@ class ServerSettings(EngineConfig):
     )
 
     gate: str = Field(
-        LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
+        LIVE_GATE,
+        pattern=r"^[\w.]+:\w+$",
+        description="the step gate, as 'package.module:factory'; for harnesses",
+        examples=[LIVE_GATE],
     )
     gate_options: str = Field("", description="text that is handed to the gate as it is")
     stage_probe: str = Field(
         "",
         pattern=r"^([\w.]+:\w+)?$",
         description="what measures the objects of a stage, as 'package.module:function'; for harnesses",
+        examples=["package.module:function"],
     )
     placement_options: str = Field(
         "", description="orders of the stages that Ray places, as a JSON list; for harnesses with a relay"
@@ -164,6 +180,25 @@ class ServerSettings(EngineConfig):
                 "a key must be visible ASCII characters without spaces, got something else; choose another"
             )
         return key
+
+    @field_validator("host")
+    @classmethod
+    def _host_is_alone(cls, host: str) -> str:
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"host must be a name or an address alone, got {host!r}; the port is a setting of its own")
+        return host
+
+    @field_validator("cors_origins", "operator_origins")
+    @classmethod
+    def _origins_are_whole(cls, text: str, info: ValidationInfo) -> str:
+        for origin in _listed(text):
+            is_word = origin == "null" or (origin == "*" and info.field_name == "cors_origins")
+            if not is_word and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{info.field_name} must hold origins as browsers send them, got {origin!r}; write "
+                    "https://example.com, with the port if it is not the scheme's own"
+                )
+        return text
 
     @model_validator(mode="after")
     def _rules_between_server_fields(self) -> Self:

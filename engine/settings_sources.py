@@ -153,7 +153,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         return reader(path)
     except _UNREADABLE as exc:
-        raise ConfigError(f"{path} must be readable {path.suffix[1:]} with one value a field, but: {exc}") from exc
+        why = " ".join(str(exc).split())
+        rule = f"must be readable {path.suffix[1:]} with one value a field"
+        raise ConfigError(f"{path} {rule}, but: {why}; correct it there") from exc
 
 
 def _with_origin(line: str, set_by: Mapping[str, _Source]) -> str:

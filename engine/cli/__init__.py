@@ -15,6 +15,7 @@ from engine.cli.flag_groups import GroupedCommand
 from engine.cli.flags import with_settings_flags
 from engine.cli.serve import serve
 from engine.cli.stage import stage
+from engine.cli.usage_errors import WordedGroup
 from engine.output_files import print_every_character, told_of
 from engine.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
 
@@ -29,6 +30,7 @@ EPILOG = (
 
 app = typer.Typer(
     name="engine",
+    cls=WordedGroup,
     help="Lockstep: an LLM serving engine with a scheduler that can be frozen, stepped and replayed.",
     no_args_is_help=True,
     # Plain text: boxes cut off the longer flags in a narrow terminal.

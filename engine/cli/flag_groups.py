@@ -6,6 +6,7 @@ Owns the groups' names. A field is in the group that it is defined in: the setti
 
 from __future__ import annotations
 
+import itertools
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -80,7 +81,9 @@ class GroupedCommand(typer.core.TyperCommand):
         """Take flags of other engines. Guess none that means something else than the one that there is not."""
         ctx.meta[HELP_ALL] = HELP_ALL in args
         try:
-            return super().parse_args(ctx, ["--help"] if HELP_ALL in args else translated(args))
+            ours = ["--help"] if HELP_ALL in args else translated(args)
+            self._require_values(ctx, ours)
+            return super().parse_args(ctx, ours)
         except typer.BadParameter:
             raise
         except Exception as exc:
@@ -90,12 +93,20 @@ class GroupedCommand(typer.core.TyperCommand):
                 flags = [flag for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)]
                 known = [flag.removeprefix("--").replace("-", "_") for flag in flags]
                 near = None if field in ELSEWHERE else nearest(field, known)
-                remedy = f"; {ELSEWHERE[field]}" if field in ELSEWHERE else ""
+                remedy = "" if near else f"; {ELSEWHERE.get(field, f'{HELP_ALL} shows all flags')}"
                 exc.__dict__ |= {
                     "possibilities": [] if near is None else [f"--{near.replace('_', '-')}"],
                     "message": f"No such option: {named}{remedy}",
                 }
             raise
+
+    def _require_values(self, ctx: Any, args: list[str]) -> None:
+        """Raise typer.BadParameter for a flag without its value: the next flag would be taken for it."""
+        flags = {flag: one for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)}
+        for flag, value in itertools.pairwise([*args, ""]):
+            needs = flag in flags and flag.startswith("--") and not getattr(flags[flag], "is_flag", False)
+            if needs and value.partition("=")[0] in flags:
+                raise typer.BadParameter(f"{flag} must have a value, got the flag {value}; put the value between them")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group that has options."""

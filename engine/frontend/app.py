@@ -120,6 +120,8 @@ def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
     async def answer_http_exception(request: Request, exc: HTTPException) -> Response:
         kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
         remedy = _remedy(request.url.path, routes) if exc.status_code == 404 else ""
+        if exc.status_code == 405 and exc.headers is not None:
+            remedy = f"; it takes {exc.headers.get('Allow', 'another method')}"
         error = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}{remedy}")
         return error_answer(error, headers=exc.headers)
 

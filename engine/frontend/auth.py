@@ -68,7 +68,9 @@ def _require_key(request: Request, *keys: SecretStr | None) -> None:
     # Every key is compared, so that the time says nothing about which one was nearly right.
     matches = [_equal(given.strip(), key) for key in keys if key is not None]
     if not any(matches):
-        raise ApiError.unauthenticated("the key must be one of this server's for this route, but it is not")
+        raise ApiError.unauthenticated(
+            "the key must be one of this server's for this route, but it is not; ask its operator for one"
+        )
 
 
 def _equal(given: str, key: SecretStr) -> bool:

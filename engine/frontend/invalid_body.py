@@ -22,6 +22,14 @@ MAX_DESCRIBED_ERRORS = 1000
 MAX_SHOWN_ERRORS = 8
 MAX_COMPARED_ERRORS = 64
 MAX_SHOWN_VALUE_CHARS = 80
+# What the routes of several protocols call the same thing.
+SYNONYMS = {
+    "input": ("messages", "prompt", "text"),
+    "max_new_tokens": ("max_tokens",),
+    "max_tokens": ("max_new_tokens", "max_output_tokens"),
+    "prompt": ("messages", "text", "input"),
+    "text": ("prompt", "messages"),
+}
 # What a validator puts after a key that broke a rule itself.
 KEY = "[key]"
 # The ends of the validator's words for a value of another type than a branch takes.
@@ -77,12 +85,26 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
             inside = path and isinstance(error["input"], dict)
             others.append(f"{_joined(path)}: {rule}" if inside else rule)
         elif error["type"] == "extra_forbidden":
-            remedy = did_you_mean(str(path[-1]), _fields_of(owner))
+            remedy = _meant(str(path[-1]), owner)
             others.append(f"{_joined(path)} is not a field here, got {_shown(error['input'])}; {remedy}")
         else:
             value = "" if error["type"] in ("missing", "json_invalid") else f", got {_shown(error['input'])}"
             rules.setdefault((_joined(path) or "the body", value), []).append(rule)
     return [f"{path} {joined_rules(broken)}{value}" for (path, value), broken in rules.items()] + others
+
+
+def _meant(name: str, owner: type[BaseModel]) -> str:
+    """The remedy for a field that a body does not have: what it is called there, where it belongs, or all fields."""
+    fields = _fields_of(owner)
+    called = next((other for other in SYNONYMS.get(name, ()) if other in fields), None)
+    homes = [home for home, field in fields.items() for kind in _branches(field.annotation) if _has(kind, name)]
+    if called is None and homes:
+        return f"it is a field of {homes[0]}"
+    return did_you_mean(name, fields) if called is None else f"did you mean {called!r}?"
+
+
+def _has(kind: Any, name: str) -> bool:
+    return _is_body(kind) and name in _fields_of(kind)
 
 
 def _shown(value: object) -> str:

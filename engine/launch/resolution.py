@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
+import os
 import resource
 from pathlib import Path
 
@@ -15,6 +17,9 @@ from engine.errors import ConfigError, StartupError
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.output_files import require_writable
 from engine.settings import ServerSettings
+
+DEVICE_FILES = Path("/dev")
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def openvino_is_likely(settings: ServerSettings) -> bool:
@@ -34,10 +39,10 @@ def refuse_early(settings: ServerSettings) -> None:
     from engine.model.lora_config import require_lora
 
     require_files(settings)
-    if settings.placement == "local" and settings.device.startswith("cuda") and not _has_gpu_driver():
-        raise ConfigError(
-            f"device must exist, but this machine has no driver for {settings.device!r}; use --device cpu, or auto"
-        )
+    if settings.placement == "local" and settings.device.startswith("cuda"):
+        _require_gpu(settings.device)
+    for field in ("gate", "stage_probe"):
+        _require_module(field, getattr(settings, field))
     if settings.record:
         require_writable("record", Path(settings.record))
     if settings.flight_dir:
@@ -51,6 +56,40 @@ def refuse_early(settings: ServerSettings) -> None:
         require_files(settings.draft_config())
     if embedded_seed(settings.model, settings.seed) is not None:
         Limits.of(settings, embedded_facts(settings.model))
+
+
+def _require_gpu(device: str) -> None:
+    if not _has_gpu_driver():
+        raise ConfigError(
+            f"device must exist, but this machine has no driver for {device!r}; use --device cpu, or auto"
+        )
+    gpus = _visible_gpus()
+    number = int(device.partition(":")[2] or 0)
+    if gpus is not None and number >= gpus:
+        raise ConfigError(
+            f"device must be a GPU that this process sees, which are {gpus}, from cuda:0 on, got {device!r}; name one, "
+            f"use --device cpu, or look at {VISIBLE_DEVICES}"
+        )
+
+
+def _visible_gpus() -> int | None:
+    """How many GPUs torch will count at the most; None where neither the files of the devices nor the variable say."""
+    counts = [len(list(DEVICE_FILES.glob("nvidia[0-9]*"))) or None]
+    if (chosen := os.environ.get(VISIBLE_DEVICES)) is not None:
+        # The first that is none ends the list.
+        counts.append(len(list(itertools.takewhile(lambda one: one and not one.startswith("-"), chosen.split(",")))))
+    return min((count for count in counts if count is not None), default=None)
+
+
+def _require_module(field: str, path: str) -> None:
+    """Raise ConfigError for a dotted path whose module is not there; what the module does is seen where it runs."""
+    module = path.partition(":")[0]
+    try:
+        found = not module or importlib.util.find_spec(module) is not None
+    except ImportError:
+        found = False
+    if not found:
+        raise ConfigError(f"{field} must name a module that can be imported, got {path!r}; look at PYTHONPATH")
 
 
 def _has_gpu_driver() -> bool:

@@ -81,6 +81,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     keep_private()
     configure_logging(settings)
     limit_imports()
+    listener: socket.socket | None = None
     try:
         require_descriptors(settings.pp_size)
         listener = bind_listener(settings.host, settings.port)
@@ -95,6 +96,8 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         meeting = place.open(settings, folder) if place is not None else None
         phases.begin("loading")
     except EngineError as exc:
+        if listener is not None:
+            listener.close()
         _report(_own_failure(str(exc)), private_dir, settings)
         return EXIT_FAILED
     view = HarnessView(announce) if announce is not None else OperatorView(settings, facts, limits, started, phases)

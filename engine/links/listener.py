@@ -56,7 +56,10 @@ def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> so
             0
         ]
     except OSError as exc:
-        raise StartupError(f"{name} must be an address of this machine, got {endpoint} ({exc})") from exc
+        raise StartupError(
+            f"{name} must be an address of this machine, got {endpoint} ({exc}); use 127.0.0.1 for this machine alone, "
+            "0.0.0.0 for all"
+        ) from exc
     listener = socket.socket(family, kind, protocol)
     if endpoint.port:
         # Not for any free port: while neither listens, two sockets could be given the same.

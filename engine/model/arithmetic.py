@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from engine.errors import CheckpointError
+
 
 def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:
     """The number of each stage's GPU: its own where there are enough of them, else the first one, or the one named."""
     _, colon, number = name.partition(":")
+    if colon and int(number) >= gpus:
+        raise CheckpointError(f"device must be one of the {gpus} GPUs that torch sees, got {name!r}; name one of them")
     if colon:
         return (int(number),) * pp_size
     return tuple(range(pp_size)) if gpus >= pp_size else (0,) * pp_size

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from engine.cli.usage_errors import WordedGroup
 from engine.errors import EngineError
 from engine.output_files import print_every_character, require_writable, told_of, write_output
 from scripted.adapters.lockstep.bugs import UnknownMutant
@@ -29,6 +30,7 @@ SHELL_DEFAULTS = {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size":
 
 app = typer.Typer(
     name="scripted",
+    cls=WordedGroup,
     help="Find races of LLM schedulers and write them down: search one, script it step by step, look at what it did.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -64,7 +66,7 @@ def main() -> None:
     except (EngineError, HarnessError, ScriptDefinitionError, UnknownMutant) as exc:
         _refuse(str(exc))
     except OSError as exc:
-        _refuse(told_of(exc))
+        _refuse(told_of(exc) + ("; check the path" if isinstance(exc, FileNotFoundError) else ""))
 
 
 @app.command()

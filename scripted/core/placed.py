@@ -9,6 +9,7 @@ import msgspec
 
 from scripted.core.action import Action
 from scripted.core.clause_words import quoted, words_of_clause
+from scripted.core.phrases import nearest
 from scripted.core.refusals import ScriptDefinitionError
 
 
@@ -35,7 +36,10 @@ def parse_placed(text: str, actions: Iterable[type[Action]]) -> Placed:
         name, separator, value = word.partition("=")
         values["rid" if not separator else name] = value if separator else name
     if kind not in kinds:
-        raise ScriptDefinitionError(f"the kinds of a schedule's clauses are {', '.join(kinds)}, got {text.strip()!r}")
+        guess = nearest(kind, kinds) or f"; the kinds are {', '.join(kinds)}"
+        raise ScriptDefinitionError(
+            f"a clause of a schedule must be of a kind that there is, got {text.strip()!r}{guess}"
+        )
     try:
         placed = Placed(int(step), msgspec.convert(values, kinds[kind], strict=False))
     except (ValueError, msgspec.ValidationError) as exc:

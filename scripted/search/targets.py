@@ -75,8 +75,8 @@ def workload_named(name: str, of: str = OWN) -> Schedule:
         return generated_schedule(number, of)
     workloads = adapter_named(of).workloads
     if name not in workloads:
-        guess = nearest(name, workloads)
-        raise ScriptDefinitionError(f"no workload is called {name!r}{guess}; there are {', '.join(workloads)}")
+        guess = nearest(name, workloads) or f"; there are {', '.join(workloads)}"
+        raise ScriptDefinitionError(f"no workload is called {name!r}{guess}")
     try:
         return Schedule.parse(workloads[name], of=of)
     except ScriptDefinitionError as exc:
@@ -88,7 +88,7 @@ def is_one_word(target: str, of: str = OWN) -> bool:
     if not target.strip() or target == "default" or any(sign in target for sign in "=; "):
         return False
     if target not in adapter_named(of).workloads and (Path(target).suffix or "/" in target):
-        raise ScriptDefinitionError(f"there is no file {target!r} in {Path.cwd()}")
+        raise ScriptDefinitionError(f"there is no file {target!r} in {Path.cwd()}; give the path of a Python file")
     return True
 
 

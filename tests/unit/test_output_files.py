@@ -12,16 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ci.cli import app as ci_app
-from engine.cli import app as engine_app
 from engine.errors import ConfigError
-from engine.launch.resolution import refuse_early
 from engine.output_files import require_writable, write_output
-from engine.settings import ServerSettings
-from scripted.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
-SCHEDULE = "pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125 new=2; 4 flush"
-RACE = "tests/registered/pipeline/test_flush_in_flight.py::test_flush_while_chunk_results_are_in_flight"
 
 
 @pytest.mark.parametrize("name", ["there.txt", "new.txt", "new/folder/new.txt"])
@@ -51,41 +45,6 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="/dev/full") as told:
         write_output(Path("/dev/full"), "text")
     assert told.value.errno == errno.ENOSPC
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["run", RACE, "--trace"],
-        ["demo", "--output"],
-        ["explore", "one-stage", "--to-script"],
-        ["replay", SCHEDULE, "--trace"],
-        ["replay", SCHEDULE, "--to-script"],
-        ["gallery", "find", "flush-ignores-in-flight", "--markdown"],
-    ],
-    ids=" ".join,
-)
-def test_the_harness_refuses_before_it_runs(monkeypatch, capsys, tmp_path: Path, words: list[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["scripted", *words, str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert told.err.startswith(f"scripted: {words[-1]} must name a file that can be written, got {tmp_path}")
-
-
-def test_a_benchmark_refuses_before_it_asks_the_server(tmp_path: Path) -> None:
-    done = CliRunner().invoke(engine_app, ["bench", "--url", "http://127.0.0.1:1", "--json", str(tmp_path)])
-    assert done.exit_code == 2
-    assert "error: --json must name a file that can be written" in done.output
-
-
-@pytest.mark.parametrize("field", ["record", "flight_dir", "profile_dir"])
-def test_a_server_refuses_before_it_loads_anything(tmp_path: Path, field: str) -> None:
-    (tmp_path / "file").write_text("")
-    settings = ServerSettings(**{field: str(tmp_path / "file" / "x")})
-    with pytest.raises(ConfigError, match=f"{field} must name a file that can be written, .* is no folder"):
-        refuse_early(settings)
 
 
 @pytest.mark.parametrize("words", ["-m engine config", "-m scripted gallery list", "-m ci --help"])

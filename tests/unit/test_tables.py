@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mistakes import MISTAKES, answers
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
@@ -78,6 +79,18 @@ def fields_page() -> str:
     return "\n\n".join(["# Fields of other servers", about, HOW, "\n".join([*head, *rows])]) + "\n"
 
 
+def mistakes_page() -> str:
+    about = (
+        "What people type by mistake and what they are told, at once: nothing was started or loaded for\n"
+        "these answers. `$TMP` is a folder, `$PORT` a port in use; the machine has one GPU."
+    )
+    parts = ["# Typical mistakes", about, HOW]
+    for group, mistakes in MISTAKES.items():
+        rows = [_row(f"`{mistake.typed}`", answers()[mistake.typed].replace("<", "&lt;")) for mistake in mistakes]
+        parts.append("\n".join([f"## {group}\n", *_head("typed", "told"), *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
 def _values(field: FieldInfo) -> str:
     if field.annotation is bool:
         return "on|off"
@@ -100,7 +113,12 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page, "fields.md": fields_page}
+PAGES = {
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+    "fields.md": fields_page,
+    "mistakes.md": mistakes_page,
+}
 
 
 @pytest.mark.parametrize("name", PAGES)

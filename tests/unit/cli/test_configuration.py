@@ -14,7 +14,6 @@ from engine import __version__
 from engine.cli import app
 from engine.cli.flag_groups import GROUPS, USUAL, kind_of
 from engine.errors import ConfigError
-from engine.links.secret import Secret
 from engine.settings import ServerSettings
 from engine.settings_sources import read_settings, trace_settings
 
@@ -62,12 +61,9 @@ def test_flag_s_file_wins_over_the_variable_s(tmp_path: Path) -> None:
     ("text", "ending", "parts"),
     [
         ("pp_size = 0", "toml", ["engine.toml: pp_size must be >= 1, got 0"]),
-        ("pp_szie = 1", "toml", ["engine.toml: pp_szie is not a field", "did you mean 'pp_size'?"]),
         ("pp_size = ", "toml", ["engine.toml must be readable toml"]),
-        ("a: [", "yaml", ["engine.yaml must be readable yaml"]),
         ("[1, 2]", "json", ["engine.json must be readable json"]),
         ("{", "json", ["engine.json must be readable json"]),
-        ("pp_size = 1", "ini", ["must end in .toml, .yaml, .yml, .json"]),
     ],
 )
 def test_bad_file_is_named(tmp_path: Path, text: str, ending: str, parts: list[str]) -> None:
@@ -95,13 +91,6 @@ def test_config_command_prints_every_field_with_its_origin_and_no_key(tmp_path: 
     assert lines["port"][1:] == ["7", "ENGINE_PORT"]
     assert lines["seed"][1:] == ["0", "default"]
     assert "hush" not in result.stdout
-
-
-def test_config_command_refuses_with_a_sentence(tmp_path: Path) -> None:
-    """C09, A08"""
-    result = CliRunner().invoke(app, ["config", "--port", "-1"])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: port must be >= 0, got '-1'")
 
 
 @pytest.mark.parametrize("command", ["serve", "config"])
@@ -179,24 +168,6 @@ def _is_settings(node: ast.expr) -> bool:
     return name.strip("_") in {"settings", "config"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--join", "nowhere"], "error: --join must be HOST:PORT"),
-        (["--join", "h:1", "--secret-file", "/no/such"], "error: the secret file must be readable text, but /no/such"),
-        (["--join", "h:1", "--listen", "h"], "error: --listen must be HOST:PORT"),
-    ],
-)
-def test_a_stage_refuses_bad_flags_before_anything_is_loaded(tmp_path: Path, flags: list[str], told: str) -> None:
-    secret = tmp_path / "secret"
-    Secret.new().write(secret)
-    done = CliRunner().invoke(app, ["stage", "--secret-file", str(secret), *flags])
-    assert done.exit_code == 2
-    assert told in done.stderr
-
-
 def test_stages_that_join_are_processes_of_their_own() -> None:
     with pytest.raises(ConfigError, match="placement='join' needs pp_size >= 2, got 1"):
         ServerSettings(placement="join")
-    with pytest.raises(ConfigError, match="stage_listen must be HOST:PORT, with brackets around an IPv6 host, got '7'"):
-        ServerSettings(placement="join", pp_size=2, stage_listen="7")

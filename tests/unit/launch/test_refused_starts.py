@@ -9,45 +9,60 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch.resolution import _has_gpu_driver
+from engine.errors import ConfigError
+from engine.launch import resolution
+from engine.launch.resolution import refuse_early
+from engine.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 START = """
 import sys
 from engine.launch.supervisor import supervise
 from engine.settings import ServerSettings
-status = supervise(ServerSettings(port=0, {arguments}))
-print(status, [name for name in ("torch", "transformers") if name in sys.modules])
+wrong = {wrong}
+print([supervise(ServerSettings(port=0, log_format="json", **one)) for one in wrong])
+print([name for name in ("torch", "transformers") if name in sys.modules])
 """
 
 
+def test_what_is_wrong_is_refused_before_the_costly_imports() -> None:
+    """C06, C09, C11: a misspelled path costs no five seconds. What is said is one line, as JSON where the log is."""
+    wrong = [{"model": "/no/such/folder"}, {"model": str(ROOT / "docs")}, {"pp_size": 5}, {"record": "/dev/null/x"}]
+    command = [sys.executable, "-c", START.format(wrong=wrong)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.splitlines() == ["[1, 1, 1, 1]", "[]"], done.stderr
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [one["level"] for one in said] == ["error"] * len(wrong)
+    assert "'/no/such/folder', which is no folder here" in said[0]["message"]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "parts"),
+    ("files", "visible", "device", "is_there"),
     [
-        ("model='/no/such/folder'", ["'/no/such/folder', which is no folder here"]),
-        ("model='embeded'", ["model must be 'embedded'", "got 'embeded'"]),
-        (f"model={str(ROOT / 'docs')!r}", ["must hold config.json"]),
-        ("pp_size=5", ["pp_size must be <= 4", "got 5"]),
-        ("context_length=9000", ["context_length must be <= 8192", "got 9000"]),
-        ("device='cuda'", ["device must exist", "no driver for 'cuda'", "--device cpu"]),
+        (1, None, "cuda:1", False),
+        (1, None, "cuda:0", True),
+        (4, None, "cuda:3", True),
+        (4, "2,3", "cuda:2", False),
+        (4, "2,3", "cuda:1", True),
+        (4, "", "cuda", False),
+        (4, "1,-1,2", "cuda:1", False),
+        (0, None, "cuda:7", True),
+        (0, "GPU-1", "cuda:7", False),
     ],
 )
-def test_wrong_model_is_refused_before_the_costly_imports(arguments: str, parts: list[str]) -> None:
-    """C09, C11: a misspelled path costs no five seconds."""
-    if "cuda" in arguments and _has_gpu_driver():
-        pytest.skip("this machine has a GPU's driver")
-    command = [sys.executable, "-c", START.format(arguments=arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.strip() == "1 []", done.stderr
-    assert done.stderr.startswith("error: ")
-    assert all(part in done.stderr for part in parts), done.stderr
-
-
-def test_refusal_is_json_where_the_log_is() -> None:
-    """C06: one line, whatever it says."""
-    command = [sys.executable, "-c", START.format(arguments="model='/no/such/folder', log_format='json'")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    (line,) = done.stderr.splitlines()
-    said = json.loads(line)
-    assert said["level"] == "error"
-    assert "'/no/such/folder', which is no folder here" in said["message"]
+def test_a_gpu_that_is_not_there_is_refused_where_the_machine_tells(
+    files: int, visible: str | None, device: str, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither files nor variable tell how many there are, torch does later."""
+    for name in ["nvidiactl", *(f"nvidia{number}" for number in range(files))]:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(resolution, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(resolution, "_has_gpu_driver", lambda: True)
+    monkeypatch.delenv(resolution.VISIBLE_DEVICES, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(resolution.VISIBLE_DEVICES, visible)
+    if is_there:
+        refuse_early(ServerSettings(device=device))
+    else:
+        with pytest.raises(ConfigError, match=f"device must be a GPU .* got '{device}'"):
+            refuse_early(ServerSettings(device=device))

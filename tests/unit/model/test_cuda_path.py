@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 
 from engine.config import EngineConfig
-from engine.errors import DeviceLostError, EngineError
+from engine.errors import CheckpointError, DeviceLostError, EngineError
 from engine.limits import ModelFacts
 from engine.model import capacity, stage_model
 from engine.model.arithmetic import stage_devices
@@ -272,6 +272,8 @@ def test_each_stage_has_a_gpu_of_its_own_where_there_are_enough(
     name: str, stages: int, gpus: int, expected: tuple[int, ...]
 ) -> None:
     assert stage_devices(name, stages, gpus) == expected
+    with pytest.raises(CheckpointError, match="must be one of the 2 GPUs that torch sees, got 'cuda:2'"):
+        stage_devices("cuda:2", stages, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""What a command says of words that it cannot take: the rule and the remedy in our words, not in the library's."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import typer.core
+from pydantic import ValidationError
+
+from engine.broken_rules import broken_rule
+
+# By what the library's own sentence begins with or has in it.
+_REMEDIES: Final = {
+    "Got unexpected extra argument": "a flag takes one value: give the flag again for another",
+    "does not take a value": "a switch is --name or --no-name",
+    "No such command": "--help lists the commands",
+}
+
+
+class WordedGroup(typer.core.TyperGroup):
+    """A command with commands below it, all of whose errors have a remedy."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run what is asked for. The library's errors are of another class in each version of it."""
+        try:
+            return super().invoke(ctx)
+        except Exception as exc:
+            if hasattr(exc, "format_message"):
+                exc.__dict__["message"] = _worded(exc)
+            raise
+
+
+def _worded(exc: Any) -> str:
+    if isinstance(exc.__cause__, ValidationError):
+        error = exc.__cause__.errors()[0]
+        rule = broken_rule(error["type"], error.get("ctx"))
+        return rule if error["type"] == "value_error" else f"{rule}, got {error['input']!r}"
+    message = str(exc.message)
+    remedy = next(
+        (remedy for said, remedy in _REMEDIES.items() if said in message and "Did you mean" not in message), None
+    )
+    return message if remedy is None else f"{message.rstrip('.')}; {remedy}"
