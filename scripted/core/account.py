@@ -26,13 +26,15 @@ class Life:
     """One request. ``computed`` is the position that comes next; None when it must begin anew, maybe after a hit.
 
     ``end`` is its finish reason, or ``refused``; None while it lives. ``aborted``: its client gave it up; since then it
-    was launched ``late`` times. ``failed``: a batch of it did.
+    was launched ``late`` times. ``failed``: a batch of it did. ``since``: the step in which it came, or was launched
+    last.
     """
 
-    __slots__ = ("aborted", "computed", "end", "failed", "late", "launched", "message", "said")
+    __slots__ = ("aborted", "computed", "end", "failed", "late", "launched", "message", "said", "since")
 
-    def __init__(self, message: Any) -> None:
+    def __init__(self, message: Any, step: int) -> None:
         self.message = message
+        self.since = step
         self.said: list[int] = []
         self.computed: int | None = None
         self.launched = False
@@ -56,12 +58,14 @@ class Account:
 
     With ``context_tokens`` what a request says is compared with what it says alone. Without, the adapter compares it,
     and judges ends that are not of its own, an abort's or an error's. ``late_launches`` of a request are right after
-    its abort.
+    its abort. ``step`` is the present one, and whether a request began or lost what it had computed, says ``moved``.
     """
 
     def __init__(self, context_tokens: int | None = None, late_launches: int = 0) -> None:
         self._context_tokens = context_tokens
         self._late_launches = late_launches
+        self.step = 0
+        self.moved = False
         self.lives: list[Life] = []
         self.live: dict[str, Life] = {}
         self.calls: dict[str, Any] = {}
@@ -76,7 +80,7 @@ class Account:
 
     def begin(self, message: Message) -> None:
         """A request arrives."""
-        life, rid = Life(message), message.rid
+        life, rid = Life(message, self.step), message.rid
         self.lives.append(life)
         if rid in self.live:
             self._behind.setdefault(rid, deque()).append(life)
@@ -177,8 +181,13 @@ class Account:
         """Nothing happens any more: every request has ended and every call is answered. Raises Violation."""
         open_ones = [f"{rid} ({life.state})" for rid, life in self.live.items()]
         open_ones += [call_id for call_id, answer in self.calls.items() if answer is None]
-        if open_ones:
-            raise Violation(f"nothing happens any more, but something waits for ever: {', '.join(open_ones)}")
+        self.check_stands(open_ones)
+
+    def check_stands(self, open_ones: Iterable[str], why: str = "") -> None:
+        """Nothing happens any more, so nothing of this may be open. Raises Violation."""
+        waiting = ", ".join(open_ones)
+        if waiting:
+            raise Violation(f"nothing happens any more, but something waits for ever: {waiting}{why}")
 
     def _addressed(self, rid: str, what: str) -> Life:
         life = self.live.get(rid)
@@ -212,11 +221,15 @@ class Account:
                 f"{rid} computes position {start} {what}: position {life.computed} comes next",
                 bounds=None if start < life.computed else Bounds(rid, first=life.computed),
             )
+        if life.computed is None:
+            self.moved = True
         life.launched = True
         life.computed = comes_next
+        life.since = self.step
 
     def lose_blocks(self, rids: Iterable[str]) -> None:
         """These were preempted: they compute again."""
         for rid in rids:
             if rid in self.live:
                 self.live[rid].computed = None
+                self.moved = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from scripted.core.account import Account
+from scripted.core.account import Account, Life
 from scripted.core.violation import Violation
 
 
@@ -60,11 +60,26 @@ class Oracle:
         self._batch_requests = batch_requests
         self._batch_tokens = batch_tokens
         self._flights: dict[int, Sequence[str]] = {}
+        # The last batch was no more than half full.
+        self.has_room = False
 
     @property
     def is_settled(self) -> bool:
         """Every request has ended and every call is answered."""
         return self.account.is_settled
+
+    @property
+    def could_go_on(self) -> Iterable[Life]:
+        """The open requests that no pause keeps."""
+        lives = self.account.live.values()
+        if self.paused is None:
+            return lives
+        return () if self.paused.stops_running else [life for life in lives if life.computed is not None]
+
+    @property
+    def fit_together(self) -> bool:
+        """All open requests find room at once, to the end of their output; False where it is not known."""
+        return False
 
     @property
     def names(self) -> Iterable[str]:
@@ -90,6 +105,7 @@ class Oracle:
         if batch_id in self._flights:
             raise Violation(f"batch {batch_id} is launched, but one of this id is in flight")
         self._flights[batch_id] = rids
+        self.has_room = 2 * tokens <= self._batch_tokens
         if len(self._flights) > self._depth:
             raise Violation(f"{len(self._flights)} batches are in flight, of at most {self._depth}")
         if not rids:

@@ -99,11 +99,13 @@ class Adapter(Protocol):
     So is what code of its ``packages`` raises, whoever called it.
 
     ``undoing`` are the actions that random schedules need beside what can be added to a workload: they undo others.
+    ``resuming`` is the one that ends a pause, if there is any.
     ``workloads`` are the base schedules, as text without the adapter's name.
     """
 
     name: str
     actions: tuple[type[Action], ...]
+    resuming: Action | None
     undoing: tuple[Action, ...]
     violations: tuple[type[Exception], ...]
     packages: tuple[str, ...]
@@ -160,9 +162,10 @@ class Adapter(Protocol):
         ...
 
     def obstacle(self, run: Any) -> Action | None:
-        """What undoes the next thing that keeps an open request from its end, such as a pause; None when nothing does.
+        """What undoes the next thing that keeps an open request from its end; None when nothing does.
 
-        Held results are released without it.
+        While there is none, an open request goes on, or the scheduler has broken its promise. Held results are released
+        and pauses ended without it.
         """
         ...
 

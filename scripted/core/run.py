@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from scripted.core.account import Life
 from scripted.core.action import Action
 from scripted.core.clock import VirtualClock
 from scripted.core.common_actions import AdvanceClock, ReleaseResults
@@ -30,6 +31,11 @@ STEPS_LIMIT: Final = 4_000
 # Steps in a row that were given nothing, did nothing and said that another one may. A scheduler may change its books
 # without a sign, a block a step at the slowest, and workloads have a few dozen blocks; those here never took a step so.
 EMPTY_STEPS_LIMIT: Final = 256
+# Launches in a row that leave half of a batch free, while a request waits that fits. Those that healthy schedulers need
+# for it are fewer: what a prompt like it, which is computed first, takes through the deepest pipeline.
+WAITING_LIMIT: Final = 8
+# So many requests that wait are named.
+_NAMED: Final = 3
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -88,6 +94,8 @@ class Run:
         self._holding = False
         self._turn = 0
         self._empty_steps = 0
+        # Launches with room since a request moved or an action was taken.
+        self._passed = 0
         self._already = 0
         self._calls = 0
         self.follow(schedule)
@@ -134,7 +142,9 @@ class Run:
         """What the steps to come depend on beside machine, device, oracle and schedule."""
         said = self._previous
         said = None if said is None else (said.again, said.deadline, said.microbatch is None)
-        own = self.step, self.results, self._holding, self._turn, self._empty_steps, self.arrived
+        waits = any(life.computed is None for life in self.oracle.account.live.values())
+        passed = self._passed if waits else 0
+        own = self.step, self.results, self._holding, self._turn, self._empty_steps, self.arrived, passed
         return *own, self.clock.now(), said
 
     # -- the gate protocol of the loop --
@@ -179,6 +189,8 @@ class Run:
         if self.arrived:
             self._events += self.arrived
             self.arrived = []
+        if not self._events and self.step <= self._last_step and previous is not None and not previous.again:
+            self._check_stands()
         if self.step in self._after:
             self._apply(self._after[self.step])
         if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
@@ -202,7 +214,44 @@ class Run:
         if self.records is not None:
             step = self.adapter.new_step(tuple(self._events), self.clock.now())
             self.records.append(self.adapter.record_step(step, stepped, self.machine, None))
+        self.oracle.account.step = self.step
         self.oracle.after_step(self._events, stepped, self.machine, self.device)
+        if stepped.microbatch is not None:
+            self._check_waits()
+
+    def _check_stands(self) -> None:
+        """Nothing is in flight, nothing comes, and the scheduler waits for an event: no open request could go on.
+
+        So it is at the end. Here an event or a time limit still comes, which may wake up what should not have slept.
+        """
+        if len(self.results) or not self.oracle.account.live or self.adapter.obstacle(self) is not None:
+            return
+        self.phase = _ORACLE
+        stuck = self._named(self.oracle.could_go_on)
+        self.oracle.account.check_stands(stuck, f"; nothing is in flight, {self.adapter.what_is_busy(self)}")
+        self.phase = _HARNESS
+
+    def _check_waits(self) -> None:
+        """Batches are launched that have room, but no request begins in one: none could."""
+        account = self.oracle.account
+        if account.moved:
+            account.moved, self._passed = False, 0
+            return
+        self._passed += self.oracle.has_room
+        if self._passed <= WAITING_LIMIT:
+            return
+        self._passed = 0
+        waiting = self._named(life for life in account.live.values() if life.computed is None)
+        if waiting and self.obstacle is None and self.oracle.fit_together:
+            raise Violation(
+                f"a request waits although all that are open fit together: {', '.join(waiting)}; {WAITING_LIMIT} "
+                f"batches with room were launched without it, {self.adapter.what_is_busy(self)}"
+            )
+
+    def _named(self, lives: Iterable[Life]) -> list[str]:
+        names = [f"{life.message.rid} ({life.state} since step {life.since})" for life in lives]
+        more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+        return names[:_NAMED] + more
 
     def _check_progress(self, previous: Any) -> None:
         """Steps that only say that there may be another one do not go on for ever."""
@@ -242,10 +291,12 @@ class Run:
         if self._holding:
             self._imply(ReleaseResults())
             self._take_due()
-        elif (undo := self.adapter.obstacle(self)) is not None:
+        elif (undo := self.obstacle) is not None:
+            self._check_stands()
             self._imply(undo)
             self._take_due()
         elif deadline is not None:
+            self._check_stands()
             self._imply(AdvanceClock(seconds=max(0.0, deadline - self.clock.now())))
         else:
             return self._wind_up()
@@ -262,12 +313,14 @@ class Run:
         return bool(self._events)
 
     def _imply(self, action: Action) -> None:
+        self._passed = 0
         self.implied.append(Placed(self.step, action))
         action.apply(self)
 
     # -- actions --
 
     def _apply(self, here: Iterable[Placed]) -> None:
+        self._passed = 0
         for placed in here:
             action = placed.action
             if not action.is_start:
@@ -277,6 +330,14 @@ class Run:
             action.apply(self)
 
     # -- what an action acts on --
+
+    @property
+    def obstacle(self) -> Action | None:
+        """What undoes the next thing that keeps an open request from its end; None when nothing does."""
+        held = self.adapter.obstacle(self)
+        if held is not None or self.oracle.paused is None or self.is_settled:
+            return held
+        return self.adapter.resuming
 
     @property
     def stalled(self) -> set[int]:

@@ -127,10 +127,11 @@ class SchedulerAdapter:
         self.space = SchedulerSpace(self, config, settings or {}, actions or {})
         # What some configuration can do is part of the language of schedules.
         self.actions: tuple[type[Action], ...] = (*actions_of(can(default)), *(actions or {}))
+        self.resuming: Action | None = ResumeAll() if can(default).pause_modes else None
         self.undoing: tuple[Action, ...] = (
             ReleaseResults(count=1),
             ReleaseResults(),
-            *((ResumeAll(),) if can(default).pause_modes else ()),
+            *((self.resuming,) if self.resuming else ()),
             *undoing,
         )
 
@@ -238,9 +239,9 @@ class SchedulerAdapter:
         """Nothing."""
         return ()
 
-    def obstacle(self, run: Any) -> Action | None:
-        """A pause."""
-        return ResumeAll() if run.oracle.paused is not None and not run.is_settled else None
+    def obstacle(self, run: Any) -> Action | None:  # noqa: ARG002 - the protocol's
+        """Nothing: an adapter of a scheduler in which more may stand still says so."""
+        return None
 
     def finale(self, run: Any, turn: int) -> Sequence[Event]:
         """Aborts of unknown requests, which change nothing; then a pause ends, and the cache is flushed if possible."""

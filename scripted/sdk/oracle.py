@@ -64,6 +64,15 @@ class SdkOracle(Oracle):
         """The batches whose results are not back."""
         return tuple(self._batches.values())
 
+    @property
+    def fit_together(self) -> bool:
+        """In blocks, and in one batch; what is cached for nobody makes room."""
+        size, context, blocks = self._limits.block_size, self._limits.context_tokens, 0
+        for life in self.account.live.values():
+            tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
+            blocks += -(-tokens // size)
+        return blocks <= self._limits.blocks and len(self.account.live) <= self._limits.batch_requests
+
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
         return rid in self.account.live or rid in self._arriving

@@ -18,7 +18,7 @@ def abstract_state(run: Run) -> Hashable:
     """In which places requests are, what is in flight, and what stands in the way. Names and numbers are left out."""
     account = run.oracle.account
     lives = frozenset([(life.state, bool(life.said), life.aborted, life.launched) for life in account.live.values()])
-    obstacle = run.adapter.obstacle(run)
+    obstacle = run.obstacle
     return (
         lives,
         min(len(account.live), _MANY),

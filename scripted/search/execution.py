@@ -341,5 +341,5 @@ def _outline(gate: Run) -> Any:
     """What two equal states have in common, and most others do not: to read all of a state takes long."""
     live = [(rid, life.computed, len(life.said), life.aborted) for rid, life in gate.oracle.account.live.items()]
     deadline = None if gate.previous is None else gate.previous.deadline
-    busy = gate.is_holding, len(gate.results), gate.clock.now(), deadline, gate.adapter.obstacle(gate)
+    busy = gate.is_holding, len(gate.results), gate.clock.now(), deadline, gate.obstacle
     return busy, live, dict(gate.machine.counts())

@@ -53,6 +53,7 @@ class LockstepAdapter:
 
     name: str = OWN
     actions: tuple[type[Action], ...] = all_actions()
+    resuming: Action | None = ResumeServing()
     undoing: tuple[Action, ...] = (
         ResumeServing(),
         ReleaseResults(count=1),
@@ -117,14 +118,12 @@ class LockstepAdapter:
         return relations_of(run.machine.scheduler)
 
     def obstacle(self, run: Run) -> Action | None:
-        """A stage that is stopped, grammars that are held, memory that an operator keeps, a pause."""
+        """A stage that is stopped, grammars that are held, memory that an operator keeps."""
         if run.stalled:
             return ResumeStage(stage=min(run.stalled))
         if run.device.holds_grammars:
             return ReleaseGrammars()
-        if run.machine.is_pressed:
-            return Relieve()
-        return ResumeServing() if run.oracle.paused is not None and not run.is_settled else None
+        return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: Run) -> Sequence[Event]:
         """Grammars that are compiled."""

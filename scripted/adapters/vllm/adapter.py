@@ -97,12 +97,12 @@ class VllmAdapter(SchedulerAdapter):
         return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
 
     def obstacle(self, run: Any) -> Action | None:
-        """A pause, a connector that cannot say what it has, transfers that are held."""
+        """Transfers that are held, a connector that cannot say what it has."""
         if run.machine.transfers.holds:
             return ReleaseTransfers()
         if run.machine.transfers.is_unknown and not run.is_settled:
             return OfferPrefixes(tokens=run.config.kv_offered_tokens)
-        return super().obstacle(run)
+        return None
 
 
 ADAPTER: Final = VllmAdapter(

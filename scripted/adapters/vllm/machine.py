@@ -67,17 +67,20 @@ class VllmMachine:
         self._steps = 0
         self._empty = 0
         self._replies: list[Reply] = []
+        # Requests that a flush sent back to the queue in this step; the next plan, which may be later, says so too.
+        self._flushed: set[str] = set()
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
         """Take these events and plan one batch."""
         del now
-        self._replies = []
+        self._replies, self._flushed = [], set()
         self._steps += 1
         self._transfers.begin(self._steps)
         for event in events:
             self._take(event)
             self._empty = 0
-        batch, preempted = self._plan()
+        batch, planned = self._plan()
+        preempted = tuple(sorted(map(rid_of, self._flushed | planned)))
         if self._settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.block_pool)
         moved = batch is not None or preempted or self._transfers.ended
@@ -146,11 +149,13 @@ class VllmMachine:
                 raise TypeError(f"vLLM has nothing for {event}")
 
     def _flush(self, event: FlushCache) -> None:
+        running = {request.request_id for request in self.scheduler.running}
         try:
             ok, text = self.scheduler.reset_prefix_cache(reset_running_requests=event.force), ""
         except RuntimeError as exc:
             # The answer of vLLM's engine to the call, which goes on: blocks of a transfer are not given up.
             ok, text = False, str(exc)
+        self._flushed |= running - {request.request_id for request in self.scheduler.running}
         self._replies.append(Answer(call_id=event.call_id, ok=ok, text=text))
 
     def _add(self, event: Add) -> None:
@@ -216,18 +221,17 @@ class VllmMachine:
 
     # -- plans --
 
-    def _plan(self) -> tuple[Batch | None, tuple[str, ...]]:
+    def _plan(self) -> tuple[Batch | None, set[str]]:
         if len(self._in_flight) >= self.depth or not (self.scheduler.has_requests() or self._transfers.go_on):
-            return None, ()
+            return None, set()
         # Until their results are in, the scheduler counts all guesses as right.
         guessing = {rid for earlier, *_ in self._in_flight for rid in earlier.scheduled_spec_decode_tokens}
         plan = self.scheduler.schedule()
         shares = self._runner.shares_of(plan, guessing)
-        preempted = tuple(sorted(map(rid_of, plan.preempted_req_ids or ())))
         batch = None
         if shares:
             self._launched += 1
             batch = Batch(id=self._launched, shares=shares)
         self._in_flight.append((plan, batch, self._transfers.run(plan)))
         self._skip_empty_plans()
-        return batch, preempted
+        return batch, plan.preempted_req_ids or set()

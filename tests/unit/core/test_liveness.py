@@ -1,0 +1,87 @@
+"""An open request goes on unless something stands in its way, also where a later event would wake it up again.
+
+Goal: what hangs in the middle of a run is found there, with the name of the request and since when it hangs; what is
+paused, held or without room is no finding. Method: schedules in which all ends well after the hang, of this engine and
+of the example of a scheduler, each broken so that it loses a wake-up; each with and without the promise.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from scripted.core.mutant import Mutant
+from scripted.core.named import adapter_named
+from scripted.core.run import Run
+from scripted.core.schedule import Schedule
+from scripted.search.execution import Failure, execute
+
+EXAMPLE = "examples/your_scheduler/mended.py"
+PAIR = "default; 1 start a prompt=5 new=10; 1 start b prompt=5 seed=1 new=10"
+# With a launches b stands still until c comes.
+ABORTED = f"{PAIR}; 4 abort a; 12 start c prompt=5 seed=2 new=2"
+
+
+def mutant(target: str, cut: str, becomes: str) -> Mutant:
+    return Mutant(
+        name="loses-a-wake-up",
+        origin="-",
+        bug="-",
+        signature="waits",
+        test=__name__,
+        target=target,
+        cut=cut,
+        becomes=becomes,
+    )
+
+
+def failure_of(text: str, of: str = "lockstep") -> Failure | None:
+    # What its specification says of each step would find these bugs of this engine as well.
+    return execute(Schedule.parse(text, of=of), leave_out=True).failure
+
+
+def without_the_promise(monkeypatch: pytest.MonkeyPatch, text: str, of: str = "lockstep") -> Failure | None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_check_stands", lambda _: None)
+        patched.setattr(Run, "_check_waits", lambda _: None)
+        return failure_of(text, of)
+
+
+def test_what_a_later_event_wakes_up_was_found_where_it_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = mutant(
+        "engine.scheduler.scheduler:Scheduler.step",
+        "self._launch()",
+        "None if any(type(one).__name__ == 'Abort' for one in events) else self._launch()",
+    )
+    assert failure_of(ABORTED) is None
+    with broken.switched_on():
+        assert without_the_promise(monkeypatch, ABORTED) is None
+        found = failure_of(ABORTED)
+    assert found is not None
+    assert found.text.startswith(
+        "nothing happens any more, but something waits for ever: b (decode since step 3); nothing is in flight, "
+    ), found.text
+    assert found.step == 5, "where it stands still, not where the run ends"
+
+
+@pytest.mark.parametrize("pause", ["pause mode=in_place", "pause mode=retract", "hold", "hold-grammars"])
+def test_what_is_kept_back_may_stand(pause: str) -> None:
+    assert failure_of(f"{PAIR}; 3 {pause}; 30 start c prompt=5 seed=2 new=2") is None
+
+
+def test_batches_with_room_do_not_leave_out_who_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter_named(EXAMPLE)
+    broken = mutant(
+        "scheduler:Scheduler.schedule",
+        "while self.waiting and budget",
+        "while self.waiting and not self.running and budget",
+    )
+    late = "1 start a prompt=5 new=20; 4 start b prompt=5 seed=1 new=4"
+    assert failure_of(f"default; {late}", EXAMPLE) is None
+    with broken.switched_on():
+        assert without_the_promise(monkeypatch, f"default; {late}", EXAMPLE) is None
+        found = failure_of(f"default; {late}", EXAMPLE)
+        # There is no room beside a: it may wait.
+        crowded = failure_of(f"blocks=6; {late}", EXAMPLE)
+    assert found is not None
+    assert "b (waiting since step 4); 8 batches with room were launched without it" in found.text
+    assert crowded is None
