@@ -7,12 +7,13 @@ imports nothing else of the harness before a test needs it.
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -172,7 +173,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show a script's own report instead of a traceback through the harness; count what it compared and left."""
-    report = yield
+    with _finalizers_later():
+        report = yield
     if _session not in item.config.stash:
         return report
     if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
@@ -188,6 +190,22 @@ def pytest_runtest_makereport(
         elif test is not None and report.when == "call" and isinstance(error, (BadCall, ScriptDefinitionError)):
             report.longrepr = _refused(call.excinfo, item)
     return report
+
+
+@contextmanager
+def _finalizers_later() -> Iterator[None]:
+    """Keep the garbage collector from calling finalizers of an earlier script.
+
+    Where one raises, its traceback is told, and Python 3.11 parses source for that. Within the parsing of a report's
+    source this is a SystemError, which would end the session.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _told(failure: pytest.ExceptionInfo[BaseException], report: FailureReport, config: pytest.Config) -> Any:

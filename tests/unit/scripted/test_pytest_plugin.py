@@ -149,6 +149,39 @@ def test_scripts_in_odd_places(pytester: pytest.Pytester, pytest_of) -> None:
     assert "arguments.py" not in result.stdout.str()
 
 
+FINALIZED = """
+
+class Left:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        Left()
+        raise ValueError("left by a script")
+
+@scripted(ONE)
+def test_leaves(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=2)
+    yield from t.run_until_finished(r)
+    Left()
+    gc.set_threshold(300)
+    assert r.finish_reason == "length"
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_next(number):
+    gc.set_threshold(300)
+    assert number < 0
+"""
+
+
+def test_a_finalizer_that_raises_does_not_end_the_session(pytest_of) -> None:
+    """D03: Python 3.11 parses source for its traceback, which must not meet the parsing for a failure's report."""
+    result = pytest_of("import gc\nimport pytest\n" + HEAD + FINALIZED)
+    assert "INTERNALERROR" not in result.stdout.str()
+    assert result.parseoutcomes()["failed"] >= 5
+
+
 def test_some_are_chosen_the_first_failure_stops_and_is_run_again(pytest_of) -> None:
     """D01"""
     pytest_of(SCRIPTS, "-x", "-k", "tokens or fails or window").assert_outcomes(passed=2, failed=1, deselected=5)
