@@ -10,6 +10,7 @@ import atexit
 import builtins
 import collections
 import contextlib
+import decimal
 import faulthandler
 import functools
 import gc
@@ -139,6 +140,18 @@ def _write_traces(before: tuple[Any, Any]) -> None:
     sys.setprofile(before[1])
 
 
+def _read_torch() -> tuple[int, Any]:
+    torch: Any = sys.modules.get("torch")
+    return (0, None) if torch is None else (torch.get_num_threads(), torch.get_default_dtype())
+
+
+def _write_torch(before: tuple[int, Any]) -> None:
+    torch: Any = sys.modules.get("torch")
+    if before[0]:
+        torch.set_num_threads(before[0])
+        torch.set_default_dtype(before[1])
+
+
 def _read_mask() -> set[Any]:
     return signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
@@ -186,7 +199,19 @@ _PARTS: Final = (
     _Part("sys.stdout and its like", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams),
     _Part("hooks of imports", _read_imports, _write_imports),
     _Part("trace functions", lambda: (sys.gettrace(), sys.getprofile()), _write_traces),
+    _Part("the digits of an integer", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    _Part(
+        "the precision of decimals",
+        lambda: decimal.getcontext().prec,
+        lambda b: setattr(decimal.getcontext(), "prec", b),
+    ),
+    _Part("torch's settings", _read_torch, _write_torch),
     _Part("callbacks of the collector", lambda: list(gc.callbacks), lambda b: gc.callbacks.__setitem__(slice(None), b)),
+    _Part(
+        "the priority of the process",
+        lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        lambda before: os.setpriority(os.PRIO_PROCESS, 0, before),
+    ),
     _Part("the CPUs of the process", lambda: os.sched_getaffinity(0), lambda before: os.sched_setaffinity(0, before)),
     _Part("limits of the process", _read_limits, _write_limits),
 )
@@ -276,9 +301,15 @@ class ProcessState:
 
     def _thread_changes(self) -> Iterator[str]:
         for thread in set(threading.enumerate()) - self._threads:
-            target = getattr(thread, "_target", None)
-            if target is None or (target.__module__ or "").partition(".")[0] in (*_PACKAGES, "concurrent"):
+            # A timer has a function in the place of a target; a thread that Python did not start has neither.
+            code = getattr(thread, "_target", None) or getattr(thread, "function", None)
+            if code is None and type(thread).__module__ == "threading":
                 continue
+            if (getattr(code or type(thread), "__module__", "") or "").partition(".")[0] in (*_PACKAGES, "concurrent"):
+                continue
+            if isinstance(thread, threading.Timer):
+                thread.cancel()
+                yield f"a timer, {thread.name}, was still to come"
             thread.join(_THREAD_END_S)
             if thread.is_alive():
                 yield f"a thread, {thread.name}, still runs"
@@ -352,20 +383,21 @@ _owners_by_modules: Final[dict[int, list[tuple[Any, str]]]] = {}
 
 
 def _find_owners() -> Iterator[tuple[Any, str]]:
-    for module in _OTHERS:
-        yield module, module.__name__
-    for name, module in list(sys.modules.items()):
-        if module is not None and name.partition(".")[0] in _PACKAGES:
+    others = {module.__name__: module for module in _OTHERS}
+    for name, module in list((sys.modules | others).items()):
+        if module is not None and (name in others or name.partition(".")[0] in _PACKAGES):
             yield module, name
             for value in list(vars(module).values()):
-                if isinstance(value, type) and value.__module__ == name:
+                if isinstance(value, type) and value.__module__.startswith(name):
                     yield value, f"{name}.{value.__qualname__}"
 
 
 def _is_of_interest(owner: object, key: str, value: object) -> bool:
     """Code everywhere, and the constants of the engine's modules; counters and caches of the harness change."""
-    if isinstance(value, _CODE) or (isinstance(owner, type) and not key.startswith("__") and callable(value)):
+    if isinstance(value, _CODE):
         return True
+    if callable(value) and not key.startswith("__") and (isinstance(owner, type) or owner in _OTHERS):
+        return True  # such as the partial function that pytest puts in the place of threading.excepthook
     is_engine = isinstance(owner, types.ModuleType) and owner.__name__.partition(".")[0] == "engine"
     return is_engine and key.isupper()
 

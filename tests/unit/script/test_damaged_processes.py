@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import decimal
 import faulthandler
 import gc
 import json
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+import torch
 
 from engine import EngineConfig
 from engine.scheduler import Books, Scheduler
@@ -155,8 +157,38 @@ def _hears_the_collector(t):
     gc.callbacks.append(lambda phase, info: None)
 
 
+def _silences_threads(t):
+    threading.excepthook = None
+
+
+def _patches_a_class_of_a_library(t):
+    json.JSONEncoder.default = lambda encoder, value: None
+
+
+def _leaves_a_timer(t):
+    threading.Timer(60, print).start()
+
+
+def _takes_threads(t):
+    torch.set_num_threads(torch.get_num_threads() + 6)
+
+
+def _reads_long_integers(t):
+    sys.set_int_max_str_digits(0)
+
+
+def _rounds(t):
+    decimal.getcontext().prec = 3
+
+
 DESCRIPTORS: list[int] = []
 DAMAGES = {
+    _silences_threads: "threading.excepthook",
+    _patches_a_class_of_a_library: "json.JSONEncoder.default",
+    _leaves_a_timer: "a timer, Thread-[0-9]+, was still to come",
+    _takes_threads: "torch's settings",
+    _reads_long_integers: "the digits of an integer",
+    _rounds: "the precision of decimals",
     _loses_a_module: r"sys.modules \(json\).*sys.modules \(engine.scheduler\)|engine.scheduler.*json",
     _runs_at_exit: "an exit handler, _leaves_a_thread",
     _silences_logging: "logging",
