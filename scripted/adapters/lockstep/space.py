@@ -10,6 +10,7 @@ from typing import Any, Final
 from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
 from engine.errors import ConfigError
 from engine.limits import Limits
+from engine.scheduler.shared_prompts import LEAST_SPARED_TOKENS
 from scripted.adapters.lockstep.actions import (
     AdvanceClock,
     BeginProfile,
@@ -137,6 +138,10 @@ _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn
             "new": max(drawn["new"], rng.choice((4, 12))),
         },
     },
+    "salts": {
+        "one": lambda _rng, _: {"salt": "u"},
+        "several": lambda rng, _: {"salt": rng.choice(("u", "v"))},
+    },
 }
 _HELD_GRAMMARS: Final = "held-grammars"
 _PROFILE: Final = "profile"
@@ -149,6 +154,18 @@ _NEEDS: Final = {
     "event-advance": ("time-limit", "whole"),
     _HELD_GRAMMARS: ("grammars", "some"),
 }
+# Some features matter only to few others: a feature at a level, or at any, and what is often on with it.
+_OFTEN_WITH: Final[tuple[tuple[str, str | None, str, str], ...]] = (
+    ("mixed", None, "chunk", "ragged"),
+    ("mixed", None, "page", "one"),
+    ("stages", "async", "pool", "least"),
+    ("stages", "async", "outputs", "long"),
+    ("stages", "async", "depth", "deeper"),
+    ("host", None, "salts", "several"),
+    ("scale", None, "salts", "several"),
+    ("scale", None, "loras", "several"),
+)
+_OFTEN: Final = 0.3
 # Requests of other policies have priorities only if they were drawn.
 _IMPLIED: Final = {"priority": "some", "preempting": "some"}
 _CARRIED: Final = 0.6
@@ -156,6 +173,8 @@ _CARRIED: Final = 0.6
 _POOLS: Final = {None: (96, 128, 200), "tight": (36, 40, 44, 48, 56), "least": (16, 20, 24, 28)}
 _WINDOWED_POOLS: Final = {None: (512, 640), "tight": (224, 256, 320), "least": (112, 128, 160)}
 _LARGE_POOLS: Final = {None: (4096, 8192), "tight": (1536, 2048, 2560), "least": (768, 1024)}
+_LONG_OUTPUT: Final = 100
+_ACCOMPANIED: Final = 0.7
 _LONGEST: Final = 60
 _LONGEST_WINDOWED: Final = 150
 _LONGEST_LARGE: Final = 1500
@@ -189,19 +208,22 @@ class EngineSpace:
     def draw(self, row: Row, rng: random.Random) -> Schedule:
         """Raises ConfigError, and ValueError for events that the numbers leave nothing to do."""
         row = _completed(row)
+        for feature, level, other, its_level in _OFTEN_WITH:
+            if feature in row and row[feature] == (level or row[feature]) and rng.random() < _OFTEN:
+                row = {other: its_level, **row}
         config = _config(row, rng)
         limits = limits_of(config)
         longest = _LONGEST_LARGE if "scale" in row else _LONGEST_WINDOWED if limits.window_tokens else _LONGEST
         marks = _marks(limits, longest, is_long="prompts" in row)
         placed = list(_opening(row))
         first = 3 if placed else 0
-        if "sharing" not in row and rng.random() < 0.5:
-            if "host" in row:
-                # What has left is hit only by a prompt that comes again.
-                row = {**row, "sharing": "all"}
-            elif "scale" in row:
+        if "sharing" not in row and rng.random() < (0.8 if "scale" in row else 0.5):
+            if "scale" in row:
                 # Only long prompts that come together are worth waiting for.
                 row = {"prompts": "alike", "arrival": rng.choice(("together", "in-line")), **row, "sharing": "all"}
+            elif "host" in row or "salts" in row:
+                # What has left, or is of another salt, matters only to a prompt that comes again.
+                row = {**row, "sharing": "all"}
         starts = list(drawn_requests(row, rng, marks))
         kinds = {name: row[name] for name in _KINDS if name in row}
         for name in kinds:
@@ -210,6 +232,8 @@ class EngineSpace:
                 fields |= _KINDS[name][row[name]](rng, fields)
         for _, fields in starts:
             _make_effective(row, rng, fields)
+        if row.get("requests") != "one" and rng.random() < _ACCOMPANIED:
+            starts += _companions(row, rng, limits)
         for index, (step, fields) in enumerate(starts):
             if "loras" in row and row.get("requests") == "stream":
                 fields["lora"] = "y" if fields["seed"] else "x"
@@ -231,6 +255,30 @@ def _carriers(row: Row, rng: random.Random, starts: Sequence[_Drawn]) -> Sequenc
         return [index for index, fields in enumerate(starts) if (fields["seed"] == 0) is alike]
     drawn = {rng.randrange(len(starts)), *(i for i in range(len(starts)) if rng.random() < _CARRIED)}
     return sorted(drawn)
+
+
+def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[int, _Drawn]]:
+    """Requests with hardly anything on, for settings that act on few others: what else is on keeps them from it."""
+    salt = {"salt": rng.choice(("u", "v"))} if "salts" in row and rng.random() < 0.5 else {}
+    if row.get("stages") == "async":
+        for number in range(rng.randint(1, 3)):
+            prompt = rng.randint(1, 2 * limits.page_size + 1)
+            new = rng.choice((3, 5, 9, 14))
+            fields: _Drawn = {"rid": f"p{number}", "prompt": prompt, "new": new, "seed": 0, **salt}
+            if rng.random() < 0.3:
+                fields |= {"stop": 40, "biased": 40, "bias": 100.0, "new_least": rng.choice((1, 2, 4))}
+            yield rng.randint(1, 9), fields
+    if "drafts" in row:
+        # After enough wrong guesses in a row it rests for 64 tokens.
+        room = limits.total_pages * limits.page_size // 2
+        new = max(1, min(rng.choice((9, 20, _LONG_OUTPUT)), room))
+        yield rng.randint(1, 9), {"rid": "p3", "prompt": rng.randint(1, 9), "new": new, "seed": 0, "ignore_eos": True}
+    if "scale" in row:
+        step, prompt = rng.randint(1, 6), LEAST_SPARED_TOKENS + 1 + rng.choice((-1, 0, 1, 2, 4)) * limits.page_size
+        for number in range(rng.choice((2, 2, 3))):
+            fields = {"rid": f"p{4 + number}", "prompt": prompt, "new": rng.randint(1, 3), "seed": 0}
+            yield step, fields | (salt if number else {})
+            step += rng.choice((0, 0, 1, 1, 2))
 
 
 def _completed(row: Row) -> Row:
@@ -267,7 +315,7 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
     large, windowed = "scale" in row, row.get("window")
     if large and "stages" not in row:
         # A long prompt waits for an equal one only while that is in flight.
-        values["pp_size"] = rng.choice((1, 2))
+        values["pp_size"] = rng.choice((1, 2, 2, 2, 4))
     page = values["page_size"] = values["page_size"] * (16 if large else 1)
     pools = _LARGE_POOLS if large else _WINDOWED_POOLS if windowed else _POOLS
     values["max_total_tokens"] = max(2 * page, rng.choice(pools[row.get("pool")]))
@@ -304,6 +352,9 @@ def _make_effective(row: Row, rng: random.Random, fields: _Drawn) -> None:
     """Guesses need an output to guess, and a stop token one that says it: half of the requests have that."""
     if "drafts" in row and fields["new"] and rng.random() < 0.5:
         fields["new"] = max(fields["new"], rng.choice((8, 14, 20, 30)))
+        if "biased" not in fields and rng.random() < 0.3:
+            # It says over and over what its prompt begins with.
+            fields |= {"biased": StartRequest(**fields).prompt_ids[0], "bias": 100.0}
     if "stop" in fields and "biased" not in fields and rng.random() < 0.5:
         fields |= {"biased": fields["stop"], "bias": 100.0, "new_least": rng.choice((0, 1, 2, 4))}
 

@@ -163,14 +163,19 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
     """
     wanted = [name.removeprefix(EVENT) for name in row if name.startswith(EVENT)]
     extras = [extra for extra in extras_of(schedule) if not extra.is_start] if wanted else []
+    met = [placed.step for placed in schedule.placed if placed.step > 1 and not placed.action.is_start]
     for kind in wanted:
         of_kind = [extra for extra in extras if _tag(extra) == kind]
         if not of_kind:
             raise ValueError(f"nothing of the kind {kind!r} can be added to {str(schedule)!r}")
         for _ in range(rng.randint(1, _MOST_EVENTS)):
             action, last = rng.choice(of_kind), schedule.last_step + _LATE_STEPS
-            # What ends the whole run has something before it.
             step = rng.randint(last // 2 if action.is_fatal else 1, last)
+            if action.is_fatal and met and rng.random() < 0.5:
+                # What ends the whole run has something before it, often what has just begun.
+                step = rng.choice(met) + rng.randint(0, 3)
+            if not action.is_fatal:
+                met.append(step)
             yield Placed(step, action)
             seconds = getattr(action, "timeout_s", None)
             if seconds is not None and rng.random() < 0.7:

@@ -9,7 +9,8 @@ import os
 import random
 import subprocess
 import sys
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 
@@ -85,6 +86,8 @@ def test_what_is_on_is_in_the_schedule() -> None:
         ("rids", "prefixes"): " start r-1 ",
         ("scores", "several"): " top_logprobs=",
         ("scale", "large"): "max_total_tokens=",
+        ("salts", "one"): " salt=u",
+        ("salts", "several"): " salt=",
     }
     met = set()
     for number in range(120):
@@ -239,6 +242,46 @@ def test_what_ends_a_run_has_something_before_it() -> None:
         last = max(one.step for one in _starts_of({"event-kill": "on"}, number))
         assert kills
         assert min(kills) >= last // 2
+
+
+def test_what_ends_a_run_often_comes_while_something_is_under_way() -> None:
+    near = 0
+    for number in range(40):
+        placed = SPACE.draw({"event-kill": "on", "profile": "on"}, random.Random(number)).placed
+        kills = [one.step for one in placed if one.action.is_fatal]
+        begins = [one.step for one in placed if "profile" in one.action.kind]
+        near += any(0 <= kill - begin <= 1 for kill in kills for begin in begins)
+    assert near > 8
+
+
+@pytest.mark.parametrize(
+    ("row", "count", "sign"),
+    [
+        ({"stages": "async", "grammars": "some"}, 1, lambda one: one.new >= 3 and one.regex is None),
+        ({"drafts": "looked-up", "penalties": "presence"}, 1, lambda one: one.new >= 20 and not one.presence),
+        ({"scale": "large", "prompts": "short"}, 2, lambda one: one.prompt > 512 and one.seed == 0),
+    ],
+)
+def test_a_setting_that_acts_on_few_requests_has_some(row: Row, count: int, sign: Callable[[Any], bool]) -> None:
+    """What else is on, a grammar for instance, is on in most requests and keeps the setting from them."""
+    met = [sum(sign(one.action) for one in _starts_of(row, number)) >= count for number in range(30)]
+    assert sum(met) > 12
+
+
+def test_drafts_meet_a_text_that_repeats_its_first_token() -> None:
+    starts = [one.action for number in range(30) for one in _starts_of({"drafts": "looked-up"}, number)]
+    assert any(one.biased == one.prompt_ids[0] and one.bias == 100 for one in starts)  # type: ignore[attr-defined]
+
+
+def test_equal_prompts_come_with_other_salts() -> None:
+    apart = 0
+    for number in range(20):
+        starts = [one.action for one in _starts_of({"salts": "several"}, number)]
+        apart += any(
+            one.prompt_ids == other.prompt_ids and one.salt != other.salt  # type: ignore[attr-defined]
+            for one, other in itertools.combinations(starts, 2)
+        )
+    assert apart > 3
 
 
 def test_large_targets_have_prompts_that_are_worth_waiting_for() -> None:
