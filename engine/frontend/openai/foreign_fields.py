@@ -69,7 +69,7 @@ FOREIGN_FIELDS: Final = (
     ForeignField("early_stopping", VLLM, "there is no beam search", (False,)),
     ForeignField("ebnf", SGLANG, _GRAMMAR.format("grammar")),
     ForeignField("echo", BOTH, "a chat has no text to begin with; use /v1/completions", (False,)),
-    ForeignField("extra_key", SGLANG, "equal prefixes are shared by all clients of a server; start one for each"),
+    ForeignField("extra_key", SGLANG, "send cache_salt"),
     ForeignField("guided_decoding_backend", VLLM, "there is one compiler of grammars", ("auto", "guidance")),
     ForeignField("guided_whitespace_pattern", VLLM, "whitespace in JSON is the compiler's"),
     ForeignField("include_reasoning", VLLM, "reasoning is shown, apart from the answer", (True,)),

@@ -15,6 +15,11 @@ ONE_STAGE = EngineConfig(chunked_prefill_size=64)
 FOUR_STAGES = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
 WINDOW = EngineConfig(model="embedded-window", chunked_prefill_size=64)
 HOST = EngineConfig(chunked_prefill_size=64, max_total_tokens=512, host_kv_tokens=512, pp_async_depth=1)
+GUESSING = EngineConfig(
+    chunked_prefill_size=64, speculative_algorithm="draft_model", speculative_draft_model="embedded"
+)
+LORAS = EngineConfig(chunked_prefill_size=64, max_loras=2)
+GUESSED = "a guess held"
 TWO_STAGES = EngineConfig(pp_size=2, chunked_prefill_size=2048)
 LONG = 1200
 SALTS = (None, "u", "v")
@@ -22,10 +27,10 @@ PROMPT_TOKENS = 81
 HIT_TOKENS = 80
 
 
-def _each_salt_twice(t):
+def _each_salt_twice(t, **more):
     said, seen = [], set()
     for salt in (*SALTS, *SALTS):
-        r = t.start_req(prompt_len=PROMPT_TOKENS, max_new_tokens=4, cache_salt=salt)
+        r = t.start_req(prompt_len=PROMPT_TOKENS, max_new_tokens=4, cache_salt=salt, **more)
         yield from t.run_until_finished(r)
         assert salt in seen or not r.cached_tokens, f"{salt}: it hit a prefix of another salt"
         assert salt not in seen or r.cached_tokens == HIT_TOKENS, f"{salt}: it did not hit its own prefix"
@@ -48,6 +53,20 @@ def test_equal_prompts_of_two_salts_share_nothing_on_four_stages(t):
 @scripted(WINDOW)
 def test_equal_prompts_of_two_salts_share_nothing_with_window_layers(t):
     yield from _each_salt_twice(t)
+
+
+@scripted(GUESSING, must_reach=[GUESSED])
+def test_equal_prompts_of_two_salts_share_nothing_where_a_model_guesses(t):
+    yield from _each_salt_twice(t)
+    t.sometimes(GUESSED, t.engine_stats().accepted_tokens > 0)
+
+
+@scripted(LORAS, tiers=("sim",))
+def test_a_salt_and_a_lora_share_with_neither_alone(t):
+    call = t.load_lora("x", "embedded-lora:1")
+    yield from t.run_until(lambda: call.done)
+    yield from _each_salt_twice(t)
+    yield from _each_salt_twice(t, lora="x")
 
 
 @scripted(HOST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,18 @@ def test_a_field_is_served_or_taken_where_it_changes_nothing_or_refused(field) -
             parse_body(model, json.dumps(body | {field.name: {"no": "default"}}).encode())
         assert caught.value.body.error.param == field.name
         assert field.reason in caught.value.body.error.message
+
+
+@pytest.mark.parametrize("field", [field for field in FOREIGN_FIELDS if field.reason], ids=lambda field: field.name)
+def test_a_field_that_a_reason_says_to_send_is_served(field) -> None:
+    sent = re.search(r"\bsend (\w+)(?: or (\w+))?$", field.reason)
+    served = {name for model, _ in BODIES for name in model.model_fields}
+    assert sent is None or {name for name in sent.groups() if name} <= served
+
+
+def test_the_salt_of_other_servers_is_cache_salt() -> None:
+    with pytest.raises(ApiError, match="extra_key .*: send cache_salt; or leave it out"):
+        parse_body(CompletionBody, json.dumps({"prompt": "a", "extra_key": "u"}).encode())
 
 
 @pytest.mark.parametrize(

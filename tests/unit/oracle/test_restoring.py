@@ -10,7 +10,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.memory import Node, RadixTree, SlidingWindowPool
 from engine.messages import Generate, SamplingParams
-from engine.scheduler import Scheduler
+from engine.scheduler import Scheduler, admission
 from engine.scheduler.controls import Controls
 from scripted.adapters.lockstep.oracle.restoring import check_checkpoint
 from scripted.core.run import Run
@@ -81,6 +81,17 @@ def test_a_busy_engine_has_no_checkpoint_and_is_left_alone() -> None:
     before = scheduler.stats()
     check_checkpoint(scheduler, is_due=False)
     assert scheduler.stats() == before
+
+
+def test_a_prefix_of_a_salt_is_hit_with_that_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(rest: Rest, machine: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(admission, "salt_key", lambda _: 0)
+            check_checkpoint(machine.scheduler)
+
+    monkeypatch.setattr(Rest, "_look", look)
+    with pytest.raises(Violation, match="40 cached tokens, 40 are found in what was restored, and 0 are hit"):
+        Rest(monkeypatch, f"{PLAIN}; 27 start d prompt=40 seed=3 new=2 salt=u")
 
 
 def test_a_checkpoint_that_is_due_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from engine.errors import EngineError
 from engine.integrity import audit
 from engine.limits import Limits
 from engine.memory import Node
-from engine.messages import Generate, SamplingParams
+from engine.messages import Generate, SamplingParams, salt_key
 from engine.recording.checkpoint import Checkpoint, checkpoint_of, restored
 from engine.scheduler import Scheduler
 from scripted.core.violation import Violation
@@ -35,24 +37,25 @@ def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
         twin = restored(scheduler.limits, checkpoint)
         if checkpoint_of(twin) != checkpoint:
             raise Violation(f"the checkpoint {checkpoint} is restored to what has the checkpoint {checkpoint_of(twin)}")
-        _check_hit(restored(scheduler.limits, checkpoint), checkpoint)
+        _check_hit(scheduler.limits, checkpoint)
         _check_eviction(twin)
     except (EngineError, AssertionError) as exc:
         raise Violation(f"an engine that is restored from {checkpoint} fails: {exc}") from exc
 
 
-def _check_hit(twin: Scheduler, checkpoint: Checkpoint) -> None:
+def _check_hit(limits: Limits, checkpoint: Checkpoint) -> None:
     """A request for the run that was cached last hits what the lookup says of it, and protects it.
 
     It is of the run's LoRA, if one computed it; what a LoRA has computed that is not resident is never hit.
     """
-    limits, runs = twin.limits, {run.id: run for run in checkpoint.tree.runs}
+    checkpoint, salts = _with_known_salts(checkpoint)
+    twin, runs = restored(limits, checkpoint), {run.id: run for run in checkpoint.tree.runs}
     names = {0: None} | {one.version: one.name for one in checkpoint.loras if one.version}
-    of_use = [run for run in checkpoint.tree.runs if run.kv_key[0] in names and not run.kv_key[1]]
+    of_use = [run for run in checkpoint.tree.runs if run.kv_key[0] in names]
     if not of_use:
         return
     run, ids = of_use[-1], tuple[int, ...]()
-    version = run.kv_key[0]
+    version, salt = run.kv_key
     while True:
         ids = run.tokens + ids
         if run.parent not in runs:
@@ -63,12 +66,25 @@ def _check_hit(twin: Scheduler, checkpoint: Checkpoint) -> None:
     if twin.books.paused is not None or not _fits(prompt, limits):
         return
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-    message = Generate(rid=_RID, prompt_ids=prompt, sampling=sampling, lora=names[version])
+    message = Generate(rid=_RID, prompt_ids=prompt, sampling=sampling, lora=names[version], cache_salt=salts[salt])
     result = twin.step([message], twin.now)
     start = None if result.microbatch is None else result.microbatch.segments[0].start
     if start != hit or (not limits.window_tokens and hit != len(ids)):
         raise Violation(f"of {len(ids)} cached tokens, {hit} are found in what was restored, and {start} are hit")
     audit(twin)
+
+
+def _with_known_salts(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[int, str | None]]:
+    """The same with other salts, and those by their keys: no key says which salt it was made of."""
+    salts: dict[int, str | None] = {0: None}
+    runs = []
+    for run in checkpoint.tree.runs:
+        version, key = run.kv_key
+        salt = str(key) if key else None
+        salts[salt_key(salt)] = salt
+        runs.append(msgspec.structs.replace(run, kv_key=(version, salt_key(salt))))
+    tree = msgspec.structs.replace(checkpoint.tree, runs=tuple(runs))
+    return msgspec.structs.replace(checkpoint, tree=tree), salts
 
 
 def _fits(prompt: tuple[int, ...], limits: Limits) -> bool:
