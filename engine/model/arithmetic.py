@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from engine.errors import CheckpointError
@@ -15,6 +17,14 @@ def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:
     if colon:
         return (int(number),) * pp_size
     return tuple(range(pp_size)) if gpus >= pp_size else (0,) * pp_size
+
+
+def relative_difference(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far an output is from the expected one, as a part of that; nothing is far from zeros but what is not zero."""
+    difference, norm = float((output - expected).norm()), float(expected.norm())
+    if not norm:
+        return math.inf if difference else 0.0
+    return difference / norm
 
 
 def compute_dtype(stored: torch.dtype, device_type: str = "cpu") -> torch.dtype:

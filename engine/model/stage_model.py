@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, EngineError, StepFailedError
 from engine.limits import Limits
 from engine.model import attention
-from engine.model.arithmetic import compute_dtype, stage_devices
+from engine.model.arithmetic import compute_dtype, relative_difference, stage_devices
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, LayersBatch, require_hidden
 from engine.model.checkpoint import heads_of
 from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
@@ -264,7 +264,7 @@ class StageModel:
         expected = self._compare_outputs()
         self._lean = lean
         try:
-            difference = float((self._compare_outputs() - expected).norm() / expected.norm())
+            difference = relative_difference(self._compare_outputs(), expected)
         except (EngineError, RuntimeError, TypeError, ValueError) as exc:
             self._lean = None
             _log.warning("%s is computed by transformers: the lean forward fails", name, exc_info=exc)
@@ -301,7 +301,7 @@ class StageModel:
                     loras=self.lora is not None,
                     record=cuda_recorder(self.device),
                 )
-                difference = float((self._compare_outputs() - expected).norm() / expected.norm())
+                difference = relative_difference(self._compare_outputs(), expected)
                 if not difference < self._tolerance:
                     reason = f"recorded decodes differ by {difference:g}, more than {self._tolerance}"
             except (EngineError, RuntimeError) as exc:

@@ -19,6 +19,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import OpenVINOError, StepFailedError
 from engine.limits import Limits
+from engine.model.arithmetic import relative_difference
 from engine.model.batch import Batch, require_hidden
 from engine.model.file_pages import give_back_garbage, read_pages_given_back
 from engine.model.kv_pool import KVPool
@@ -184,7 +185,7 @@ class _Conversion:
             batch = _compared_batch(start, count, pool)
             output = compiled.forward(batch, None if self._facts.is_first else part)
             wanted = self._wanted[start : start + count][-len(output) :]
-            differences.append(float((output - wanted).norm() / wanted.norm()))
+            differences.append(relative_difference(output, wanted))
             start += count
         tolerance = _TOLERANCE_INT8 if self._int8 else _TOLERANCES[self._facts.dtype]
         if not all(difference < tolerance for difference in differences):

@@ -49,7 +49,7 @@ def test_a_field_that_a_reason_says_to_send_is_served(field) -> None:
 
 
 def test_the_salt_of_other_servers_is_cache_salt() -> None:
-    with pytest.raises(ApiError, match="extra_key .*: send cache_salt; or leave it out"):
+    with pytest.raises(ApiError, match=r"extra_key .*: send cache_salt; or leave it out"):
         parse_body(CompletionBody, json.dumps({"prompt": "a", "extra_key": "u"}).encode())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import StepFailedError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.model import lean
-from engine.model.arithmetic import compute_dtype
+from engine.model.arithmetic import compute_dtype, relative_difference
 from engine.model.lean import LeanDecoder, why_not_lean
 from engine.plan import SamplingSpec
 
@@ -97,6 +98,22 @@ def test_a_forward_that_differs_is_not_taken(
     plain = chain_of(folder, lean=False)
     difference = wrong.logits(wrong.segment(0, PROMPT)) - plain.logits(plain.segment(0, PROMPT))
     assert float(difference.abs().max()) < 1e-4
+
+
+def test_an_output_of_zeros_is_compared_too(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """As of a model that is not trained yet: 0 / 0 is no difference."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint_of("llama"))
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(tmp_path)
+    assert chain_of(tmp_path).runners[0].model.is_lean
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "difference"),
+    [(0.0, 0.0, 0.0), (1.0, 0.0, math.inf), (3.0, 2.0, 0.5), (math.nan, 0.0, math.inf)],
+)
+def test_a_difference_is_a_part_of_what_was_expected(output: float, expected: float, difference: float) -> None:
+    assert relative_difference(torch.tensor([output]), torch.tensor([expected])) == difference
 
 
 def test_a_forward_that_fails_is_not_taken(
