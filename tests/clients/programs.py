@@ -24,6 +24,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests/unit/frontend"))
 
 import httpx  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from reciting_model import write_reciting_model  # noqa: E402
 from rich.console import Console  # noqa: E402
 
@@ -44,7 +45,8 @@ START_LIMIT_S = 60
 CLIENT_LIMIT_S = 300
 INSTALL_LIMIT_S = 900
 SHOWN_CHARS = 2000
-FAILED = ("engine_num_requests_refused_total", "engine_request_failure_total")
+REASON_CHARS = 160
+ANSWERED, *FAILED = "engine_request_generation_tokens", "engine_num_requests_refused", "engine_request_failure"
 QUESTIONS = [{"question": f"{n} + 1 =", "choices": [str(n + 1), str(n)], "answer": 0} for n in range(4)]
 
 
@@ -122,18 +124,34 @@ def main(names: list[str]) -> int:
         Console(stderr=True).print(f"a client must be one of {known}, got {', '.join(sorted(unknown))}")
         return 2
     chosen = [client for client in CLIENTS if not names or client.name in names]
-    console, rows, failed = Console(), [], 0
+    console, rows, failed = Console(), _rows(TABLE.read_text()), 0
     with tempfile.TemporaryDirectory(prefix="clients-") as made, _server(Path(made)) as (url, model):
         for client in chosen:
             folder = Path(made) / re.sub(r"\W", "_", client.name)
             folder.mkdir()
-            version, why = _ran(client, url, model, folder)
+            try:
+                version, why = _ran(client, url, model, folder)
+                rows[client.name] = row(client, version, why)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
+                # Without network there is nothing to say of the client, and what the table has of it stays.
+                version, why = "", f"it could not be installed: {exc}"
             failed += why is not None
             console.print(f"{client.name} {version}: {why or 'ok'}", markup=False, highlight=False)
-            rows.append(f"| {client.name} | {version} | {client.does} | {'ok' if why is None else 'FAILED'} |")
-    if not names:
-        TABLE.write_text(HEAD + "\n".join(rows) + "\n")
+    kept = [rows[client.name] for client in CLIENTS if client.name in rows]
+    TABLE.write_text(HEAD + "\n".join(kept) + "\n")
     return 1 if failed else 0
+
+
+def _rows(table: str) -> dict[str, str]:
+    """The rows of a table, by their clients."""
+    return {line.split(" | ")[0].removeprefix("| "): line for line in table.removeprefix(HEAD).splitlines()}
+
+
+def row(client: Client, version: str, why: str | None) -> str:
+    """What the table says of a run. ``why`` it failed is its first line and the last that the program said."""
+    lines = [line.strip() for line in (why or "").splitlines() if line.strip()]
+    shown = " ".join(dict.fromkeys((*lines[:1], *lines[-1:])))[:REASON_CHARS].replace("|", "\\|")
+    return f"| {client.name} | {version} | {client.does} | {'ok' if why is None else f'FAILED: {shown}'} |"
 
 
 @contextlib.contextmanager
@@ -167,11 +185,8 @@ def _is_up(url: str) -> bool:
 
 
 def _ran(client: Client, url: str, model: Path, folder: Path) -> tuple[str, str | None]:
-    """The client's version, and why it failed, if it did."""
-    try:
-        bin_folder, version = _installed(client)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
-        return "", f"it could not be installed: {exc}"
+    """The client's version, and why it failed, if it did. Raises what the installation does."""
+    bin_folder, version = _installed(client)
     shutil.copy(HERE / "task.yaml", folder)
     (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
     with (folder / "task.yaml").open("a") as task:
@@ -206,14 +221,19 @@ def _ran(client: Client, url: str, model: Path, folder: Path) -> tuple[str, str 
     return version, None
 
 
+def counted(metrics: str) -> tuple[float, float]:
+    """How many requests a server has answered, and how many it refused or failed, as its metrics say.
+
+    Raises KeyError for a metric that it does not have.
+    """
+    families = {family.name: family.samples for family in text_string_to_metric_families(metrics)}
+    answered = sum(sample.value for sample in families[ANSWERED] if sample.name.endswith("_count"))
+    failures = [sample for name in FAILED for sample in families[name] if sample.name.endswith("_total")]
+    return answered, sum(sample.value for sample in failures)
+
+
 def _counted(url: str) -> tuple[float, float]:
-    """How many requests the server has answered, and how many it refused or failed."""
-    found = dict.fromkeys(("engine_request_generation_tokens_count", *FAILED), 0.0)
-    for line in httpx.get(f"{url}/metrics").text.splitlines():
-        name, _, value = line.partition("{")[0], *line.rpartition(" ")[1:]
-        if name in found:
-            found[name] += float(value)
-    return found.pop("engine_request_generation_tokens_count"), sum(found.values())
+    return counted(httpx.get(f"{url}/metrics").text)
 
 
 def _installed(client: Client) -> tuple[Path, str]:
