@@ -397,8 +397,7 @@ class SglangMachine:
             case Abort():
                 self._abort(event.rid)
             case FlushCache():
-                self._say(FlushCacheReqInput())
-                self._replies.append(Answer(call_id=event.call_id, ok=self._front.flushed))
+                self._flush(event)
             case Pause():
                 self._pause = event.mode
                 if event.mode == _ABORT.name:
@@ -417,6 +416,18 @@ class SglangMachine:
                     self._add(one)
             case _:
                 raise TypeError(f"SGLang has nothing for {event}")
+
+    def _flush(self, event: FlushCache) -> None:
+        """A flush frees what nobody reads; a pause may not keep it from that. Raises Violation."""
+        scheduler = self.scheduler
+        locked = scheduler.tree_cache.protected_size()
+        self._say(FlushCacheReqInput())
+        self._replies.append(Answer(call_id=event.call_id, ok=self._front.flushed))
+        if self._front.flushed and locked:
+            raise Violation(f"{event.call_id} empties the cache, of which {locked} tokens are locked")
+        owned = scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size()
+        if not self._front.flushed and scheduler._engine_paused and not self._in_flight and not owned:  # noqa: SLF001
+            raise Violation(f"{event.call_id} is refused, although no request owns memory")
 
     def _add(self, event: Add) -> None:
         if self._pause is not None:

@@ -25,22 +25,31 @@ _SPLITS: Final = (
     "10 start c prompt=12 shared=3 tail=2 new=2; 16 start d prompt=20 seed=4 new=2"
 )
 
+# The last pages are taken within one step of each other.
+_TIGHT: Final = (
+    "1 start a prompt=3 new=9; 2 start b prompt=4 seed=1 new=5; 3 start c prompt=4 seed=2 new=8; "
+    "4 start d prompt=8 seed=3 new=7"
+)
+
 WORKLOADS: Final = {
     f"sglang-{name}": text
     for name, text in {
         "growing": f"{_BOLD}; {_GROWING}",
         "growing-normal": f"{_BOLD} {_NORMAL}; {_GROWING}",
         "growing-pages": f"{_BOLD} {_PAGES}; {_GROWING}",
+        "tight-pages": f"schedule_conservativeness=0.1 max_total_tokens=24 {_PAGES} {_NORMAL}; {_TIGHT}",
         "growing-mixed": f"{_BOLD} {_MIXED}; {_GROWING}",
         "growing-without-cache": f"{_BOLD} disable_radix_cache=True; {_GROWING}",
         "twins-pages": f"{_PAGES}; {_TWINS}",
         "twins-normal-lpm": f"{_NORMAL} schedule_policy=lpm; {_TWINS}",
         "chunks-normal": f"{_NORMAL}; {_CHUNKS}",
+        "chunks-one-row": f"max_running_requests=1; {_CHUNKS}",
         "chunks-mixed": f"{_MIXED}; {_CHUNKS}",
         "chunks-pages": f"{_PAGES}; {_CHUNKS}",
         "chunks-pages-mixed": f"{_PAGES} {_MIXED} {_NORMAL}; {_CHUNKS}",
         "splits": f"default; {_SPLITS}",
         "splits-tight": f"max_total_tokens=28; {_SPLITS}",
+        "paused": f"default; {_TWINS}; 7 pause mode=retract; 12 continue",
         "priority": f"enable_priority_scheduling=True max_running_requests=2; {_PRIORITIES}",
         "priority-normal": f"enable_priority_scheduling=True max_running_requests=2 {_NORMAL}; {_PRIORITIES}",
         "own-rids": f"client_rids=False; {_TWINS}",

@@ -61,6 +61,14 @@ SHOWN_BY = {
     "flush-in-flight": "twins",
     "split-forgets-the-lock": "sglang-splits-tight",
     "ends-are-told-twice": "stops",
+    "retracted-while-in-flight": "sglang-growing",
+    "pages-counted-as-tokens": "sglang-tight-pages",
+    "pages-by-the-sequence": "sglang-tight-pages",
+    "flush-refused-by-the-queue": "sglang-paused",
+    "protected-length-of-before": "twins",
+    "chunk-waits-for-its-own-row": "sglang-chunks-one-row",
+    "abort-misses-the-last-batch": "sglang-splits",
+    "pause-forgets-the-last-batch": "twins",
 }
 
 
