@@ -6,6 +6,7 @@ single-threaded, computes nothing, and ends when its client is gone.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+import psutil
 
 from engine.frames import BadFrameError
 from engine.interruption import EXIT_INTERRUPTED
@@ -39,7 +41,7 @@ from engine.launch.preload import (
 from engine.launch.supervisor import supervise
 from engine.links.secret import read_secret
 from engine.process.death import EXIT_FAILED
-from engine.process.inheritance import close_inherited_files, die_with_parent
+from engine.process.inheritance import adopt_orphans, close_inherited_files, die_with_parent
 from engine.settings import ServerSettings
 
 # What a supervisor needs to take its own processes down.
@@ -54,6 +56,7 @@ logger = logging.getLogger(__name__)
 def main(orders_fd: int) -> None:
     """Serve orders until the client is gone, then end the servers that are left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
     import_engine()
     with socket.socket(fileno=orders_fd) as orders:
         parent = _Parent(orders)
@@ -66,6 +69,8 @@ class _Parent:
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
         self._servers: dict[int, socket.socket] = {}
+        # A server's processes are in its supervisor's session, also those that end after it.
+        self._sessions: set[int] = {os.getsid(0)}
         self._folders: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._over = False
@@ -129,6 +134,7 @@ class _Parent:
             _become(request, lifeline_fd, news, parent_pid)
         os.close(lifeline_fd)
         self._servers[pid] = news
+        self._sessions.add(pid)
         _tell(news, Forked(pid=pid))
 
     def _reap(self, child_died: socket.socket) -> None:
@@ -136,12 +142,21 @@ class _Parent:
         self._reap_ended()
 
     def _reap_ended(self) -> None:
-        for pid in list(self._servers):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                news = self._servers.pop(pid)
-                _tell(news, Exited(status=os.waitstatus_to_exitcode(status)))
-                news.close()
+        servers = len(self._servers)
+        with contextlib.suppress(ChildProcessError):  # there is no child
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if (news := self._servers.pop(ended[0], None)) is not None:
+                    _tell(news, Exited(status=os.waitstatus_to_exitcode(ended[1])))
+                    news.close()
+        if len(self._servers) < servers:
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """End what a server's processes left in a session of its own: nothing else would."""
+        for child in psutil.Process().children():
+            with contextlib.suppress(ProcessLookupError):
+                if child.pid not in self._servers and os.getsid(child.pid) not in self._sessions:
+                    os.kill(child.pid, signal.SIGKILL)
 
 
 def _is_hung_up(link: socket.socket) -> bool:

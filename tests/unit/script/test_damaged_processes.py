@@ -291,22 +291,25 @@ def test_in_a_server_too_the_guilty_script_fails_and_the_next_one_finds_nothing(
         server.run(finds_a_whole_engine, options=OPTIONS)
 
 
-def dies_and_leaves_a_process(t, pid_file):
+def dies_and_leaves_a_process(t, pid_file, leads):
     yield
     if not (child := os.fork()):
+        if leads:
+            os.setsid()
         signal.pause()
     Path(pid_file).write_text(str(child))
     os._exit(1)
 
 
-def test_a_process_that_a_script_leaves_ends_with_its_server(pool: ServerPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("leads", [False, True], ids=["of the server's session", "of its own session"])
+def test_a_process_that_a_script_leaves_ends_with_its_server(pool: ServerPool, tmp_path: Path, leads: bool) -> None:
     """However that ends."""
     pid_file = tmp_path / "pid"
     with (
         pytest.raises(ServerDied, match="dies_and_leaves_a_process"),
         pool.lend(EngineConfig(), None) as server,
     ):
-        server.run(dies_and_leaves_a_process, str(pid_file), options=OPTIONS)
+        server.run(dies_and_leaves_a_process, str(pid_file), leads, options=OPTIONS)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)
     assert not psutil.pid_exists(pid)
 
