@@ -44,7 +44,7 @@ LINES = re.findall(r"^\$ scripted replay '(.*)'$", PAGE, re.MULTILINE)
 WORDS = (
     "ab ends with abort, but nothing aborted it",
     "a is launched, but it was aborted 2 launches ago",
-    "everything has ended, but the scheduler is not idle: waiting=0 running=1",
+    "call-2 is refused, although no request owns memory",
 )
 EXAMPLES = {
     "aborted_by_a_prefix.py": "a was aborted; still waiting: nobody",
