@@ -108,8 +108,8 @@ def _remedy(path: str, routes: Collection[str]) -> str:
 
 def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
     @app.exception_handler(ApiError)
-    async def answer_api_error(_: Request, exc: ApiError) -> Response:
-        return error_answer(exc)
+    async def answer_api_error(request: Request, exc: ApiError) -> Response:
+        return error_answer(exc, request.url.path)
 
     @app.exception_handler(ClientDisconnect)
     async def answer_disconnect(_: Request, __: ClientDisconnect) -> Response:
@@ -123,7 +123,7 @@ def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
         if exc.status_code == 405 and exc.headers is not None:
             remedy = f"; it takes {exc.headers.get('Allow', 'another method')}"
         error = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}{remedy}")
-        return error_answer(error, headers=exc.headers)
+        return error_answer(error, request.url.path, headers=exc.headers)
 
     @app.exception_handler(Exception)
     async def answer_bug(request: Request, exc: Exception) -> Response:
@@ -132,4 +132,4 @@ def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
         error = ApiError(
             500, ErrorType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how"
         )
-        return error_answer(error, request_id=request_id_of(request.scope))
+        return error_answer(error, request.url.path, request_id=request_id_of(request.scope))

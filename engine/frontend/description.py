@@ -52,13 +52,15 @@ class Description:
         errors: tuple[int, ...] = (),
         is_list: bool = False,
         may_be_list: bool = False,
+        failure: type[msgspec.Struct] = ErrorBody,
         tag: str,
     ) -> dict[str, Any]:
         """Keyword arguments for the framework's route decorator.
 
         ``answer`` is the body of a 200 (None: plain text), or with ``is_list`` each part of it, or with ``may_be_list``
         one or the other; ``events`` are those of the server-sent events of a stream; ``query`` are optional parameters
-        from 0 as (name, maximum, description); ``errors`` are the statuses beyond those that any route may have.
+        from 0 as (name, maximum, description); ``errors`` are the statuses beyond those that any route may have, and
+        ``failure`` is the body of them.
         """
         content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {}
         if answer is not None:
@@ -69,9 +71,9 @@ class Description:
         if events:
             content["text/event-stream"] = {"schema": self._event(events)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
-        failure: dict[str, Any] = {"application/json": {"schema": self._answer(ErrorBody)}}
+        failed = {"application/json": {"schema": self._answer(failure)}}
         for status in sorted({401, 403, 503, *errors, *((400, 408, 413, 429) if body or query else ())}):
-            responses[str(status)] = {"description": ERRORS[status], "content": failure}
+            responses[str(status)] = {"description": ERRORS[status], "content": failed}
         operation: dict[str, Any] = {"responses": responses, "security": [{}, {"bearer": []}]}
         if body is not None:
             self._bodies.add(body)

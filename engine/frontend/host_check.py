@@ -34,7 +34,7 @@ class HostCheck:
         if scope["type"] == "http":
             host = Headers(scope=scope).get("host")
             if host is not None and not self._is_ours(host):
-                await error_answer(_refusal(host))(scope, receive, send)
+                await error_answer(_refusal(host), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from fastapi import Response
 
-from engine.frontend.errors import ApiError
+from engine.frontend.anthropic.answers import MessagesError
+from engine.frontend.errors import ApiError, ErrorBody
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 
 # When a client that found the queue full may ask again: by then a request or two have ended.
@@ -16,9 +17,9 @@ JSON_TYPE = "application/json"
 
 
 def error_answer(
-    error: ApiError, *, request_id: str | None = None, headers: Mapping[str, str] | None = None
+    error: ApiError, path: str, *, request_id: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The answer to a request that is refused or failed, and what its line in the log says.
+    """The answer to a request of ``path`` that is refused or failed, and what its line in the log says.
 
     ``request_id`` is for what answers outside of the request's record.
     """
@@ -28,7 +29,13 @@ def error_answer(
         request_id = record.request_id
     own = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": RETRY_AFTER_S}}.get(error.status, {})
     own |= {} if request_id is None else {REQUEST_ID_HEADER: request_id}
-    return json_answer(error.body_for(request_id), status=error.status, headers={**(headers or {}), **own})
+    body = error_of_route(path, error.body_for(request_id))
+    return json_answer(body, status=error.status, headers={**(headers or {}), **own})
+
+
+def error_of_route(path: str, error: ErrorBody) -> ErrorBody | MessagesError:
+    """An error as the protocol of a route has it."""
+    return MessagesError.of(error) if f"{path}/".startswith("/v1/messages/") else error
 
 
 def json_answer(

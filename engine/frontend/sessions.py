@@ -347,15 +347,15 @@ class Session:
         try:
             pieces = self.pieces()
             self.has_begun = self.has_begun or bool(pieces)
-            part = _events(event for index, piece in pieces for event in self._shape.events(index, piece))
+            part = written(event for index, piece in pieces for event in self._shape.events(index, piece))
             if self.is_over:
                 self.is_told = True
-                part += _events(self._shape.last_events()) + self._shape.end
+                part += written(self._shape.last_events()) + self._shape.end
         except ApiError as exc:
             if not self.has_begun:
                 raise
             self.is_told = True
-            part = _events([self._shape.failure(exc.body_for(self._request_id))])
+            part = written([self._shape.failure(exc.body_for(self._request_id))])
         return part
 
     def collect(self) -> bool:
@@ -512,7 +512,7 @@ def _split(output: TokenOutput) -> list[TokenOutput]:
     return [*parts, msgspec.structs.replace(output, prompt_logprobs=last)]
 
 
-def _events(events: Iterable[msgspec.Struct]) -> bytes:
+def written(events: Iterable[msgspec.Struct]) -> bytes:
     """Server-sent events as they are written; those of a tagged kind have its name."""
     return b"".join([_named(event) + b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
 

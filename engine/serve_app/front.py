@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Final
@@ -22,11 +23,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.frontend.body_reader import BodyReader
-from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.host_check import HostCheck
+from engine.frontend.openai.response_answers import ResponseError
 from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.frontend.request_log import REQUEST_ID_HEADER
-from engine.frontend.responses import error_answer
+from engine.frontend.responses import error_answer, error_of_route
+from engine.frontend.sessions import written
 from engine.serve_app.passed import Engines, Head, PassedRequest, ReplicaLostError
 from engine.serve_app.prompt import prefix_of
 from engine.settings import ServerSettings
@@ -59,6 +62,8 @@ _EVENTS: Final = "text/event-stream"
 _END_OF_EVENT: Final = b"\n\n"
 # A request may have caused the death of its engine; this bounds how many engines it may end.
 _MOST_LOST: Final = 2
+# The number of an event of a response.
+_NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)', re.MULTILINE)
 _REFUSALS: Final = frozenset({429, 503})
 
 
@@ -139,7 +144,7 @@ class _Front:
                 head = await anext(parts)
                 assert isinstance(head, Head), f"an answer begins with its head, got {type(head).__name__}"
                 if head.status == 200 and (head.header("content-type") or "").startswith(_EVENTS):
-                    return StreamingResponse(_events(parts, head), head.status, _headers(head))
+                    return StreamingResponse(_events(asked, parts, head), head.status, _headers(head))
                 body = await _whole(parts)
             except ApiError as exc:
                 # No engine is left that could take it.
@@ -164,24 +169,33 @@ async def _whole(parts: AsyncIterator[Head | bytes]) -> bytes:
     return b"".join([part async for part in parts if isinstance(part, bytes)])
 
 
-async def _events(parts: AsyncIterator[Head | bytes], head: Head) -> AsyncIterator[bytes]:
+async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head: Head) -> AsyncIterator[bytes]:
     """A stream's events as they come, whole ones only, and an error as the last one when its engine is lost."""
-    rest = b""
+    rest = told = b""
     try:
         async for part in parts:
             assert isinstance(part, bytes), "an answer has one head"
             rest += part
             end = rest.rfind(_END_OF_EVENT) + len(_END_OF_EVENT)
             if end >= len(_END_OF_EVENT):
-                yield rest[:end]
-                rest = rest[end:]
+                told, rest = rest[:end], rest[end:]
+                yield told
         if rest:
             yield rest
     except (ApiError, ReplicaLostError) as exc:
         error = ApiError.unavailable(f"the stream was cut: {exc}; ask again")
-        yield b"data: " + msgspec.json.encode(error.body_for(head.header(REQUEST_ID_HEADER))) + _END_OF_EVENT
+        yield written([_last_event(asked, error.body_for(head.header(REQUEST_ID_HEADER)), told)])
     finally:
         await _close(parts)
+
+
+def _last_event(asked: PassedRequest, error: ErrorBody, told: bytes) -> msgspec.Struct:
+    """The error that ends a stream, as the route's protocol has it, after the events that were ``told`` last."""
+    path = asked.target.partition("?")[0]
+    if path != "/v1/responses":
+        return error_of_route(path, error)
+    numbers = _NUMBER.findall(told)
+    return ResponseError.of(error, int(numbers[-1]) + 1 if numbers else 0)
 
 
 async def _close(parts: AsyncIterator[Head | bytes]) -> None:
@@ -198,7 +212,7 @@ def _headers(head: Head) -> dict[str, str]:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     """An error of the front's own, with the id that the engines know the request by. Serve adds the id's header."""
-    answer = error_answer(error, request_id=request.headers.get(REQUEST_ID_HEADER))
+    answer = error_answer(error, request.url.path, request_id=request.headers.get(REQUEST_ID_HEADER))
     if REQUEST_ID_HEADER in answer.headers:
         del answer.headers[REQUEST_ID_HEADER]
     return answer

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.frontend.errors import ErrorBody
+
 
 class TextContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
     text: str
@@ -103,6 +105,10 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
     error: Any
     request_id: str | None
+
+    @classmethod
+    def of(cls, error: ErrorBody) -> MessagesError:
+        return cls(error=error.error, request_id=error.error.request_id)
 
 
 MESSAGE_EVENTS = (MessageStart, BlockStart, BlockGrowth, BlockStop, MessageGrowth, MessageStop, MessagesError)

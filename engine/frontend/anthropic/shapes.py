@@ -96,7 +96,7 @@ class MessageShape(BlockShape):
 
     def failure(self, error: ErrorBody) -> msgspec.Struct:
         """The error in the protocol's shape."""
-        return MessagesError(error=error.error, request_id=error.error.request_id)
+        return MessagesError.of(error)
 
     def _shown(self, change: Change) -> Iterator[msgspec.Struct]:
         block = change.block

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.frontend.errors import ErrorBody
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -196,6 +198,12 @@ class ResponseError(_Event, frozen=True, kw_only=True, tag="error"):
     message: str
     param: str | None
     error: Any
+
+    @classmethod
+    def of(cls, error: ErrorBody, sequence_number: int) -> ResponseError:
+        detail = error.error
+        told = {"code": str(detail.code), "message": detail.message, "param": detail.param}
+        return cls(sequence_number=sequence_number, error=detail, **told)
 
 
 RESPONSE_EVENTS = (

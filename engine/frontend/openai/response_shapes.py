@@ -131,14 +131,7 @@ class ResponseShape(BlockShape):
 
     def failure(self, error: ErrorBody) -> msgspec.Struct:
         """An event of the protocol."""
-        detail = error.error
-        return ResponseError(
-            sequence_number=self._next(),
-            code=str(detail.code),
-            message=detail.message,
-            param=detail.param,
-            error=detail,
-        )
+        return ResponseError.of(error, self._next())
 
     def _shown(self, change: Change) -> Iterator[msgspec.Struct]:
         block = change.block

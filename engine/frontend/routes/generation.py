@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine.frontend.answer import Decoder
-from engine.frontend.anthropic.answers import MESSAGE_EVENTS, MessageAnswer
+from engine.frontend.anthropic.answers import MESSAGE_EVENTS, MessageAnswer, MessagesError
 from engine.frontend.anthropic.bodies import MessagesBody
 from engine.frontend.anthropic.shapes import MessageShape, message_order
 from engine.frontend.body_reader import BodyReader, unless_gone
@@ -117,7 +117,12 @@ class GenerationRoutes:
         )
         router.post("/v1/responses", **responses)(self.responses)
         messages = description.route(
-            body=MessagesBody, answer=MessageAnswer, events=MESSAGE_EVENTS, errors=ERRORS, tag=ANTHROPIC
+            body=MessagesBody,
+            answer=MessageAnswer,
+            events=MESSAGE_EVENTS,
+            errors=ERRORS,
+            failure=MessagesError,
+            tag=ANTHROPIC,
         )
         router.post("/v1/messages", **messages)(self.messages)
         router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))(self.embeddings)

@@ -14,7 +14,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, JsonValue, model_validator
 
-from engine.frontend.anthropic.answers import TokenCount
+from engine.frontend.anthropic.answers import MessagesError, TokenCount
 from engine.frontend.anthropic.bodies import CountTokensBody
 from engine.frontend.anthropic.shapes import token_count
 from engine.frontend.body_reader import BodyReader, unless_gone
@@ -116,7 +116,9 @@ def add_tokenization(
         """Say which text token ids are."""
         return await answer(DETOKENIZE, request)
 
-    counted = description.route(body=CountTokensBody, answer=TokenCount, errors=(404,), tag=TOKENS)
+    counted = description.route(
+        body=CountTokensBody, answer=TokenCount, errors=(404,), failure=MessagesError, tag=TOKENS
+    )
 
     @router.post("/v1/messages/count_tokens", **counted)
     async def count_tokens(request: Request) -> Response:

@@ -195,6 +195,25 @@ def test_a_message_is_refused_by_the_name_of_its_field(
     assert words in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/messages", 400),
+        ("POST", "/v1/messages/count_tokens", 400),
+        ("GET", "/v1/messages", 405),
+        ("POST", "/v1/messages/batches", 404),
+    ],
+)
+def test_each_error_of_messages_has_the_protocol_s_shape(
+    server: RealServer, method: str, path: str, status: int
+) -> None:
+    """A05: as its clients read it; the error inside is the one of all routes."""
+    answer = server.http.request(method, path, json=None if method == "GET" else {"model": "m"})
+    body = answer.json()
+    assert (answer.status_code, body["type"], body["error"]["code"]) == (status, "error", status)
+    assert body["request_id"] == body["error"]["request_id"] == answer.headers["x-request-id"]
+
+
 def test_a_message_has_its_thinking_its_text_and_its_calls(server: RealServer) -> None:
     answer = message(server).json()
     thinking, text, *calls = answer["content"]

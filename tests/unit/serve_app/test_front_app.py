@@ -93,6 +93,24 @@ def test_a_stream_whose_engine_is_lost_ends_with_an_error() -> None:
     assert "its replica is gone" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/responses", {"type": "error", "sequence_number": 8, "code": "503", "param": None}),
+        ("/v1/messages", {"type": "error", "request_id": "r-1"}),
+    ],
+)
+def test_a_lost_engine_ends_a_stream_by_an_event_of_its_protocol(path: str, expected: dict[str, object]) -> None:
+    said = b'event: x\ndata: {"type":"x","sequence_number":7,"delta":"\\"sequence_number\\":9"}\n\n'
+    engines = PlayedEngines([head(headers=EVENTS), said, ReplicaLostError("its replica is gone")])
+    answer = answer_of(engines, path=path, json={}).text.removeprefix(said.decode())
+    name, data, *_ = answer.split("\n")
+    event = json.loads(data.removeprefix("data: "))
+    assert name == "event: error"
+    assert {key: event[key] for key in expected} == expected
+    assert "its replica is gone" in event["error"]["message"]
+
+
 def test_an_engine_that_is_lost_before_its_first_word_is_replaced_once() -> None:
     lost = [ReplicaLostError("gone")]
     engines = PlayedEngines(lost, [head(), b"{}"])
