@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
-from scripted.core.tokens import tokens_alone
 from scripted.core.violation import Bounds, Violation
 
 _OWN_ENDS: Final = ("length", "stop")
@@ -133,7 +132,7 @@ class Account:
     def _compare(self, life: Life, context_tokens: int, reason: str | None) -> None:
         message, said = life.message, life.said
         most = min(message.max_new_tokens, context_tokens - len(message.prompt_ids))
-        alone = tokens_alone(message.prompt_ids, most, message.stop_token_ids)
+        alone = message.alone(most)
         if tuple(said) != alone[: len(said)]:
             raise Violation(f"{message.rid} says {said}, but alone it says {list(alone)}")
         if reason in _OWN_ENDS:
@@ -226,6 +225,11 @@ class Account:
         life.launched = True
         life.computed = comes_next
         life.since = self.step
+
+    def goes_on(self, rid: str, position: int) -> None:
+        """What a request computed last is now known to end before this position."""
+        if rid in self.live and self.live[rid].computed is not None:
+            self.live[rid].computed = position
 
     def lose_blocks(self, rids: Iterable[str]) -> None:
         """These were preempted: they compute again."""

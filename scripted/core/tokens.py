@@ -10,6 +10,8 @@ import functools
 from collections.abc import Sequence
 from typing import Final
 
+from scripted.core.masks import STATES, state_after
+
 # Fingerprints have 30 bits, one digit of Python's integers: a link of the chain costs 60 % of one with 64 bits.
 MASK: Final = 2**30 - 1
 # Multipliers of the PCG (32 bits) and SplitMix64 generators; any odd ones would do.
@@ -39,28 +41,49 @@ def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
 _chain_of_prompt: Final = functools.lru_cache(maxsize=_PROMPTS_KEPT)(_chain)
 
 
-def next_token(fingerprint: int, alphabet: int = TOKENS) -> int:
-    """What the model says after the tokens of this fingerprint."""
-    return FIRST_TOKEN + (fingerprint * MIX >> 40) % alphabet
+def root_of(lora: int) -> int:
+    """The fingerprint before the first token of a request: what a LoRA computes is like nothing that another does."""
+    return (START ^ lora * CHAIN) & MASK
 
 
-def guesses(fingerprint: int, count: int) -> tuple[int, ...]:
-    """``count`` guesses at what comes next: the first few are right, how many depends on the fingerprint."""
+def next_token(fingerprint: int, alphabet: int = TOKENS, state: int | None = None) -> int:
+    """What the model says after the tokens of this fingerprint; with a grammar in this state, what that allows."""
+    token = FIRST_TOKEN + (fingerprint * MIX >> 40) % alphabet
+    if state is None:
+        return token
+    token += (state - token) % STATES
+    return token if token < FIRST_TOKEN + TOKENS else token - STATES
+
+
+def guesses(fingerprint: int, count: int, state: int | None = None) -> tuple[int, ...]:
+    """``count`` guesses at what comes next: the first few are right, how many depends on the fingerprint.
+
+    Of the wrong ones some are allowed by the grammar, and some are not.
+    """
     right, made = fingerprint % (count + 1), []
+    wrong = 1 if state is None or fingerprint & 1 else STATES
     for place in range(count):
-        token = next_token(fingerprint)
-        made.append(token if place < right else FIRST_TOKEN + (token - FIRST_TOKEN + 1) % TOKENS)
+        token = next_token(fingerprint, TOKENS, state)
+        made.append(token if place < right else FIRST_TOKEN + (token - FIRST_TOKEN + wrong) % TOKENS)
         fingerprint = links_of(fingerprint, made[-1:])[-1]
+        state = None if state is None else state_after(made[-1:], state)
     return tuple(made)
 
 
 @functools.lru_cache(maxsize=4096)
-def tokens_alone(prompt: tuple[int, ...], max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+def tokens_alone(
+    prompt: tuple[int, ...],
+    max_new_tokens: int,
+    stop_token_ids: tuple[int, ...],
+    lora: int = 0,
+    *,
+    masked: bool = False,
+) -> tuple[int, ...]:
     """Every token of a request that nothing disturbs, the stop token included."""
-    fingerprint = links_of(START, prompt)[-1]
+    fingerprint = links_of(root_of(lora), prompt)[-1]
     said: list[int] = []
     while len(said) < max_new_tokens:
-        token = next_token(fingerprint)
+        token = next_token(fingerprint, TOKENS, state_after(said) if masked else None)
         said.append(token)
         if token in stop_token_ids:
             break

@@ -21,6 +21,9 @@ _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
+# Of a request, what is said in a schedule and in a script by the same name, and is 0 without it.
+_NUMBERS: Final = ("priority", "lora", "grammar")
+_GRAMMARS: Final = (0, 1, -1)
 # Arguments of start_req that say something to an engine with a model, at the value that says nothing.
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "ignore_eos": False,
@@ -43,6 +46,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
+    ``lora`` computes it, 0 is none; ``grammar`` masks its tokens with 1, and does not compile with -1.
     """
 
     rid: str
@@ -53,6 +57,8 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     stop: int | None = None
     shared: int = 0
     tail: int = 0
+    lora: int = 0
+    grammar: int = 0
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = ("start b prompt=20 new=3", "start b prompt=40 seed=1 priority=1 stop=7")
@@ -74,22 +80,26 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         rid: str | None = None,
         stop_token_ids: Sequence[int] = (),
         priority: int = 0,
+        lora: int = 0,
+        grammar: int = 0,
         **others: Any,
     ) -> Any:
         """Begin a request with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``, whose bytes are its tokens.
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. With ``shared_len`` only
-        that many are those of ``prompt_seed``, and the others are those of ``tail_seed``. A rid is free again when its
-        request has ended. Other arguments of ``start_req`` are taken at the value that changes nothing.
+        that many are those of ``prompt_seed``, and the others are those of ``tail_seed``. ``lora`` is the number of the
+        LoRA that computes it; with ``grammar=1`` its tokens are masked, and with -1 its grammar does not compile. A rid
+        is free again when its request has ended. Other arguments of ``start_req`` are taken at the value that changes
+        nothing.
         """
         _check_neutral(t, others)
-        if priority and not t.run.adapter.limits_of(t.run.config)[1].priority:
-            raise BadCall(f"start_req() takes no priority, because {t.run.adapter.name} declares none")
+        _check_declared(t, priority, lora, grammar)
         prompt = _prompt_of(prompt_len, prompt_ids, text, prompt_seed, shared_len, tail_seed)
         check_count("start_req()", "max_new_tokens", max_new_tokens)
         stops = _tokens("stop_token_ids", stop_token_ids)
         name = _free_rid(t, rid)
-        return t.run.start(message_of(t.run, name, prompt, max_new_tokens, stops, priority))
+        more = {"stop_token_ids": stops, "priority": priority, "lora": lora, "grammar": grammar}
+        return t.run.start(message_of(t.run, name, prompt, max_new_tokens, **more))
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -100,13 +110,14 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         """The next step sees it, unless one of this name is alive."""
         if not run.is_live(self.rid):
             stops = () if self.stop is None else (self.stop,)
-            message = message_of(run, self.rid, self.prompt_ids, self.new, stops, self.priority)
+            more = {"stop_token_ids": stops, "priority": self.priority, "lora": self.lora, "grammar": self.grammar}
+            message = message_of(run, self.rid, self.prompt_ids, self.new, **more)
             run.device.begin(message)
             run.give(message)
 
     def verbs(self) -> tuple[Verb, ...]:
         """``t.start_req(rid="a", prompt_len=20, prompt_seed=0, max_new_tokens=2)``."""
-        more: dict[str, Any] = {"priority": self.priority} if self.priority else {}
+        more: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name)}
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
         more |= {"shared_len": self.shared, "tail_seed": self.tail} if self.shared else {}
         return (
@@ -131,8 +142,10 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         limits, can = base.limits
         starts = [start for start in base.starts if isinstance(start, cls)]
         urgent = max((start.priority for start in starts), default=0) + 1 if can.priority else 0
-        for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
-            yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent)
+        for prompt, seed, lora, grammar in dict.fromkeys((s.prompt, s.seed, s.lora, s.grammar) for s in starts):
+            yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, grammar=grammar)
+            if lora:
+                yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora % can.loras + 1)
         yield cls(rid=_PRESSURE_RID, prompt=_half_of(limits, can), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
@@ -151,19 +164,14 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
             shared=recipe.shared,
             tail=recipe.tail,
             priority=event.priority,
+            lora=event.lora,
+            grammar=event.grammar,
         )
 
 
-def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, stops: tuple[int, ...], priority: int) -> Add:
+def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, **more: Any) -> Add:
     """The message of a request; no other of its rid is alive."""
-    return Add(
-        rid=rid,
-        prompt_ids=prompt,
-        max_new_tokens=new,
-        stop_token_ids=stops,
-        priority=priority,
-        arrival=run.oracle.arrive(rid),
-    )
+    return Add(rid=rid, prompt_ids=prompt, max_new_tokens=new, arrival=run.oracle.arrive(rid), **more)
 
 
 def _half_of(limits: Limits, can: Capabilities) -> int:
@@ -339,6 +347,20 @@ def actions_of(can: Capabilities) -> tuple[type[Action], ...]:
 
 
 # -- what start_req takes --
+
+
+def _check_declared(t: Any, priority: int, lora: int, grammar: int) -> None:
+    can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
+    known = {"priority": can.priority, "lora": can.loras, "grammar": can.grammars}
+    for name, value in {"priority": priority, "lora": lora, "grammar": grammar}.items():
+        if value and not known[name]:
+            raise BadCall(
+                f"start_req() takes no {name}, because {t.run.adapter.name} declares none in this configuration"
+            )
+    if not isinstance(lora, int) or not 0 <= lora <= can.loras:
+        raise BadCall(f"start_req() takes a lora from 0 to {can.loras}, got {lora!r}")
+    if grammar not in _GRAMMARS:
+        raise BadCall(f"start_req() takes grammar 0, 1 or -1, got {grammar!r}")
 
 
 def _check_neutral(t: Any, others: Mapping[str, Any]) -> None:

@@ -47,7 +47,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     batches. ``preemption``: a request may lose its blocks and compute again. ``priority``: a higher one goes first.
     ``speculative_tokens``: guesses that are verified in one share. ``answers_aborts``: an abort of a live request is
     answered by a last reply with ``abort``; without it the request has ended for its client when it was aborted.
-    ``late_launches``: how often a request may still be launched after its abort, before its next result ends it.
+    ``grammars``: the tokens of a request may be masked. ``loras``: so many LoRAs are known, of which requests that are
+    computed together have ``loras_together`` at most. ``late_launches``: how often a request may still be launched
+    after its abort, before its next result ends it.
     """
 
     flush: bool = True
@@ -58,5 +60,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     preemption: bool = True
     priority: bool = False
     speculative_tokens: int = 0
+    grammars: bool = False
+    loras: int = 0
+    loras_together: int = 0
     answers_aborts: bool = True
     late_launches: int = 0

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import msgspec
 
+from scripted.core.tokens import tokens_alone
+
 # -- events: what a step is given, in order --
 
 
 class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """A request arrives. ``arrival`` counts the requests of a run; a higher ``priority`` goes first, where declared.
 
-    It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``.
+    It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``. ``lora``
+    computes it, where there are any; 0 is none. With ``grammar`` 1 its tokens are masked; one of -1 does not compile,
+    and the request ends with an error.
     """
 
     rid: str
@@ -22,6 +26,12 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     stop_token_ids: tuple[int, ...] = ()
     priority: int = 0
     arrival: int = 0
+    lora: int = 0
+    grammar: int = 0
+
+    def alone(self, most: int) -> tuple[int, ...]:
+        """The first ``most`` tokens that it says where nothing disturbs it."""
+        return tokens_alone(self.prompt_ids, most, self.stop_token_ids, self.lora, masked=self.grammar > 0)
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -183,13 +193,15 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     """The output of one step.
 
     ``preempted`` are requests that lost their blocks and will compute again from the beginning. ``loads`` came from
-    outside. ``again``: a step without any event may do more. ``deadline``: the time at which a step is due although
-    nothing happens.
+    outside. ``verified``: of the guesses that a request has in the last batch, so many may hold, which was not known
+    when it was launched. ``again``: a step without any event may do more. ``deadline``: the time at which a step is due
+    although nothing happens.
     """
 
     microbatch: Batch | None = None
     replies: tuple[Reply, ...] = ()
     preempted: tuple[str, ...] = ()
     loads: tuple[Load, ...] = ()
+    verified: tuple[tuple[str, int], ...] = ()
     again: bool = False
     deadline: float | None = None

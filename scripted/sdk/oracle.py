@@ -71,7 +71,12 @@ class SdkOracle(Oracle):
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
             blocks += -(-tokens // size)
-        return blocks <= self._limits.blocks and len(self.account.live) <= self._limits.batch_requests
+        loras = {life.message.lora for life in self.account.live.values()} - {0}
+        return (
+            blocks <= self._limits.blocks
+            and len(self.account.live) <= self._limits.batch_requests
+            and len(loras) <= self._can.loras_together
+        )
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
@@ -87,6 +92,8 @@ class SdkOracle(Oracle):
         for event in events:
             self._follow(event)
         self.account.lose_blocks(stepped.preempted)
+        for rid, position in pipeline.shortened.items():
+            self.account.goes_on(rid, position)
         for load in stepped.loads:
             self._take_load(load)
         for reply in stepped.replies:
@@ -104,6 +111,9 @@ class SdkOracle(Oracle):
         match event:
             case Add():
                 self.account.begin(event)
+                if event.grammar < 0:
+                    # Before it is computed, its grammar fails.
+                    self.account.fail([event.rid])
             case Abort():
                 self.account.abort(event.rid)
             case FlushCache():
@@ -144,6 +154,11 @@ class SdkOracle(Oracle):
     def _check_batch(self, batch: Batch, pipeline: SimulatedRunner) -> None:
         self.launch(batch.id, [share.rid for share in batch.shares], sum(share.count for share in batch.shares))
         self._batches[batch.id] = batch
+        loras = {pipeline.lora_of(share.rid) for share in batch.shares} - {0}
+        if len(loras) > self._can.loras_together:
+            raise Violation(
+                f"batch {batch.id} has requests of {len(loras)} LoRAs, of at most {self._can.loras_together}"
+            )
         # What a window left behind is not counted: its table names blocks that are others' by now.
         blocks = {block for share in batch.shares for block in share.block_ids}
         if len(blocks) > self._limits.blocks:

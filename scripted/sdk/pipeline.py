@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from scripted.core.tokens import START, guesses, links_of, next_token
+from scripted.core.masks import state_after
+from scripted.core.tokens import guesses, links_of, next_token, root_of
 from scripted.core.violation import Bounds, Violation
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Load, Share, Stepped
@@ -25,21 +26,40 @@ _NONSENSE: Final = 999_999_999
 class _Tokens:
     """The tokens of a request with those that were sampled, and the fingerprint after each.
 
-    ``computed`` is the position that comes next, ``guessed`` what its last share guessed to come next.
+    ``computed`` is the position that comes next, ``guessed`` what its last share guessed to come next, and ``held`` how
+    many guesses held in it.
     """
 
-    __slots__ = ("computed", "fingerprints", "guessed", "ids")
+    __slots__ = ("computed", "fingerprints", "guessed", "held", "ids", "message")
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, message: Add) -> None:
+        self.message = message
         self.ids: list[int] = []
         self.computed = 0
         self.guessed: tuple[int, ...] = ()
-        self.fingerprints = [START]
-        self.extend(prompt)
+        self.held = 0
+        self.fingerprints = [root_of(message.lora)]
+        self.extend(message.prompt_ids)
+
+    @property
+    def mask(self) -> int | None:
+        """The state of its grammar; None without one."""
+        message = self.message
+        return state_after(self.ids[len(message.prompt_ids) :]) if message.grammar else None
 
     def extend(self, ids: Sequence[int]) -> None:
         self.ids += ids
         self.fingerprints += links_of(self.fingerprints[-1], ids)[1:]
+
+    def guess(self, count: int) -> None:
+        """What comes next, maybe."""
+        self.guessed = guesses(self.fingerprints[-1], count, self.mask) if count else ()
+
+    def hold(self, most: int, count: int) -> None:
+        """No more than so many guesses of the last share may hold."""
+        self.cut(len(self.ids) - self.held + most)
+        self.computed, self.held = len(self.ids) - 1, most
+        self.guess(count)
 
     def cut(self, count: int) -> None:
         """Forget all but the first ``count``."""
@@ -70,10 +90,12 @@ class SimulatedRunner:
         # Requests of the last batch that were computed from KV which did not arrive.
         self.spoilt: set[str] = set()
         self._may_be_spoilt = False
+        # Of whom fewer guesses held than the device had found right, and the position that comes next.
+        self.shortened: dict[str, int] = {}
 
     def begin(self, request: Add) -> None:
         """A request begins, or begins again under an old name."""
-        self._requests[request.rid] = _Tokens(request.prompt_ids)
+        self._requests[request.rid] = _Tokens(request)
         self._missing.pop(request.rid, None)
 
     def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
@@ -84,6 +106,12 @@ class SimulatedRunner:
                 self._flushes += 1
         for load in stepped.loads:
             self._load(load)
+        self.shortened = {}
+        for rid, most in stepped.verified:
+            tokens = self._requests[rid]
+            if tokens.held > most:
+                tokens.hold(most, self._speculative_tokens)
+                self.shortened[rid] = tokens.computed
 
     def fail_next_batch(self) -> None:
         """Compute nothing of the next batch."""
@@ -92,6 +120,10 @@ class SimulatedRunner:
     def known_tokens(self, rid: str) -> int:
         """Tokens of a request, those in flight included."""
         return len(self._requests[rid].ids) if rid in self._requests else 0
+
+    def lora_of(self, rid: str) -> int:
+        """What computes a request; 0 for none."""
+        return self._requests[rid].message.lora if rid in self._requests else 0
 
     # -- the pipeline protocol --
 
@@ -168,7 +200,8 @@ class SimulatedRunner:
     def _load(self, load: Load) -> None:
         """What comes from outside is written; of what does not come it is known that it is not there."""
         self._may_be_spoilt |= bool(load.missing)
-        for position, fingerprint in enumerate(links_of(START, load.token_ids)[load.start + 1 :], load.start):
+        root = self._requests[load.rid].fingerprints[0]
+        for position, fingerprint in enumerate(links_of(root, load.token_ids)[load.start + 1 :], load.start):
             index, slot = divmod(position, self._size)
             block = load.block_ids[index]
             self._blocks.setdefault(block, [0] * self._size)[slot] = _SPOILT if block in load.missing else fingerprint
@@ -257,15 +290,16 @@ class SimulatedRunner:
         """What comes next; after each guess that was right, what comes after it as well."""
         said = []
         for guess in (*drafts, None):
-            said.append(next_token(tokens.fingerprints[-1]))
+            said.append(next_token(tokens.fingerprints[-1], state=tokens.mask))
             tokens.extend(said[-1:])
             if guess != said[-1]:
                 break
+        tokens.held = len(said) - 1
         return tuple(said)
 
     def _guess(self, rid: str, emits: bool) -> tuple[int, ...]:
-        tokens, count = self._requests[rid], self._speculative_tokens
-        tokens.guessed = guesses(tokens.fingerprints[-1], count) if emits and count else ()
+        tokens = self._requests[rid]
+        tokens.guess(self._speculative_tokens if emits else 0)
         return tokens.guessed
 
     def _tokens_of(self, share: Share) -> _Tokens:

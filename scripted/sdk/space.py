@@ -16,11 +16,14 @@ from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
+from scripted.sdk.capabilities import Capabilities
 from scripted.search.generated import EVENT, REQUEST_FEATURES, Marks, Row, drawn_events, drawn_requests, event_kinds
 
 _OTHER: Final = "other"
 _TRIPLES: Final = ("requests", "prompts", "sharing")
+_OWN: Final = ("priorities", "loras", "grammars")
 _PRIORITIES: Final = (0, 1, 1, 2, 5)
+_GRAMMARS: Final = (0, 0, 1, 1, 1, 1, -1)
 _LONGEST: Final = 80
 # How many values of settings are tried together before they count as refused.
 _TRIES: Final = 8
@@ -31,7 +34,7 @@ class SchedulerSpace:
 
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
     values the others, and a number is halved, doubled or moved by one. A target with an event of ``actions`` has the
-    settings that it needs.
+    settings that it needs, and so has one with ``requests`` of a kind: priorities, loras, grammars.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class SchedulerSpace:
         config: type[msgspec.Struct],
         settings: Mapping[str, Sequence[Any]],
         actions: Mapping[type[Action], Mapping[str, Sequence[Any]]],
+        requests: Mapping[str, Mapping[str, Sequence[Any]]],
     ) -> None:
         self._adapter = adapter
         self._default = config()
@@ -50,6 +54,7 @@ class SchedulerSpace:
             values = (*settings.get(name, ()), *_others(hints[name], default))
             self._settings[name] = tuple(dict.fromkeys(value for value in values if value != default))
         self._needed = {EVENT + str(action.__struct_config__.tag): needed for action, needed in actions.items()}
+        self._needed |= requests
         self._is_possible: Callable[[Any], bool] = functools.lru_cache(maxsize=4096)(self._makes_a_machine)
 
     @functools.cached_property
@@ -57,7 +62,6 @@ class SchedulerSpace:
         """Settings, requests, events. Raises ScriptDefinitionError where the default makes no machine."""
         self._adapter.new_parts(self._default, record=False)
         alone = Schedule(self._default, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
-        priorities = {"priorities": ("some",)} if self._adapter.limits_of(self._default)[1].priority else {}
         return {
             **{
                 name: (_OTHER,)
@@ -65,7 +69,7 @@ class SchedulerSpace:
                 if any(self._is_possible(self._with({name: value})) for value in values)
             },
             **REQUEST_FEATURES,
-            **priorities,
+            **self._declared(),
             **dict.fromkeys((*event_kinds(alone), *self._kinds_needing()), ("on",)),
         }
 
@@ -74,9 +78,25 @@ class SchedulerSpace:
         """What wants memory at once."""
         return _TRIPLES
 
+    def _declared(self) -> dict[str, tuple[str, ...]]:
+        """What requests may have with the default settings, or with those that it needs."""
+        can = [self._can_of({})]
+        can += [self._can_of({name: values[0] for name, values in self._needed.get(one, {}).items()}) for one in _OWN]
+        declared = {
+            "priorities": any(one.priority for one in can),
+            "loras": any(one.loras for one in can),
+            "grammars": any(one.grammars for one in can),
+        }
+        return {name: ("some",) for name, is_there in declared.items() if is_there}
+
+    def _can_of(self, values: Mapping[str, Any]) -> Capabilities:
+        return self._adapter.limits_of(self._with(values))[1]
+
     def _kinds_needing(self) -> Iterator[str]:
         """Kinds of events that can be added where their settings are as they need them."""
         for kind, needed in self._needed.items():
+            if kind in _OWN:
+                continue
             config = self._with({name: values[0] for name, values in needed.items()})
             alone = Schedule(config, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
             yield from (known for known in event_kinds(alone) if known == kind)
@@ -106,6 +126,10 @@ class SchedulerSpace:
         for step, fields in drawn_requests(row, rng, marks):
             if "priorities" in row and can.priority:
                 fields["priority"] = rng.choice(_PRIORITIES)
+            if "loras" in row and can.loras:
+                fields["lora"] = rng.randint(0, can.loras)
+            if "grammars" in row and can.grammars:
+                fields["grammar"] = rng.choice(_GRAMMARS)
             placed.append(Placed(step, SubmitRequest(**fields)))
         schedule = Schedule(config, (), self._adapter.name).with_placed(placed)
         return schedule.with_placed(list(drawn_events(row, rng, schedule)))

@@ -25,7 +25,6 @@ from typing import Any, Final
 from scripted.core.phrases import text_of as words_of
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
-from scripted.core.tokens import tokens_alone
 from scripted.core.verb import variable_of
 from scripted.core.violation import Violation
 from scripted.core.written import WrittenTest
@@ -242,7 +241,7 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
         return _assert(rule, said)
     for life in run.oracle.account.lives:
         message = life.message
-        alone = list(tokens_alone(message.prompt_ids, message.max_new_tokens, message.stop_token_ids))
+        alone = list(message.alone(message.max_new_tokens))
         if life.said != alone[: len(life.said)] and "said_of" in helpers:
             heard = f"said = said_of([{', '.join(calls.named(standalone.update))}], {calls.names[message.rid]!r})"
             return [heard, *_assert(f"said == {alone}[: len(said)]", said)]

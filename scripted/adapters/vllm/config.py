@@ -16,9 +16,11 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ``num_gpu_blocks`` counts the null block, which no request gets. ``model_runner`` is the version of vLLM's model
     runner that plans are made for. With a ``sliding_window`` some layers attend to so many tokens alone, and the cache
-    has two groups. ``kv_connector`` says how a connector loads, if there is one: ``kv_offered_tokens``
-    of each prompt are outside, and an ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the
-    blocks of a request that ended are kept until it is saved.
+    has two groups. ``kv_connector`` says how a connector loads, if there is one: ``kv_offered_tokens`` of each prompt
+    are outside, and an ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the blocks of a request
+    that ended are kept until it is saved. With ``structured_output`` requests may have grammars, each of which is
+    compiled in ``grammar_steps``. With ``max_loras``, 0 for none, three LoRAs are known, and so many may be computed
+    together.
     """
 
     block_size: int = 4
@@ -45,6 +47,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_offered_tokens: int = 8
     kv_transfer_steps: int = 2
     kv_saves: bool = False
+    structured_output: bool = False
+    grammar_steps: int = 1
+    max_loras: int = 0
 
     def __post_init__(self) -> None:
         room = (self.num_gpu_blocks - 1) * self.block_size
@@ -52,7 +57,10 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             (min(self.block_size, self.max_num_batched_tokens, self.max_num_seqs) >= 1, "sizes are 1 or more"),
             (self.pipeline_parallel_size >= 1, "pipeline_parallel_size is 1 or more"),
             (self.num_speculative_tokens >= 0, "num_speculative_tokens is 0 or more"),
-            (self.sliding_window >= 0, "sliding_window is 0 or more"),
+            (
+                min(self.sliding_window, self.grammar_steps, self.max_loras) >= 0,
+                "sliding_window, grammar_steps and max_loras are 0 or more",
+            ),
             (
                 not (self.sliding_window and self.has_connector),
                 "the connector of this adapter loads one group: sliding_window goes with kv_connector='none'",

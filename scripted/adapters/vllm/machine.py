@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from scripted.adapters.vllm.actions import HOLD_GRAMMARS, RELEASE_GRAMMARS
 from scripted.adapters.vllm.config import VllmSettings
+from scripted.adapters.vllm.grammar import masks_of
+from scripted.adapters.vllm.grammars import Grammars
 from scripted.adapters.vllm.ids import id_at, rid_of
 from scripted.adapters.vllm.kv_events import Subscriber
 from scripted.adapters.vllm.parts import new_request, new_scheduler, result_of
 from scripted.adapters.vllm.runner_view import RunnerView
 from scripted.adapters.vllm.transfers import Transfers
+from scripted.core.masks import is_allowed
 from scripted.sdk import (
     Abort,
     Add,
@@ -27,9 +32,11 @@ from scripted.sdk import (
     PauseMode,
     Refused,
     Resume,
+    Share,
     Signal,
     Stepped,
     Tokens,
+    Violation,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +54,24 @@ PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT)
 _EMPTY_PLANS: Final = 3
 
 
+# What a worker says that was told to mask for another token: no grammar knows it, and no model says it.
+_MASKED: Final = 0
+
+
+class _Flight(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan whose result is not in. Of one that computes nothing there is no batch, and no result to wait for.
+
+    ``guesses`` are those that it was made with, and ``masks`` those that the workers were given: ``masks_of``.
+    """
+
+    plan: Any
+    shares: tuple[Share, ...]
+    guesses: Mapping[str, tuple[int, ...]]
+    transferred: Any
+    batch: Batch | None = None
+    masks: Mapping[str, tuple[int, Sequence[int | None]]] = {}
+
+
 class VllmMachine:
     """A new scheduler of these settings, driven as ``EngineCore.step_with_batch_queue`` does it.
 
@@ -60,8 +85,14 @@ class VllmMachine:
             self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
         self._runner = RunnerView(settings.model_runner, settings.windows)
-        # Plans whose results are not in, in order; an empty one has no batch and no result to wait for.
-        self._in_flight: deque[tuple[SchedulerOutput, Batch | None, KVConnectorOutput | None]] = deque()
+        # In order.
+        self._in_flight: deque[_Flight] = deque()
+        # The last plan samples behind tokens in flight, on which its masks depend: vLLM's engine computes it, and waits
+        # for the next result. Until then nothing but an abort gets through to the scheduler.
+        self._waits_for_masks = False
+        self._late: list[Event] = []
+        self._verified: list[tuple[str, int]] = []
+        self._grammars = Grammars(settings.grammar_steps, self.scheduler.structured_output_manager.backend)
         self._transfers = Transfers(settings, self.scheduler.connector)
         self._launched = 0
         self._steps = 0
@@ -76,6 +107,8 @@ class VllmMachine:
         self._replies, self._flushed = [], set()
         self._steps += 1
         self._transfers.begin(self._steps)
+        self._grammars.begin(self._steps)
+        self._verified = []
         for event in events:
             self._take(event)
             self._empty = 0
@@ -85,16 +118,19 @@ class VllmMachine:
             self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.block_pool)
         moved = batch is not None or preempted or self._transfers.ended
         self._empty = 0 if moved else self._empty + 1
+        go_on = self._transfers.go_on or self._grammars.go_on
         again = (
-            (self._empty < _EMPTY_PLANS or self._transfers.go_on)
+            (self._empty < _EMPTY_PLANS or go_on)
             and len(self._in_flight) < self.depth
-            and (self.scheduler.has_unfinished_requests() or self._transfers.go_on)
+            and not self._waits_for_masks
+            and (self.scheduler.has_unfinished_requests() or go_on)
         )
         return Stepped(
             microbatch=batch,
             replies=tuple(self._replies),
             preempted=preempted,
             loads=self._transfers.arrived,
+            verified=tuple(self._verified),
             again=again,
         )
 
@@ -102,7 +138,8 @@ class VllmMachine:
     def is_idle(self) -> bool:
         """No request is there, and nothing is in flight."""
         scheduler = self.scheduler
-        return not (scheduler.requests or self._in_flight or scheduler.finished_req_ids or self._transfers.under_way)
+        left = scheduler.requests or scheduler.finished_req_ids or self._transfers.under_way
+        return not (left or self._in_flight)
 
     def counts(self) -> Mapping[str, int]:
         """Requests by queue, batches in flight, transfers, blocks that are free or hold what can be evicted."""
@@ -126,9 +163,17 @@ class VllmMachine:
         """What the workers' connectors do."""
         return self._transfers
 
+    @property
+    def grammars(self) -> Grammars:
+        """What is being compiled."""
+        return self._grammars
+
     # -- events --
 
     def _take(self, event: Event) -> None:
+        if self._waits_for_masks and isinstance(event, (Add, FlushCache, Pause, Resume)):
+            self._late.append(event)
+            return
         match event:
             case Add():
                 self._add(event)
@@ -138,6 +183,8 @@ class VllmMachine:
                 self._take_result(event)
             case FlushCache():
                 self._flush(event)
+            case Signal() if event.name in (HOLD_GRAMMARS, RELEASE_GRAMMARS):
+                self._grammars.take(event)
             case Signal():
                 self._transfers.take(event)
             case Pause():
@@ -174,8 +221,11 @@ class VllmMachine:
             priority=-event.priority,
             # Those of one step came at the same time.
             arrival_time=float(self._steps),
+            lora=event.lora,
+            grammar=event.grammar,
         )
         self.scheduler.add_request(request)
+        self._grammars.add(request.request_id, event)
 
     def _end(self, rids: Sequence[str] | None) -> None:
         for request in self.scheduler.finish_requests(rids, RequestStatus.FINISHED_ABORTED):
@@ -195,16 +245,37 @@ class VllmMachine:
     # -- results --
 
     def _take_result(self, result: BatchResult) -> None:
-        plan, batch, transferred = self._in_flight.popleft()
+        flight = self._in_flight.popleft()
+        batch = flight.batch
         assert batch is not None, "empty plans do not wait for results"
         assert batch.id == result.batch_id, f"results come in order: {batch.id} before {result.batch_id}"
-        rids = list(plan.num_scheduled_tokens)
-        tokens = dict(zip(rids, result.token_ids, strict=True))
-        self._update(plan, result_of(plan, tokens, transferred))
+        ids = {rid_of(name): name for name in flight.plan.num_scheduled_tokens}
+        names = [ids[share.rid] for share in batch.shares]
+        tokens = {
+            name: _masked(said, flight.masks.get(name)) for name, said in zip(names, result.token_ids, strict=True)
+        }
+        self._update(flight.plan, result_of(flight.plan, tokens, flight.transferred))
+        drafts = DraftTokenIds(names, [list(guessed) for guessed in result.draft_ids])
         if result.draft_ids and not self._settings.async_scheduling:
-            drafts = [list(ids) for ids in result.draft_ids]
-            self.scheduler.update_draft_token_ids(DraftTokenIds(rids, drafts))
+            self.scheduler.update_draft_token_ids(drafts)
+        if self._waits_for_masks:
+            self._sample_last(drafts)
         self._skip_empty_plans()
+
+    def _sample_last(self, drafts: DraftTokenIds) -> None:
+        """The result is in that the masks of the last plan waited for."""
+        self._waits_for_masks = False
+        last = self._in_flight.pop()
+        # Copies of this machine share the plan, and only what stands here of it changes.
+        last.plan.scheduled_spec_decode_tokens = {name: [*ids] for name, ids in last.guesses.items()}
+        if drafts.draft_token_ids:
+            self.scheduler.update_draft_token_ids_in_output(drafts, last.plan)
+        last = self._with_masks(last)
+        self._in_flight.append(last)
+        self._verified += [(rid_of(name), holding) for name, (holding, _) in last.masks.items() if name in last.guesses]
+        late, self._late = self._late, []
+        for event in late:
+            self._take(event)
 
     def _update(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(plan, output).values():
@@ -215,23 +286,59 @@ class VllmMachine:
                 )
 
     def _skip_empty_plans(self) -> None:
-        while self._in_flight and self._in_flight[0][1] is None:
-            plan, _, transferred = self._in_flight.popleft()
-            self._update(plan, result_of(plan, {}, transferred))
+        while self._in_flight and self._in_flight[0].batch is None:
+            flight = self._in_flight.popleft()
+            self._update(flight.plan, result_of(flight.plan, {}, flight.transferred))
 
     # -- plans --
 
     def _plan(self) -> tuple[Batch | None, set[str]]:
-        if len(self._in_flight) >= self.depth or not (self.scheduler.has_requests() or self._transfers.go_on):
+        is_full = len(self._in_flight) >= self.depth
+        if is_full or self._waits_for_masks or not (self.scheduler.has_requests() or self._transfers.go_on):
             return None, set()
         # Until their results are in, the scheduler counts all guesses as right.
-        guessing = {rid for earlier, *_ in self._in_flight for rid in earlier.scheduled_spec_decode_tokens}
+        guessing = {rid for earlier in self._in_flight for rid in earlier.plan.scheduled_spec_decode_tokens}
         plan = self.scheduler.schedule()
-        shares = self._runner.shares_of(plan, guessing)
+        planned = _Flight(
+            plan=plan,
+            shares=self._runner.shares_of(plan, guessing),
+            guesses={name: tuple(ids) for name, ids in plan.scheduled_spec_decode_tokens.items()},
+            transferred=self._transfers.run(plan),
+        )
+        self._waits_for_masks = plan.pending_structured_output_tokens
+        if self._waits_for_masks and not self._in_flight:
+            raise Violation("a plan waits for the result before it, but none is in flight: vLLM's engine ends")
+        if not self._waits_for_masks:
+            planned = self._with_masks(planned)
         batch = None
-        if shares:
+        if planned.shares:
             self._launched += 1
-            batch = Batch(id=self._launched, shares=shares)
-        self._in_flight.append((plan, batch, self._transfers.run(plan)))
+            batch = Batch(id=self._launched, shares=tuple([_verified(share, planned) for share in planned.shares]))
+        self._in_flight.append(msgspec.structs.replace(planned, batch=batch))
         self._skip_empty_plans()
         return batch, plan.preempted_req_ids or set()
+
+    def _with_masks(self, flight: _Flight) -> _Flight:
+        """The workers sample, with the masks of this moment."""
+        masks = masks_of(flight.plan, self.scheduler.get_grammar_bitmask(flight.plan))
+        return msgspec.structs.replace(flight, masks=masks) if masks else flight
+
+
+def _verified(share: Share, flight: _Flight) -> Share:
+    """Of the guesses behind the last that may hold none does."""
+    for name, (holding, _) in flight.masks.items():
+        if rid_of(name) == share.rid and holding < len(share.draft_ids):
+            ids = (*share.draft_ids[:holding], *[_MASKED] * (len(share.draft_ids) - holding))
+            return msgspec.structs.replace(share, draft_ids=ids)
+    return share
+
+
+def _masked(said: Sequence[int], mask: tuple[int, Sequence[int | None]] | None) -> Sequence[int]:
+    """What the workers say with this mask: up to the first token that it forbids, or does not ask for."""
+    if mask is None:
+        return said
+    holding, states = mask
+    for place, (token, state) in enumerate(zip(said, states, strict=False)):
+        if state is None or not is_allowed(token, state):
+            return (*said[:place], _MASKED)
+    return said[: holding + 1]

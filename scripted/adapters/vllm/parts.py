@@ -13,11 +13,13 @@ from vllm.config import (
     DeviceConfig,
     KVEventsConfig,
     KVTransferConfig,
+    LoRAConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
 )
-from vllm.sampling_params import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -26,17 +28,22 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
 from scripted.adapters.vllm.connector import ScheduledConnector
+from scripted.adapters.vllm.grammar import Compiler
 
 _HASH_BYTES: Final = 8
 
 
 def new_scheduler(settings: Any) -> Scheduler:
     """vLLM's scheduler, as its engine makes one."""
-    config, kv_cache, structured = _parts(settings)
+    config, kv_cache = _parts(settings)
     kind = AsyncScheduler if settings.async_scheduling else Scheduler
+    structured = StructuredOutputManager(config)
     scheduler = kind(config, kv_cache, structured, block_size=settings.block_size)
+    if settings.structured_output:
+        structured.backend = Compiler(scheduler.requests)
     # vLLM's own property asks the environment and the graphics card.
     scheduler.use_v2_model_runner = settings.model_runner == 2
     return scheduler
@@ -65,6 +72,8 @@ def new_request(
     stop_token_ids: Sequence[int] = (),
     priority: int = 0,
     arrival_time: float = 0.0,
+    lora: int = 0,
+    grammar: int = 0,
 ) -> Request:
     """A request as vLLM's front end hands it on; no token ends it but its own stop tokens."""
     sampling = SamplingParams(
@@ -73,6 +82,7 @@ def new_request(
         stop_token_ids=list(stop_token_ids),
         ignore_eos=True,
         detokenize=False,
+        structured_outputs=StructuredOutputsParams(json_object=True) if grammar else None,
     )
     return Request(
         request_id,
@@ -81,6 +91,7 @@ def new_request(
         None,
         arrival_time=arrival_time,
         priority=priority,
+        lora_request=LoRARequest(f"lora-{lora}", lora, "nowhere") if lora else None,
         block_hasher=request_hasher(settings),
     )
 
@@ -97,7 +108,7 @@ def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transf
 
 
 @functools.cache
-def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig, Any]:
+def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
     config = VllmConfig(
         scheduler_config=SchedulerConfig(
             max_model_len=settings.max_model_len,
@@ -126,6 +137,8 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig, Any]:
             prompt_lookup_max=2,
             prompt_lookup_min=1,
         )
+    if settings.max_loras:
+        config.lora_config = LoRAConfig(max_loras=settings.max_loras, lora_dtype="float16")
     if settings.has_connector:
         config.kv_transfer_config = KVTransferConfig(
             kv_connector="ScheduledConnector",
@@ -150,21 +163,7 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig, Any]:
         kv_cache_tensors=[],
         kv_cache_groups=groups,
     )
-    return config, kv_cache, _Unstructured()
-
-
-class _Unstructured(SimpleNamespace):
-    """The manager of structured output, of requests that have none."""
-
-    def accept_tokens(self, request: object, tokens: list[int]) -> bool:
-        """All are."""
-        del request, tokens
-        return True
-
-    def validate_tokens(self, request: object, tokens: list[int]) -> list[int]:
-        """All are valid."""
-        del request
-        return tokens
+    return config, kv_cache
 
 
 class _ModelConfig(SimpleNamespace):
@@ -177,4 +176,5 @@ class _ModelConfig(SimpleNamespace):
     supports_multimodal_inputs = False
     is_multimodal_model = False
     multimodal_config = None
+    skip_tokenizer_init = True
     runner_type = "generate"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from scripted.adapters.vllm import announced, connector, parts
+from scripted.adapters.vllm import announced, connector, grammar, parts
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.ids import rid_of
+from scripted.core import masks
 from scripted.sdk.standalone import Calls, Standalone
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class VllmStandalone(Standalone):
 
     def modules(self, config: VllmSettings) -> Sequence[ModuleType]:
         connectors = (connector,) if config.has_connector else ()
-        return (*connectors, parts, *((announced,) if config.enable_kv_cache_events else ()))
+        grammars = (masks, grammar) if config.structured_output else ()
+        return (*connectors, *grammars, parts, *((announced,) if config.enable_kv_cache_events else ()))
 
     def opening(self, config: VllmSettings) -> Sequence[str]:
         del config
@@ -67,9 +69,12 @@ class VllmStandalone(Standalone):
         scheduler = machine.scheduler
         methods = (
             *("add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"),
-            *("set_pause_state", "update_draft_token_ids"),
+            *("set_pause_state", "update_draft_token_ids", "update_draft_token_ids_in_output", "get_grammar_bitmask"),
         )
         found: dict[str, tuple[Any, Sequence[str]]] = {"scheduler": (scheduler, methods)}
+        compiler = scheduler.structured_output_manager.backend
+        if compiler is not None:
+            found["scheduler.structured_output_manager.backend"] = (compiler, ("finish",))
         if scheduler.connector is not None:
             found["scheduler.connector"] = (scheduler.connector, ("offer",))
         return found
@@ -82,6 +87,8 @@ class VllmStandalone(Standalone):
                 more = {"max_tokens": params.max_tokens, "arrival_time": value.arrival_time}
                 more |= {"stop_token_ids": params.stop_token_ids} if params.stop_token_ids else {}
                 more |= {"priority": value.priority} if value.priority else {}
+                more |= {"lora": value.lora_request.lora_int_id} if value.lora_request else {}
+                more |= {"grammar": 1} if value.use_structured_output else {}
                 given = [f"settings, {value.request_id!r}, {value.prompt_token_ids}"]
                 return f"new_request({', '.join(given + [f'{name}={one!r}' for name, one in more.items()])})"
             case ModelRunnerOutput():

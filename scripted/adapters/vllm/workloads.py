@@ -30,6 +30,15 @@ _LOADS_NOW: Final = "kv_connector=sync"
 _WINDOW: Final = "sliding_window=6 num_gpu_blocks=20"
 _FAILS: Final = "kv_load_failure_policy=fail"
 
+_GRAMMARS: Final = "structured_output=True"
+_MASKED: Final = (
+    "1 start a prompt=9 new=8 grammar=1; 2 start b prompt=10 seed=1 new=8; 3 start c prompt=5 seed=2 new=7 grammar=1"
+)
+_ADAPTED: Final = (
+    "1 start a prompt=9 new=8 lora=1; 2 start b prompt=9 new=6 lora=2; 3 start c prompt=9 new=6 lora=1; "
+    "4 start d prompt=9 new=5; 5 start e prompt=12 new=4 lora=3"
+)
+
 WORKLOADS: Final = {
     f"vllm-{name}": text
     for name, text in {
@@ -77,6 +86,14 @@ WORKLOADS: Final = {
         ),
         "loads-ragged": f"{_LOADS} kv_offered_tokens=6; {_TWINS}",
         "events-in-full": f"{_TIGHT} enable_kv_cache_events=True kv_cache_report_mode=full; {_TWINS}",
+        "grammars": f"{_GRAMMARS}; {_MASKED}",
+        "grammars-async": f"{_GRAMMARS} {_ASYNC}; {_MASKED}",
+        "grammars-guesses": f"{_TIGHT} {_GRAMMARS} num_speculative_tokens=2; {_MASKED}",
+        "grammars-guesses-async": f"{_TIGHT} {_GRAMMARS} num_speculative_tokens=2 {_ASYNC}; {_MASKED}",
+        "grammars-guesses-async-stages": f"{_GRAMMARS} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_MASKED}",
+        "grammars-late": f"{_GRAMMARS} grammar_steps=4 {_ASYNC}; {_MASKED}; 2 start f prompt=5 grammar=-1",
+        "loras": f"max_loras=1; {_ADAPTED}",
+        "loras-tight": f"{_TIGHT} max_loras=2 {_ASYNC}; {_ADAPTED}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()
 }

@@ -18,7 +18,7 @@ from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState
 from scripted.script.values import Listed, Word
 from scripted.script.wait import Steps
 from scripted.script.windows import check_reached
-from scripted.sdk.actions import actions_of
+from scripted.sdk.actions import ACTIONS, actions_of
 from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Refused, Share, Stepped, Tokens
 from scripted.sdk.records import Record
 from scripted.sdk.script.context import SdkContext
@@ -44,7 +44,8 @@ class SdkRun(ScriptedRun):
     ) -> None:
         super().__init__(config, of, source, parts=parts)
         self._limits, self._can = self.adapter.limits_of(config)
-        self.context_type = _context_of(actions_of(self._can))  # type: ignore[misc]
+        own = [action for action in self.adapter.actions if action not in ACTIONS]
+        self.context_type = _context_of((*actions_of(self._can), *own))  # type: ignore[misc]
         self.plans: dict[int, Batch] = {}
         self.launched_at: dict[int, int] = {}
         self._is_over = False

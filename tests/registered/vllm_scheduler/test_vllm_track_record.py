@@ -42,6 +42,11 @@ SHOWN_BY = {
     "aborted-while-it-loads": "vllm-loads",
     "loaded-up-to-the-block": "vllm-loads-ragged",
     "aborted-before-its-first-block": "vllm-loads",
+    "a-grammar-that-does-not-compile": "vllm-grammars-late",
+    "masked-before-the-token-is-known": "vllm-grammars-async",
+    "late-guesses-are-left-out": "vllm-grammars-guesses-async",
+    "a-prefix-of-another-lora": "vllm-loras",
+    "more-loras-than-fit": "vllm-loras",
 }
 
 MISFITS = {("flush-drops-the-next-token", "0.33.0")}

@@ -24,7 +24,7 @@ _BLOCK_SIZE: Final = 32
 # Settings that only the simulated runner understands.
 _SIMULATED: Final = (
     *("pipeline_parallel_size", "num_speculative_tokens", "sliding_window", "enable_kv_cache_events"),
-    *("kv_connector", "async_scheduling"),
+    *("kv_connector", "async_scheduling", "structured_output", "max_loras"),
 )
 _FLAGS: Final = ("enable_prefix_caching", "enable_chunked_prefill", "scheduler_reserve_full_isl")
 _VALUES: Final = (
