@@ -6,6 +6,7 @@ Owns how long is long, and what such a process is asked and answers. Knows nothi
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
@@ -16,8 +17,12 @@ from engine.frontend.forked_work import WorkLostError
 
 # The worst body of this length takes 11 ms in the event loop; the goal for any body is 50 ms. To fork a process takes
 # as long. An object or a list (a message, a tool, a call: a template renders each) takes as long as this many bytes.
+# So does an entry of a chat, in a schema or in arguments, which are written anew; 1e15 becomes 1000000000000000.0.
 LONG_BODY_BYTES = 32_768
 BYTES_OF_AN_OBJECT = 40
+BYTES_OF_AN_ENTRY = 4
+BYTES_OF_AN_EXPONENT = 16
+_EXPONENT = re.compile(rb"\d[eE][+\d]")
 # The first byte of an answer.
 _DONE = b"+"
 _REFUSED = b"-"
@@ -28,9 +33,12 @@ _detail_decoder = msgspec.msgpack.Decoder(ErrorDetail)
 BodyWork = Callable[[bytes], bytes]
 
 
-def is_long(data: bytes) -> bool:
-    """Whether a body takes long, as far as can be told before it is read."""
-    return len(data) + BYTES_OF_AN_OBJECT * (data.count(b"{") + data.count(b"[")) > LONG_BODY_BYTES
+def is_long(data: bytes, *, is_chat: bool = False) -> bool:
+    """Whether a body takes long, as far as can be told before it is read; ``is_chat`` says that a template reads it."""
+    cost = len(data) + BYTES_OF_AN_OBJECT * (data.count(b"{") + data.count(b"["))
+    if is_chat and cost <= LONG_BODY_BYTES:
+        cost += BYTES_OF_AN_ENTRY * data.count(b",") + BYTES_OF_AN_EXPONENT * len(_EXPONENT.findall(data))
+    return cost > LONG_BODY_BYTES
 
 
 def body_work(works: Mapping[str, BodyWork]) -> Callable[[bytes], bytes]:

@@ -55,11 +55,14 @@ class LoadedServer:
             placed.start(parent, self.process)
         self.serving = self.process.wait_ready(START_BOUND_S)
         self.complaints: list[str] = []
+        self._headers = {} if given.api_key is None else {"x-api-key": given.api_key.get_secret_value()}
 
     def http(self) -> httpx.AsyncClient:
         """A client of this server without a limit of connections."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(base_url=self.serving.base_url, timeout=CLIENT_TIMEOUT_S, limits=limits)
+        return httpx.AsyncClient(
+            base_url=self.serving.base_url, timeout=CLIENT_TIMEOUT_S, limits=limits, headers=self._headers
+        )
 
     async def wait_idle(self, http: httpx.AsyncClient) -> dict[str, Any]:
         """The counters once nothing is left of any request; what is left after a bound is a complaint."""

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 from load_server import LoadedServer
 from odd_judge import OddAnswer, complaint_about
-from odd_requests import OddRequest, odd_requests
+from odd_requests import RIGHT_KEY, OddRequest, odd_requests
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +40,7 @@ LORAS = {"lora": "x=embedded-lora:1", "max_loras": 2}
 SERVERS: dict[str, dict[str, Any]] = {
     "plain": {"mixed_chunk": False, "priority_preemption": False, "schedule_policy": "fcfs"},
     "look-up": {"speculative_algorithm": "ngram", "speculative_ngram_min": 1, "tool_call_parser": "llama3"},
-    "draft": {**DRAFTS, "tool_call_parser": "mistral", "reasoning_parser": "deepseek-r1"},
+    "draft": {**DRAFTS, "api_key": RIGHT_KEY, "tool_call_parser": "mistral", "reasoning_parser": "deepseek-r1"},
     "loras": {
         **LORAS,
         "pp_size": 2,

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from odd_requests import GENERATING, OddRequest
+from odd_requests import GENERATING, MESSAGES, RESPONSES, OddRequest
 
 __all__ = ["OddAnswer", "complaint_about"]
 
@@ -18,6 +18,7 @@ REFUSED = frozenset({400, 404, 405, 409, 413, 415, 429})
 # By status: what an error may be called.
 TYPES = {
     400: {"invalid_request_error"},
+    401: {"authentication_error"},
     404: {"not_found"},
     405: {"invalid_request_error"},
     409: {"duplicate_request"},
@@ -26,6 +27,10 @@ TYPES = {
     429: {"server_busy"},
     504: {"time_limit"},
 }
+# How an answer of these protocols ends, in its own words.
+STATUSES = frozenset({"completed", "incomplete", "cancelled"})
+STOPS = frozenset({"end_turn", "max_tokens", "stop_sequence", "tool_use", "abort", "timeout"})
+LAST_EVENTS = {RESPONSES: {"response.completed", "response.incomplete"}, MESSAGES: {"message_stop"}}
 REASONS = frozenset({"stop", "length", "abort", "timeout", "tool_calls"})
 ERROR_FIELDS = {"message", "type", "param", "code", "request_id"}
 CODES = {400: {400, "context_length_exceeded"}}
@@ -67,6 +72,7 @@ def complaint_about(request: OddRequest, answer: OddAnswer) -> str | None:
     if answer.left:
         return None
     allowed = {200, *REFUSED} | ({504} if request.has_limit else set())
+    allowed |= {401} if "x-api-key" in request.headers else set()
     if answer.status not in allowed:
         return f"the status must be one of {sorted(allowed)}"
     if "x-request-id" not in answer.headers:
@@ -89,8 +95,11 @@ def _json(data: str | bytes) -> Any:
 
 def _about_error(request: OddRequest, body: Any, status: int) -> str | None:
     error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict) or set(body) != {"error"} or not set(error) <= ERROR_FIELDS:
+    if not isinstance(error, dict) or not set(error) <= ERROR_FIELDS:
         return "an error must have the one shape of errors"
+    of_messages = {"type": "error", "request_id": error.get("request_id")}
+    if body != {"error": error} | (of_messages if request.path.startswith(MESSAGES) else {}):
+        return "an error must have the shape of its protocol"
     message, param = error["message"], error["param"]
     if (
         error["code"] not in CODES.get(status, {status})
@@ -106,7 +115,23 @@ def _about_error(request: OddRequest, body: Any, status: int) -> str | None:
     about = ABOUT_A_FIELD.match(message)
     if status == 400 and about is not None and param is None and about[1] in _keys(request.fields):
         return f"the message is about {about[1]}, so param must name it"
+    # A long one is shortened.
+    shown_whole = param is not None and not param.endswith(" more)")
+    if request.fields is not None and shown_whole and not _has_place(request.fields, param.split(".")[:-1]):
+        return f"param must be a place of the body, is {param}"
     return None
+
+
+def _has_place(fields: Any, keys: list[str]) -> bool:
+    """Whether a path leads somewhere in a body."""
+    for key in keys:
+        if isinstance(fields, list) and key.isdecimal() and int(key) < len(fields):
+            fields = fields[int(key)]
+        elif isinstance(fields, dict) and key in fields:
+            fields = fields[key]
+        else:
+            return False
+    return True
 
 
 def _keys(fields: Any) -> set[str]:
@@ -116,8 +141,10 @@ def _keys(fields: Any) -> set[str]:
 
 
 def _about_whole(request: OddRequest, body: Any) -> str | None:
-    if not isinstance(body, dict) or "error" in body:
+    if not isinstance(body, dict) or body.get("error") is not None:
         return "an answer must be an object without an error"
+    if request.path in LAST_EVENTS:
+        return _about_blocks(request, body)
     if "choices" not in body:
         return _about_end(request, body["meta_info"]["finish_reason"], body["text"])
     count = _choices(request)
@@ -144,6 +171,8 @@ def _about_stream(request: OddRequest, answer: OddAnswer) -> str | None:
     """A stream ends once: by ``[DONE]`` after each choice's one end, or by an error's event."""
     if not answer.events:
         return "a stream must have events"
+    if request.path in LAST_EVENTS:
+        return _about_named_events(request, answer)
     *before, last = answer.events
     if "[DONE]" in before:
         return "a stream must not go on after [DONE]"
@@ -159,6 +188,54 @@ def _about_stream(request: OddRequest, answer: OddAnswer) -> str | None:
             return f"a stream must not end with {status}"
         return _about_error(request, end, status)
     return _about_ends(request, pieces)
+
+
+def _about_blocks(request: OddRequest, body: Any) -> str | None:
+    """A response or a message: why it ended, and that its numbers add up."""
+    usage = body["usage"]
+    if request.path == MESSAGES:
+        return None if body["stop_reason"] in STOPS else f"the reason must be one of {sorted(STOPS)}"
+    if body["status"] not in STATUSES or (body["status"] == "completed") is not (body["incomplete_details"] is None):
+        return f"the status must be one of {sorted(STATUSES)}, with details where it is not completed"
+    right = usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    return None if right else f"the usage must add up: {usage}"
+
+
+def _about_named_events(request: OddRequest, answer: OddAnswer) -> str | None:
+    """A stream of named events ends once: by its protocol's last event, or by an error."""
+    names = [event.removeprefix("event: ") for event in answer.events if event.startswith("event: ")]
+    pieces = [_json(event) for event in answer.events if not event.startswith("event: ")]
+    if not all(isinstance(piece, dict) for piece in pieces) or names != [piece.get("type") for piece in pieces]:
+        return "each event must be an object with its type as its name"
+    ends = [index for index, name in enumerate(names) if name in LAST_EVENTS[request.path] | {"error"}]
+    if ends != [len(names) - 1]:
+        return "a stream must end with the last event of its protocol or an error, and only there"
+    if request.path == RESPONSES and [piece["sequence_number"] for piece in pieces] != list(range(len(pieces))):
+        return "the events of a response must be counted"
+    if (opened := _opened(pieces)) is not None:
+        return opened
+    last = pieces[-1]
+    if names[-1] != "error":
+        return _about_blocks(request, last["response"]) if request.path == RESPONSES else None
+    status = last["error"].get("code")
+    if status not in REFUSED | ({504} if request.has_limit else set()):
+        return f"a stream must not end with {status}"
+    shown = {name: value for name, value in last.items() if request.path == MESSAGES or name == "error"}
+    return _about_error(request, shown, status)
+
+
+def _opened(pieces: list[Any]) -> str | None:
+    """Blocks and items begin in order, one at a time, and end before the stream does."""
+    begun = ended = 0
+    for piece in pieces:
+        kind = piece["type"]
+        if kind in ("content_block_start", "response.output_item.added"):
+            begun += 1
+        ended += kind in ("content_block_stop", "response.output_item.done")
+        place = piece.get("output_index", piece.get("index"))
+        if place is not None and (place != begun - 1 or not begun - 1 <= ended <= begun):
+            return f"blocks must begin and end in order, but {kind} is of {place}"
+    return None if begun == ended or pieces[-1]["type"] == "error" else "each block must end"
 
 
 def _about_ends(request: OddRequest, pieces: list[Any]) -> str | None:

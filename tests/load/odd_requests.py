@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["GENERATING", "OddRequest", "odd_requests"]
+__all__ = ["GENERATING", "MESSAGES", "RESPONSES", "RIGHT_KEY", "OddRequest", "odd_requests"]
 
 NATIVE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
-GENERATING = (NATIVE, COMPLETIONS, CHAT)
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+GENERATING = (NATIVE, COMPLETIONS, CHAT, RESPONSES, MESSAGES)
 JSON = "application/json"
 TYPES = ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "", "application/JSON;")
 # One in so many requests: changed in places, with bytes changed, as another type, left by its client.
 CHANGED, DAMAGED, RETYPED, LEFT = 5, 25, 40, 8
 # One in so many: padded, so that a process of its own reads it; a question instead of a body.
-PADDED, ASKED = 20, 16
+PADDED, ASKED, KEYED = 20, 16, 12
 PADDING = b" " * 33_000
 QUESTIONS = ("/v1/models", "/model_info", "/get_load", "/version", "/health", "/metrics", "/docs", "/generate", "/nope")
 MOST_NEW_TOKENS = 12
@@ -169,6 +170,10 @@ ARGUMENTS = ("{}", "", "{", '{"a": 1}', "[1]", "null", '"x"', "[" * 3000, '{"a":
 NAMES = ("f", "get weather", "f.g", "x" * 200, "\x00", "\u20ac", '"', "</function>", "<tool_call>", "a\nb", "=")
 BIASES = ({"97": 100}, {"97": -100, "98": 100}, {str(i): 1.5 for i in range(300)}, {"999999": 1}, {"a": 1}, {"-1": 0})
 RIDS = ("r", "same", "same", "\x00", "\ud800", "x" * 256, "x" * 257, "r-0", "")
+SALTS = ("u", "v", "\x00", "\ud800", "", "x" * 2000)
+# That of a server that asks for one, and others.
+RIGHT_KEY = "k"
+KEYS = (RIGHT_KEY, "", "wrong", "x" * 5000)
 MODELS = ("embedded", "x", "y", "nope", "", "\x00", "embedded\n")
 
 
@@ -208,6 +213,9 @@ class _Maker:
             (NATIVE, self._native, 8),
             (COMPLETIONS, self._completion, 8),
             (CHAT, self._chat, 10),
+            (RESPONSES, self._response, 8),
+            (MESSAGES, self._message, 8),
+            (f"{MESSAGES}/count_tokens", self._conversation, 3),
             ("/tokenize", self._tokenize, 2),
             ("/detokenize", self._detokenize, 1),
             ("/v1/embeddings", lambda: {"input": "x"}, 1),
@@ -236,6 +244,8 @@ class _Maker:
             content, known = self._damaged(content), None
         content += PADDING if self._one_in(PADDED) else b""
         headers = {"content-type": chance.choice(TYPES) if self._one_in(RETYPED) else JSON}
+        if self._one_in(KEYED):
+            headers["x-api-key"] = chance.choice(KEYS)
         return OddRequest(
             path if path != "/flush_cache" or self._one_in(2) else f"{path}?timeout={self._in_query()}",
             content,
@@ -318,6 +328,92 @@ class _Maker:
         self._maybe(function, "description", self._text())
         return {"type": "function", "function": function}
 
+    def _response(self) -> dict[str, Any]:
+        chance = self._chance
+        fields: dict[str, Any] = {"input": self._text() if self._one_in(3) else self._items()}
+        fields |= self._sampling({"max_output_tokens": chance.randint(1, MOST_NEW_TOKENS)})
+        self._maybe(fields, "instructions", self._text())
+        self._maybe(fields, "metadata", {"k": "v"}, {"\x00": self._text()}, {str(i): "v" for i in range(17)}, rare=True)
+        self._maybe(fields, "reasoning", {"effort": "low"}, {"effort": "none", "summary": "auto"}, {}, rare=True)
+        self._maybe(fields, "chat_template_kwargs", {"enable_thinking": False}, {"x": [{}]}, rare=True)
+        stored = {"store": [True, False], "background": [False, True], "previous_response_id": ["resp_1", None]}
+        for name, values in stored.items():
+            self._maybe(fields, name, *values, rare=True)
+        self._maybe(fields, "include", ["reasoning.encrypted_content"], ["x"], rare=True)
+        if self._one_in(4):
+            schema = {"type": "json_schema", "name": "x", "schema": chance.choice(SCHEMAS)}
+            fields["text"] = {"format": chance.choice((schema, schema, {"type": "json_object"}, {"type": "text"}, {}))}
+        if self._one_in(3):
+            functions = [self._tool()["function"] for _ in range(chance.randint(1, 3))]
+            fields["tools"] = [{"type": "function", **function} for function in functions]
+            named = {"type": "function", "name": functions[0]["name"]}
+            self._maybe(fields, "tool_choice", "auto", "none", "required", named, named, {"type": "web_search"})
+            self._maybe(fields, "parallel_tool_calls", False, True)
+        return self._named(fields)
+
+    def _items(self) -> list[dict[str, Any]]:
+        chance = self._chance
+        items: list[dict[str, Any]] = [{"role": "user", "content": self._text()}]
+        if self._one_in(3):
+            items.append({"type": "reasoning", "id": "rs_1", "summary": [], "content": [self._part("reasoning_text")]})
+        if self._one_in(3):
+            call = {"call_id": "c1", "name": chance.choice(NAMES), "arguments": chance.choice(ARGUMENTS)}
+            items.append({"type": "function_call", **call})
+            items.append({"type": "function_call_output", "call_id": "c1", "output": self._text()})
+        if self._one_in(4):
+            items.append({"role": "assistant", "content": [self._part("output_text") | {"annotations": []}]})
+        if self._one_in(4):
+            role = chance.choice(["user", "system", "developer", "tool"])
+            items.append({"type": "message", "role": role, "content": [self._part("input_text") for _ in "ab"]})
+        return items
+
+    def _message(self) -> dict[str, Any]:
+        fields = self._conversation() | {"max_tokens": self._chance.randint(1, MOST_NEW_TOKENS)}
+        self._maybe(fields, "temperature", 0, 0, 1e-9, 0.7, 1)
+        self._maybe(fields, "top_k", 1, 5, 2**31 - 1)
+        self._maybe(fields, "stop_sequences", ["e"], ["a", "\u20ac"], [""], ["\ud800"], ["x"] * 17, rare=True)
+        self._maybe(fields, "metadata", {"user_id": self._text()}, {}, {"x": 1}, rare=True)
+        return self._named(fields)
+
+    def _conversation(self) -> dict[str, Any]:
+        chance = self._chance
+        fields: dict[str, Any] = {"model": "embedded", "messages": [{"role": "user", "content": self._text()}]}
+        if self._one_in(3):
+            call = {
+                "type": "tool_use",
+                "id": "c1",
+                "name": chance.choice(NAMES),
+                "input": chance.choice(({}, {"a": [1]})),
+            }
+            thinking = [{"type": "thinking", "thinking": self._text()}] if self._one_in(2) else []
+            result = {"type": "tool_result", "tool_use_id": "c1", "content": [self._part("text")]}
+            fields["messages"].append({"role": "assistant", "content": [*thinking, self._part("text"), call]})
+            fields["messages"].append({"role": "user", "content": [result, self._part("text")]})
+        if self._one_in(4):
+            fields["messages"].append({"role": chance.choice(["assistant", "system"]), "content": self._text()})
+        self._maybe(fields, "system", self._text(), [self._part("text") | {"cache_control": {"type": "ephemeral"}}], [])
+        self._maybe(fields, "thinking", {"type": "disabled"}, {"type": "enabled", "budget_tokens": 9}, {"type": "x"})
+        if self._one_in(3):
+            fields["tools"] = [self._messages_tool() for _ in range(chance.randint(1, 3))]
+            named = {"type": "tool", "name": fields["tools"][0]["name"]}
+            self._maybe(fields, "tool_choice", {"type": "auto"}, {"type": "any"}, {"type": "none"}, named, named, "any")
+        elif self._one_in(4):
+            asked = {"type": "json_schema", "schema": chance.choice(SCHEMAS)}
+            fields["output_config"] = chance.choice(({"format": asked}, {"format": asked}, {"effort": "low"}, {}))
+        return fields
+
+    def _messages_tool(self) -> dict[str, Any]:
+        function = self._tool()["function"]
+        function["input_schema"] = function.pop("parameters", {"type": "object"})
+        return function
+
+    def _part(self, kind: str) -> dict[str, Any]:
+        return {"type": kind, "text": self._text()}
+
+    def _named(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self._maybe(fields, "model", *MODELS, rare=True)
+        return self._shared(fields)
+
     def _tokenize(self) -> dict[str, Any]:
         fields = {"messages": self._messages()} if self._one_in(2) else {"prompt": self._text()}
         self._maybe(fields, "return_token_strs", True)
@@ -353,6 +449,7 @@ class _Maker:
         self._maybe(fields, "priority", -5, 0, 5, 2**31 - 1)
         self._maybe(fields, "timeout_s", 1e-6, 0.02, 60, 0, rare=True)
         self._maybe(fields, "waiting_timeout_s", 1e-6, 0.02, 60, rare=True)
+        self._maybe(fields, "cache_salt", *SALTS)
         return fields
 
     def _openai(self, fields: dict[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,30 @@ def streamed(*events: Any) -> OddAnswer:
     return OddAnswer(200, EVENTS, events=[one if isinstance(one, str) else json.dumps(one) for one in events])
 
 
+def named(path: str, *events: dict[str, Any]) -> tuple[OddRequest, OddAnswer]:
+    """A stream of named events, as it was asked for."""
+    lines = [line for event in events for line in (f"event: {event['type']}", json.dumps(event))]
+    return OddRequest(path, b"{}", fields={"stream": True}), OddAnswer(200, EVENTS, events=lines)
+
+
+STARTED, ENDED, GROWN = (
+    {"type": kind, "index": 0} for kind in ("content_block_start", "content_block_stop", "content_block_delta")
+)
+LAST = {"type": "message_stop"}
+BROKEN = {"type": "error", "error": ERROR, "request_id": "q"}
+USED = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+WHOLE = {"status": "completed", "incomplete_details": None, "usage": USED, "error": None}
+COMPLETED = {"type": "response.completed", "sequence_number": 1, "response": WHOLE}
+CREATED = {"type": "response.created", "sequence_number": 0}
+
+
 def test_the_judge_is_content_with_what_is_right() -> None:
+    assert complaint_about(*named("/v1/messages", STARTED, GROWN, ENDED, LAST)) is None
+    assert complaint_about(*named("/v1/messages", STARTED, BROKEN)) is None
+    assert complaint_about(*named("/v1/responses", CREATED, COMPLETED)) is None
+    keyed = OddRequest("/v1/messages", b"", headers={"x-api-key": "wrong"})
+    unknown = ERROR | {"code": 401, "type": "authentication_error"}
+    assert complaint_about(keyed, OddAnswer(401, HEADERS, json.dumps(BROKEN | {"error": unknown}).encode())) is None
     assert complaint_about(asked(n=4), refused()) is None
     assert complaint_about(asked(stream=True), streamed(PIECE, END, "[DONE]")) is None
     assert complaint_about(asked(stream=True), streamed(PIECE, {"error": ERROR})) is None
@@ -81,6 +104,17 @@ def test_the_judge_is_content_with_what_is_right() -> None:
         (asked(stream=True), streamed(END, PIECE, "[DONE]"), "after its end"),
         (asked(stream=True), streamed(END, "[DONE]", "[DONE]"), "after [DONE]"),
         (asked(stream=True), streamed(PIECE, {"error": ERROR | {"code": 500}}), "must not end with 500"),
+        (asked(n=4), refused(param="sampling_params.n"), "a place of the body"),
+        (asked(), refused(401, code=401, type="authentication_error"), "status must be"),
+        (OddRequest("/v1/messages", b""), refused(), "shape of its protocol"),
+        (*named("/v1/messages", STARTED, ENDED), "the last event of its protocol"),
+        (*named("/v1/messages", LAST, LAST), "and only there"),
+        (*named("/v1/messages", STARTED, LAST), "each block must end"),
+        (*named("/v1/messages", STARTED, STARTED, LAST), "in order"),
+        (*named("/v1/messages", BROKEN | {"error": ERROR | {"code": 500}}), "must not end with 500"),
+        (*named("/v1/responses", COMPLETED), "must be counted"),
+        (*named("/v1/responses", CREATED, COMPLETED | {"response": WHOLE | {"status": "?"}}), "the status must be"),
+        (OddRequest("/v1/messages", b"", fields={"stream": True}), streamed(PIECE, END), "its type as its name"),
     ],
 )
 def test_the_judge_complains(request_: OddRequest, answer: OddAnswer, complaint: str) -> None:

@@ -17,13 +17,16 @@ from engine.frontend.invalid_body import invalid_body
 from engine.frontend.openai.bodies import ChatBody
 from engine.frontend.requests import Order
 
+_QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+
 
 class Translation:
     """``names`` are the protocol's names, by those of a chat's fields, as they are written in errors."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = dict(names)
-        self._pattern = re.compile("|".join(rf"(?<![\w]){re.escape(name)}(?!\w)" for name in self._names))
+        fields = "|".join(re.escape(name) for name in self._names)
+        self._pattern = re.compile(rf"{_QUOTED}|(?<!\w)(?:{fields})(?!\w)")
 
     def chat(self, fields: Mapping[str, Any]) -> ChatBody:
         """The chat of these fields; those that are None are left out. Raises ApiError in the protocol's words."""
@@ -45,5 +48,5 @@ class Translation:
         )
 
     def reword(self, text: str) -> str:
-        """The same text with the protocol's names of fields."""
-        return self._pattern.sub(lambda found: self._names[found[0]], text)
+        """The same text with the protocol's names of fields; what it quotes is the client's."""
+        return self._pattern.sub(lambda found: self._names.get(found[0], found[0]), text)

@@ -49,6 +49,8 @@ COMPLETION = "completion"
 CHAT = "chat"
 RESPONSE = "response"
 MESSAGE = "message"
+# The kinds whose bodies a chat template reads.
+CHATS = frozenset({CHAT, RESPONSE, MESSAGE})
 OPENAI = "openai"
 ANTHROPIC = "anthropic"
 ERRORS = (404, 409, 429, 500, 504)
@@ -170,7 +172,7 @@ class GenerationRoutes:
     async def take_order(self, kind: str, request: Request) -> Order:
         """The order of a request, which can be carried out. A long body delays no stream. Raises ApiError."""
         async with self._bodies.body_of(request) as data:
-            if is_long(data):
+            if is_long(data, is_chat=kind in CHATS):
                 order = await unpacked(await unless_gone(request, self._long_bodies.work_on(kind, data)))
             else:
                 order = self._orders[kind](data)

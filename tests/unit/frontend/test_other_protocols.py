@@ -179,6 +179,11 @@ MESSAGE_REFUSALS = [
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0", "'tool_result'"),
     ({"tools": [MESSAGES_TOOLS[0]] * 2}, "tools", "'multiply' twice"),
     ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice", "tool_choice needs tools"),
+    (
+        {"tools": [{"name": "stop", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "x"}},
+        "tool_choice",
+        "'stop'",
+    ),
     ({"tools": [{"name": "f", "strict": True, "input_schema": {"type": "array"}}]}, "tools.0.input_schema", "object"),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences", "16"),
     ({"mcp_servers": []}, "mcp_servers", "is not a field here"),
