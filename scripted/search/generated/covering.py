@@ -32,7 +32,8 @@ def covering_rows(
     """Endless; all pairs are covered, and all triples of the features ``triples``, then all are covered again.
 
     Equal arguments yield the same. Greedy: a row begins with a pair that no row has yet, every other one with such a
-    triple, and is given the level that brings the most new pairs, until it is as large as it was drawn to be.
+    triple, and is given the level that brings the most new pairs, until it is as large as it was drawn to be. Of equal
+    levels it is the one that the fewest rows have: each is in one of the first few.
     """
     rng = random.Random(seed)  # noqa: S311 - the same from the same seed
     pairs = pairs_of(features, allows)
@@ -55,15 +56,16 @@ def covering_rows(
     while True:
         rng.shuffle(pairs)
         rng.shuffle(threes)
-        missing, wanted = together.copy(), set(threes)
+        missing, wanted, used = together.copy(), set(threes), [0] * len(levels)
         for start in _in_turn(
             ((numbers[one], numbers[other]) for one, other in pairs if missing[numbers[one]] >> numbers[other] & 1),
             (three for three in threes if three in wanted and allows(dict(levels[number] for number in three))),
         ):
-            row = _row(levels, start, together, missing, allows, rng)
+            row = _row(levels, start, together, missing, used, allows, rng)
             on = sum(1 << number for number in row)
             for number in row:
                 missing[number] &= ~on
+                used[number] += 1
             wanted.difference_update(itertools.combinations(sorted(core.intersection(row)), 3))
             yield dict(levels[number] for number in row)
 
@@ -84,6 +86,7 @@ def _row(
     start: tuple[int, ...],
     together: Sequence[int],
     missing: Sequence[int],
+    used: Sequence[int],
     allows: Callable[[Row], bool],
     rng: random.Random,
 ) -> list[int]:
@@ -95,7 +98,7 @@ def _row(
         candidates = [number for number in candidates if together[number] & on == on]
         if not candidates:
             break
-        best = max(candidates, key=lambda number: (missing[number] & on).bit_count())
+        best = max(candidates, key=lambda number: ((missing[number] & on).bit_count(), -used[number]))
         candidates.remove(best)
         if allows(dict(levels[number] for number in (*row, best))):
             row.append(best)

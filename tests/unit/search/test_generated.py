@@ -21,6 +21,7 @@ from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Prefixes, execute
+from scripted.search.extras import extras_of
 from scripted.search.generated import (
     Marks,
     Row,
@@ -54,6 +55,13 @@ def test_every_pair_of_features_meets_in_the_first_targets(of: str, first: int, 
         on = set(row_of(number, of).items())
         missing = {pair for pair in missing if not on.issuperset(pair)}
     assert not missing
+
+
+def test_every_feature_is_in_one_of_the_first_targets() -> None:
+    """A short search meets each at least once: of equal levels a row takes the one that the fewest rows have."""
+    levels = {(feature, level) for feature, levels in SPACE.features.items() for level in levels}
+    for first in (0, 1000, 2000):
+        assert levels == {level for number in range(first, first + 20) for level in row_of(number, OWN).items()}
 
 
 def test_only_what_the_configuration_refuses_does_not_meet() -> None:
@@ -282,6 +290,12 @@ def test_equal_prompts_come_with_other_salts() -> None:
             for one, other in itertools.combinations(starts, 2)
         )
     assert apart > 3
+
+
+def test_a_prompt_is_added_again_under_each_salt_of_the_workload() -> None:
+    base = Schedule.parse("default; 1 start a prompt=9 salt=u; 2 start b prompt=9 seed=1")
+    twins = {(one.prompt, one.seed, one.salt) for one in extras_of(base) if one.is_start}  # type: ignore[attr-defined]
+    assert {(9, 0, None), (9, 0, "u"), (9, 1, None), (9, 1, "u")} <= twins
 
 
 def test_large_targets_have_prompts_that_are_worth_waiting_for() -> None:

@@ -362,14 +362,14 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages.
 
-        With each LoRA that the workload uses there is a twin as well.
+        With each LoRA and cache salt that the workload uses there is a twin as well.
         """
         starts = [start for start in base.starts if isinstance(start, cls)]
         urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
-        loras = dict.fromkeys([None, *[start.lora for start in starts]])
+        owners = dict.fromkeys([(None, None), *[(start.lora, start.salt) for start in starts]])
         for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
-            for lora in loras:
-                yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora)
+            for lora, salt in owners:
+                yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, salt=salt)
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
         for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
