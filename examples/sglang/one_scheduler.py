@@ -7,12 +7,15 @@ import os
 import tempfile
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
+import torch
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
@@ -74,3 +77,25 @@ def request(rid: str, prompt: int) -> TokenizedGenerateReqInput:
         token_ids_logprob=None,
         stream=True,
     )
+
+
+def without_a_model(scheduler: Scheduler) -> Scheduler:
+    """Its forward pass is left out, because no token depends on it."""
+
+    def forward(batch: Any, **_: Any) -> GenerationBatchResult:
+        tokens = torch.full((len(batch.reqs),), 7)
+        return GenerationBatchResult(logits_output=None, next_token_ids=tokens, can_run_cuda_graph=False)
+
+    scheduler.model_worker = SimpleNamespace(forward_batch_generation=forward)
+    return scheduler
+
+
+def turn(scheduler: Any, *messages: Any) -> list[int]:
+    """One of ``event_loop_normal``; returns how many tokens of each request it computes."""
+    scheduler.process_input_requests(list(messages))
+    plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+    scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
+    if batch:
+        scheduler.process_batch_result(batch, scheduler.run_batch(batch))
+    scheduler.last_batch = batch
+    return [] if batch is None else list(batch.extend_lens or [1] * len(batch.reqs))

@@ -108,8 +108,9 @@ ADAPTER: Final = SglangAdapter(
     limits=_limits,
     can=_capabilities,
     # What a batch was made of is kept with it until the next one, and the last one is never given up. Of pauses the
-    # last thousand are kept; the tree of the policy lpm is made anew when it is needed.
-    may_grow=("running_batch.", "_pause_intervals", "waiting_queue_radix_tree"),
+    # last thousand are kept; the tree of the policy lpm is made anew when it is needed; a chunk whose abort a pause has
+    # overtaken is forgotten in the next turn.
+    may_grow=("running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req"),
     workloads=WORKLOADS,
     packages=("sglang",),
     settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3)},

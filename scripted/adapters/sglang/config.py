@@ -71,6 +71,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
     schedule_policy: Policy = "fcfs"
     schedule_conservativeness: float = 1.0
     enable_priority_scheduling: bool = False
+    max_queued_requests: int | None = None
     # Requests have the names that clients gave them, as SGLang takes them; else none begins like another.
     client_rids: bool = True
 
@@ -86,6 +87,8 @@ class SglangSettings(msgspec.Struct, frozen=True):
             )
         if self.max_total_tokens < 4 * self.page_size:
             raise ValueError(f"max_total_tokens is at least 4 pages of {self.page_size}, got {self.max_total_tokens}")
+        if self.max_queued_requests is not None and self.max_queued_requests < 1:
+            raise ValueError(f"max_queued_requests is at least 1, got {self.max_queued_requests}")
         if self.context_length < 16:
             raise ValueError(f"context_length is at least 16, got {self.context_length}")
 

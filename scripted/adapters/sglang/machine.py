@@ -242,6 +242,9 @@ class SglangMachine:
         self._abort_sent: set[str] = set()
         self._pause: str | None = None
         self._held: list[Add] = []
+        # The call of a pause that aborts, until nothing is left; it has the lock that all pauses and their ends take.
+        self._ending: str | None = None
+        self._behind: deque[Event] = deque()
         # Messages that the loop has not taken, because it waits for a result.
         self._inbox: deque[Event] = deque()
         # Batches whose results are not back, with what the worker returned.
@@ -286,7 +289,7 @@ class SglangMachine:
         """The scheduler says so, nothing is in flight, and the front end waits for nothing."""
         with use_context(self._context):
             idle: bool = self.scheduler.is_fully_idle()
-        return idle and not (self._in_flight or self._inbox or self._alive)
+        return idle and not (self._in_flight or self._inbox or self._alive or self._ending)
 
     def counts(self) -> Mapping[str, int]:
         """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
@@ -371,18 +374,31 @@ class SglangMachine:
     def _ingest(self) -> bool:
         """Take messages until there are no more; False when one of them waits for a result."""
         scheduler = self.scheduler
-        if self._pause == _ABORT.name and self._alive:
+        if self._ending is not None and self._alive:
             # The front end says so until nothing is left.
             self._say(AbortReq(abort_all=True))
+        self._end_pause()
         while self._inbox:
             event = self._inbox[0]
+            if self._ending is not None and isinstance(event, Pause | Resume):
+                self._behind.append(self._inbox.popleft())
+                continue
             is_waiting = isinstance(event, Pause) and event.mode == _RETRACT.name and scheduler.enable_overlap
             if is_waiting and scheduler.last_batch and not self._has_result():
                 return False
             self._inbox.popleft()
             self._take(event)
         self._say()
+        self._end_pause()
         return True
+
+    def _end_pause(self) -> None:
+        """A pause that aborts is answered when nothing is left, and gives its lock back."""
+        if self._ending is not None and not self._alive:
+            self._replies.append(Answer(call_id=self._ending, ok=True))
+            self._ending = None
+            self._inbox.extendleft(reversed(self._behind))
+            self._behind.clear()
 
     def _say(self, *messages: Any) -> None:
         """Give messages to the scheduler, which takes them at once."""
@@ -403,10 +419,11 @@ class SglangMachine:
                 if event.mode == _ABORT.name:
                     held, self._held = self._held, []
                     self._replies += [Tokens(rid=one.rid, finish_reason="abort") for one in held]
+                    self._ending = event.call_id
                     self._say(AbortReq(abort_all=True))
                 else:
                     self._say(PauseGenerationReqInput(mode=event.mode))
-                self._replies.append(Answer(call_id=event.call_id, ok=True))
+                    self._replies.append(Answer(call_id=event.call_id, ok=True))
             case Resume():
                 self._pause = None
                 self._say(ContinueGenerationReqInput())
@@ -499,19 +516,31 @@ class SglangMachine:
                     for rid, reason, ids in zip(output.rids, output.finished_reasons, output.output_ids, strict=True):
                         self._tell(rid_of(rid), tuple(ids), None if reason is None else reason["type"])
                 case AbortReq():
-                    self._tell(rid_of(output.rid), (), "abort")
+                    self._give_up(output)
                 case FlushCacheReqOutput():
                     self._front.flushed = output.success
                 case _:
                     raise TypeError(f"the adapter of SGLang knows no {type(output).__name__}")
 
+    def _give_up(self, output: AbortReq) -> None:
+        """The scheduler ends a request by itself; one of which nothing was computed does not begin."""
+        rid = rid_of(output.rid)
+        if output.finished_reason is not None and output.rid not in self._worker.chosen:
+            self._replies.append(Refused(rid=rid, reason=output.finished_reason["message"]))
+            self._forget(rid)
+        else:
+            self._tell(rid, (), "abort")
+
     def _tell(self, rid: str, ids: tuple[int, ...], reason: str | None) -> None:
         self._replies.append(Tokens(rid=rid, token_ids=ids, finish_reason=reason))
         if reason is not None:
-            self._alive.pop(rid, None)
-            self._abort_sent.discard(rid)
-            self._worker.chosen.pop(self._inner(rid), None)
-            self._retractions.pop(rid, None)
+            self._forget(rid)
+
+    def _forget(self, rid: str) -> None:
+        self._alive.pop(rid, None)
+        self._abort_sent.discard(rid)
+        self._worker.chosen.pop(self._inner(rid), None)
+        self._retractions.pop(rid, None)
 
     def _preempted(self) -> tuple[str, ...]:
         """Requests that lost their pages in this step, wherever they are by now."""

@@ -30,6 +30,10 @@ _TIGHT: Final = (
     "1 start a prompt=3 new=9; 2 start b prompt=4 seed=1 new=5; 3 start c prompt=4 seed=2 new=8; "
     "4 start d prompt=8 seed=3 new=7"
 )
+_TIGHTER: Final = (
+    "1 start a prompt=3 new=12; 2 start b prompt=4 seed=1 new=7; 3 start c prompt=3 seed=2 new=9; "
+    "4 start d prompt=10 seed=3 new=11"
+)
 
 WORKLOADS: Final = {
     f"sglang-{name}": text
@@ -38,6 +42,8 @@ WORKLOADS: Final = {
         "growing-normal": f"{_BOLD} {_NORMAL}; {_GROWING}",
         "growing-pages": f"{_BOLD} {_PAGES}; {_GROWING}",
         "tight-pages": f"schedule_conservativeness=0.1 max_total_tokens=24 {_PAGES} {_NORMAL}; {_TIGHT}",
+        "tight-pages-overlap": f"schedule_conservativeness=0.1 max_total_tokens=32 {_PAGES}; {_TIGHTER}",
+        "queue": f"{_BOLD} max_queued_requests=2; {_GROWING}",
         "growing-mixed": f"{_BOLD} {_MIXED}; {_GROWING}",
         "growing-without-cache": f"{_BOLD} disable_radix_cache=True; {_GROWING}",
         "twins-pages": f"{_PAGES}; {_TWINS}",

@@ -44,11 +44,15 @@ LINES = re.findall(r"^\$ scripted replay '(.*)'$", PAGE, re.MULTILINE)
 WORDS = (
     "ab ends with abort, but nothing aborted it",
     "a is launched, but it was aborted 2 launches ago",
+    "b ends with abort, but nothing aborted it",
     "call-2 is refused, although no request owns memory",
+    "something waits for ever: a (decode), call-2, call-3",
 )
 EXAMPLES = {
     "aborted_by_a_prefix.py": "a was aborted; still waiting: nobody",
     "computed_after_its_abort.py": "computed of a: [8]; then it was aborted, and computed were [8, 8, 8]",
+    "ended_by_the_queue.py": "before the pause ran ['a', 'b']; after it wait ['a']",
+    "a_pause_that_never_ends.py": "after both pauses and a continue ended: nothing",
 }
 # What SGLang imports and this environment lacks is not a part of the examples.
 RUNNER = (
@@ -69,6 +73,9 @@ SHOWN_BY = {
     "chunk-waits-for-its-own-row": "sglang-chunks-one-row",
     "abort-misses-the-last-batch": "sglang-splits",
     "pause-forgets-the-last-batch": "twins",
+    "pages-without-the-token-in-flight": "sglang-tight-pages-overlap",
+    "extra-token-freed-twice": "twins",
+    "chunks-without-progress": "sglang-chunks-mixed",
 }
 
 
