@@ -76,6 +76,7 @@ SHOWN_BY = {
     "pages-without-the-token-in-flight": "sglang-tight-pages-overlap",
     "extra-token-freed-twice": "twins",
     "chunks-without-progress": "sglang-chunks-mixed",
+    "aborted-chunk-keeps-its-memory": "sglang-chunks-mixed",
 }
 
 
@@ -130,6 +131,18 @@ def test_a_name_that_begins_like_no_other_is_safe() -> None:
     events = "1 start a prompt=2 new=6; 1 start ab prompt=2 seed=1 new=6; 3 abort a"
     assert "nothing aborted it" in failure_of(f"default; {events}")
     assert failure_of(f"client_rids=False; {events}") == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max_queued_requests=1; 1 start a prompt=4 new=2; 1 start b prompt=4 seed=1 new=2",
+        "default; 1 start a prompt=4 new=6; 3 pause mode=abort; 4 continue; 5 start b prompt=3 new=2",
+    ],
+)
+def test_what_the_front_end_knows_is_no_defect(line: str) -> None:
+    """A full queue refuses who comes; a pause that aborts is answered when nothing is left, and then continued."""
+    assert failure_of(line) == ""
 
 
 @pytest.mark.parametrize("name", ["sglang-growing-mixed", "sglang-chunks-normal", "sglang-splits-tight"])
