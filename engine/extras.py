@@ -1,4 +1,4 @@
-"""The extra of the server: whether it is installed, and what a command says that needs it.
+"""The extras: whether what they bring is installed, and what a command says that needs it.
 
 The harness and the simulated tier do without it. Imports none of what it looks for.
 """
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Final
 
 INSTALL_SERVE: Final = "pip install 'lockstep-engine[serve]'"
+INSTALL_TRACING: Final = "pip install 'lockstep-engine[tracing]'"
+TRACE_EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _EXIT_WRONG: Final = 2
 _MODULES: Final = frozenset(
     (
@@ -32,6 +34,14 @@ _MODULES: Final = frozenset(
         "zmq",
     )
 )
+
+
+def is_importable(module: str) -> bool:
+    """Whether a module can be found; no module is. Only the packages that it is in are imported."""
+    try:
+        return not module or importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 @functools.cache

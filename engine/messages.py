@@ -457,8 +457,38 @@ class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer
 
+
+class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
+    """How a request was computed, sent after its end by a scheduler process that traces; no step makes or sees it.
+
+    Times are those of steps, in seconds of the machine's monotonic clock. ``first_microbatch`` is the first that it
+    was launched in, ``prompt_microbatch`` the one that gave its first token, ``microbatches`` how many there were; -1
+    stands for none. ``stages`` is when each stage began and ended with ``prompt_microbatch``, where that is known.
+    """
+
+    rid: str
+    arrived_s: float
+    arrival_step: int
+    launched_s: float | None = None
+    launch_step: int = 0
+    first_token_s: float | None = None
+    ended_s: float = 0.0
+    end_step: int = 0
+    first_microbatch: int = -1
+    prompt_microbatch: int = -1
+    last_microbatch: int = -1
+    microbatches: int = 0
+    stages: tuple[tuple[float, float], ...] = ()
+    finish_reason: FinishReason | None = None
+    refusal: RefusalKind | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
 encode = msgspec.msgpack.Encoder().encode
 # Each raises BadFrameError for anything else. The replies are those of one step.
 decode_client_message: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
 decode_pipeline_event: Callable[[bytes], PipelineEvent] = decoder_of(PipelineEvent)
-decode_replies: Callable[[bytes], tuple[Reply, ...]] = decoder_of(tuple[Reply, ...])
+decode_replies: Callable[[bytes], tuple[Reply | RequestTrace, ...]] = decoder_of(tuple[Reply | RequestTrace, ...])

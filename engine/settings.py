@@ -136,6 +136,12 @@ class ServerSettings(EngineConfig):
     flight_dir: str = Field(
         "", description="folder for the last steps before a crash, and at SIGUSR2 to the scheduler; unset: none kept"
     )
+    otlp_traces_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="URL that spans of requests are sent to, by OTLP over HTTP; unset: no tracing",
+        examples=["http://localhost:4318/v1/traces"],
+    )
     profile_dir: str = Field(
         "", description="folder for the traces of /start_profile; unset: a private one among the temporary files"
     )

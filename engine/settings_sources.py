@@ -30,6 +30,7 @@ from engine.settings import ServerSettings
 ENVIRONMENT_PREFIX = "ENGINE_"
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 DEFAULT = "default"
+STANDARD_VARIABLES = {"otlp_traces_endpoint": "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
 NEARLY_OURS = 0.9
 # The application under Ray Serve has variables of its own. Kubernetes describes a service named "engine" to each pod.
 _OF_OTHERS = re.compile(
@@ -81,7 +82,8 @@ def trace_settings(
 ) -> TracedSettings:
     """The same, with the origin of each field."""
     set_by: dict[str, _Source] = {}
-    for source in (*_file_sources(environment, file), _environment_source(environment), _flag_source(flags)):
+    sources = (_environment_source(environment), _flag_source(flags))
+    for source in (_standard_source(environment), *_file_sources(environment, file), *sources):
         set_by |= dict.fromkeys(source.values, source)
     try:
         settings = ServerSettings(**{name: source.values[name] for name, source in set_by.items()})
@@ -109,6 +111,13 @@ def _environment_source(environment: Mapping[str, str]) -> _Source:
     source = EnvSettingsSource(_FIELDS, env_prefix=ENVIRONMENT_PREFIX, case_sensitive=False)
     source.env_vars = {name.lower(): text.strip() for name, text in environment.items() if text.strip()}
     return _Source(source(), _variable, _variable)
+
+
+def _standard_source(environment: Mapping[str, str]) -> _Source:
+    """What variables set that other programs read too."""
+    given = {field: environment.get(name, "").strip() for field, name in STANDARD_VARIABLES.items()}
+    name_of = STANDARD_VARIABLES.__getitem__
+    return _Source({field: text for field, text in given.items() if text}, name_of, name_of)
 
 
 def unread_variables(environment: Mapping[str, str]) -> list[str]:

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -20,9 +21,11 @@ from engine.messages import (
     CallAnswer,
     ClientMessage,
     EngineStats,
+    Generate,
     GetStats,
     Refusal,
     Reply,
+    RequestTrace,
     StatsAnswer,
     TokenOutput,
     decode_replies,
@@ -30,6 +33,9 @@ from engine.messages import (
 )
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
 from engine.scheduler_process.inbox import UNBOUNDED
+
+if TYPE_CHECKING:
+    from engine.frontend.tracing import Tracing
 
 MAX_OPEN_CALLS = 1024
 # Replies of this many steps are handed out before the event loop turns.
@@ -41,7 +47,8 @@ logger = logging.getLogger(__name__)
 class EngineClient:
     """Requests and calls in flight between this process and the scheduler."""
 
-    def __init__(self, private_dir: Path) -> None:
+    def __init__(self, private_dir: Path, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replies = self._context.socket(zmq.PULL)
         self._replies.setsockopt(zmq.RCVHWM, UNBOUNDED)
@@ -151,13 +158,19 @@ class EngineClient:
             self._calls.pop(call_id, None)
 
     def _send(self, message: ClientMessage) -> None:
+        if self._tracing is not None and isinstance(message, Generate):
+            self._tracing.sent(message)
         self._requests.send(encode(message), zmq.NOBLOCK)
 
-    def _deliver(self, reply: Reply) -> None:
+    def _deliver(self, reply: Reply | RequestTrace) -> None:
         if isinstance(reply, TokenOutput | Refusal):
             self.sessions.take(reply)
             if not self.sessions.open_requests:
                 self._quiet.set()
+            return
+        if isinstance(reply, RequestTrace):
+            if self._tracing is not None:
+                self._tracing.ended(reply)
             return
         future = self._calls.get(reply.call_id)
         if future is not None and not future.done():

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from engine.clock import MonotonicClock
 from engine.errors import ProcessDiedError
 from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
@@ -178,7 +179,12 @@ async def _serve(
     listener: socket.socket,
     folder: PrivateDir,
 ) -> None:
-    client = EngineClient(folder.path)
+    tracing = None
+    if settings.otlp_traces_endpoint:
+        from engine.frontend.tracing import open_tracing
+
+        tracing = open_tracing(settings.otlp_traces_endpoint, settings.model_name, MonotonicClock())
+    client = EngineClient(folder.path, tracing)
     access = Access.of(settings, listener.getsockname()[0])
     state = ServerState(dict(served.limits.loras))
     app = build_app(settings, served, client, access, LongBodies(reading.run), state)
@@ -199,6 +205,8 @@ async def _serve(
         await serving
         delivering.cancel()
     client.close()
+    if tracing is not None:
+        tracing.close()
     if life.death is not None:
         raise life.death
 

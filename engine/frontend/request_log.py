@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Final
 
@@ -19,6 +20,8 @@ from engine.messages import TokenOutput
 from engine.process.logs import REQUEST_LOGGER, fields_of
 
 REQUEST_ID_HEADER: Final = "x-request-id"
+# Which spans a request's own belong to.
+TRACE_HEADERS: Final = ("traceparent", "tracestate")
 # Routes that a probe asks for every few seconds are logged only when they fail.
 QUIET_PATHS: Final = frozenset({"/health", "/metrics"})
 SHOWN_RIDS: Final = 4
@@ -33,11 +36,13 @@ _current: ContextVar[RequestRecord | None] = ContextVar("current request", defau
 class RequestRecord:
     """What is known of one HTTP request so far. Tokens are sums over its choices; each prompt counts once a choice."""
 
-    def __init__(self, request_id: str, begun_s: float) -> None:
+    def __init__(self, request_id: str, begun_s: float, path: str, trace_headers: Mapping[str, str]) -> None:
         self.request_id = request_id
+        self.begun_s = begun_s
+        self.path = path
+        self.trace_headers = trace_headers
         self.status = 500  # What a client gets when nothing was answered.
         self.error: str | None = None
-        self._begun_s = begun_s
         self._first_token_s: float | None = None
         self._rids: list[str] = []
         self._finish_reasons: dict[str, int] = {}
@@ -70,8 +75,8 @@ class RequestRecord:
                 "finish_reason": ",".join(self._finish_reasons),
             }
         if self._first_token_s is not None:
-            shown["first_token_s"] = round(self._first_token_s - self._begun_s, 4)
-        shown["total_s"] = round(now_s - self._begun_s, 4)
+            shown["first_token_s"] = round(self._first_token_s - self.begun_s, 4)
+        shown["total_s"] = round(now_s - self.begun_s, 4)
         if self.error is not None:
             shown["error"] = self.error
         return shown
@@ -88,7 +93,10 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_taken_or_made(Headers(scope=scope).get(REQUEST_ID_HEADER)), self._clock.now())
+        headers = Headers(scope=scope)
+        trace_headers = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+        request_id = _taken_or_made(headers.get(REQUEST_ID_HEADER))
+        record = RequestRecord(request_id, self._clock.now(), scope["path"], trace_headers)
         scope.setdefault("state", {})[_STATE] = record.request_id
 
         async def send_with_id(message: Message) -> None:

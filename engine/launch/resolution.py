@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.config import embedded_seed, loras_of, require_lora_names
 from engine.errors import ConfigError, StartupError
+from engine.extras import INSTALL_TRACING, TRACE_EXPORTER, is_importable
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.output_files import require_writable
 from engine.settings import ServerSettings
@@ -42,7 +43,15 @@ def refuse_early(settings: ServerSettings) -> None:
     if settings.placement == "local" and settings.device.startswith("cuda"):
         _require_gpu(settings.device)
     for field in ("gate", "stage_probe"):
-        _require_module(field, getattr(settings, field))
+        if not is_importable(getattr(settings, field).partition(":")[0]):
+            raise ConfigError(
+                f"{field} must name a module that can be imported, got {getattr(settings, field)!r}; look at PYTHONPATH"
+            )
+    if settings.otlp_traces_endpoint and not is_importable(TRACE_EXPORTER):
+        raise ConfigError(
+            f"otlp_traces_endpoint needs a package that is not installed, got {settings.otlp_traces_endpoint}; "
+            f"{INSTALL_TRACING}, or leave it out"
+        )
     if settings.record:
         require_writable("record", Path(settings.record))
     if settings.flight_dir:
@@ -79,17 +88,6 @@ def _visible_gpus() -> int | None:
         # The first that is none ends the list.
         counts.append(len(list(itertools.takewhile(lambda one: one and not one.startswith("-"), chosen.split(",")))))
     return min((count for count in counts if count is not None), default=None)
-
-
-def _require_module(field: str, path: str) -> None:
-    """Raise ConfigError for a dotted path whose module is not there; what the module does is seen where it runs."""
-    module = path.partition(":")[0]
-    try:
-        found = not module or importlib.util.find_spec(module) is not None
-    except ImportError:
-        found = False
-    if not found:
-        raise ConfigError(f"{field} must name a module that can be imported, got {path!r}; look at PYTHONPATH")
 
 
 def _has_gpu_driver() -> bool:

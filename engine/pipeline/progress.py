@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
 from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -17,6 +18,9 @@ from engine.process.private_dir import PROGRESS_FILE
 
 # A microbatch's number, one more so that new memory stands for none, and a phase.
 _MARK: Final = struct.Struct("<qq")
+# The same number, and when the stage began and ended with it, for each of the last microbatches.
+_TIMES: Final = struct.Struct("<qdd")
+_KEPT: Final = 64
 
 
 class Phase(IntEnum):
@@ -40,16 +44,32 @@ class StageProgress:
 
     def __init__(self, private_dir: Path, pp_size: int) -> None:
         self._pp_size = pp_size
-        size = _MARK.size * pp_size
+        size = (_MARK.size + _KEPT * _TIMES.size) * pp_size
         file = os.open(private_dir / PROGRESS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(file, size)
             self._marks = mmap.mmap(file, size)
         finally:
             os.close(file)
+        self._begun_s = 0.0
 
     def note(self, stage: int, microbatch_id: int, phase: Phase) -> None:
         _MARK.pack_into(self._marks, stage * _MARK.size, microbatch_id + 1, phase)
+        if phase is Phase.COMPUTING:
+            self._begun_s = time.monotonic()
+        elif phase is Phase.HANDING_ON:
+            _TIMES.pack_into(
+                self._marks, self._place(stage, microbatch_id), microbatch_id + 1, self._begun_s, time.monotonic()
+            )
+
+    def times(self, microbatch_id: int) -> tuple[tuple[float, float], ...]:
+        """When each stage began and ended with a microbatch, in seconds; empty where one of them has not said so."""
+        every = [_TIMES.unpack_from(self._marks, self._place(stage, microbatch_id)) for stage in range(self._pp_size)]
+        said = [(begun, ended) for number, begun, ended in every if number == microbatch_id + 1]
+        return tuple(said) if len(said) == self._pp_size else ()
+
+    def _place(self, stage: int, microbatch_id: int) -> int:
+        return _MARK.size * self._pp_size + (stage * _KEPT + microbatch_id % _KEPT) * _TIMES.size
 
     def of(self, stage: int) -> tuple[int, Phase]:
         """What a stage said last; -1 before its first microbatch."""

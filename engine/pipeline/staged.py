@@ -114,6 +114,10 @@ class StagedPipeline:
         stage, doing = self._progress.stuck(microbatch_id, self._stage_pids)
         return f"{STAGE_PREFIX}{stage}", doing
 
+    def stage_times(self, microbatch_id: int) -> tuple[tuple[float, float], ...]:
+        """When each stage of this machine began and ended with one of the last microbatches; else empty."""
+        return self._progress.times(microbatch_id)
+
     def wake_sources(self) -> Sequence[int]:
         return (self._channels.fileno(),)
 

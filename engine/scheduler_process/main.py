@@ -24,6 +24,7 @@ from engine.scheduler_process.gate_context import GateContext, load_gate
 from engine.scheduler_process.inbox import Inbox
 from engine.scheduler_process.outbox import ReplySocket
 from engine.scheduler_process.recorded_gate import recorded
+from engine.scheduler_process.traced_gate import StageTimes, TracedGate
 from engine.settings import ServerSettings
 
 # Replies of the last step, such as errors for everything live, must leave before the process does.
@@ -49,7 +50,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = Inbox(context, requests_address(place.private_dir))
     outbox = ReplySocket(context, replies_address(place.private_dir))
-    pipeline, stuck_stage = _build_pipeline(place, control)
+    pipeline, stuck_stage, stage_times = _build_pipeline(place, control)
     scheduler = Scheduler(place.limits)
     inner = load_gate(
         GateContext(
@@ -68,6 +69,8 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
         )
     )
     gate = recorded(inner, scheduler, place.settings)
+    if place.settings.otlp_traces_endpoint:
+        gate = TracedGate(gate, outbox.send, stage_times)
     control.send(Ready())
     try:
         run_loop(gate, scheduler, pipeline, outbox)
@@ -80,8 +83,11 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
 
 def _build_pipeline(
     place: SchedulerPlace, control: Control
-) -> tuple[Pipeline, Callable[[int], tuple[str, str]] | None]:
-    """The pipeline for the number of stages, and who knows which of them is stuck; only the one here loads torch."""
+) -> tuple[Pipeline, Callable[[int], tuple[str, str]] | None, StageTimes | None]:
+    """The pipeline for the number of stages, and who knows which of them is stuck and when each was at work.
+
+    Only the pipeline in this process loads torch.
+    """
     if place.limits.pp_size > 1:
         from engine.pipeline.staged import StagedPipeline
 
@@ -90,9 +96,9 @@ def _build_pipeline(
         else:
             source = socket.socket(fileno=place.handed)
             staged = StagedPipeline(place.private_dir, place.limits.pp_size, handed=source)
-        return staged, staged.stuck
+        return staged, staged.stuck, staged.stage_times
     from engine.model.runner import StageRunner
     from engine.pipeline.local import LocalPipeline
 
     runner = StageRunner(place.settings, place.limits, 0, on_load=control.send)
-    return LocalPipeline(runner, probe=place.settings.stage_probe), None
+    return LocalPipeline(runner, probe=place.settings.stage_probe), None, None

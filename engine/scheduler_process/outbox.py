@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from engine.messages import Reply, encode
+from engine.messages import Reply, RequestTrace, encode
 from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler_process.inbox import UNBOUNDED
 
@@ -21,7 +21,7 @@ class ReplySocket:
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
         self._socket.connect(address)
 
-    def send(self, replies: Sequence[Reply]) -> None:
+    def send(self, replies: Sequence[Reply | RequestTrace]) -> None:
         self._socket.send(encode(tuple(replies)), zmq.NOBLOCK)
 
     def close(self, linger_s: float = 0.0) -> None:
