@@ -48,6 +48,8 @@ class SdkOracle(Oracle):
         self._can = can
         self._fresh = fresh
         self._arrivals = 0
+        # Of a request, one for each group of layers.
+        self._tables = 1
         self._arriving: set[str] = set()
         self._batches: dict[int, Batch] = {}
         # The counts that aborts of unknown requests must not change; None except in the step that they are given in.
@@ -73,7 +75,7 @@ class SdkOracle(Oracle):
             blocks += -(-tokens // size)
         loras = {life.message.lora for life in self.account.live.values()} - {0}
         return (
-            blocks <= self._limits.blocks
+            self._tables * blocks <= self._limits.blocks
             and len(self.account.live) <= self._limits.batch_requests
             and len(loras) <= self._can.loras_together
         )
@@ -164,6 +166,7 @@ class SdkOracle(Oracle):
         if len(blocks) > self._limits.blocks:
             raise Violation(f"batch {batch.id} is computed in {len(blocks)} blocks, of {self._limits.blocks}")
         for share in batch.shares:
+            self._tables = max(self._tables, len(share.tables))
             self._check_share(share)
             # Of the guesses those that were right were computed; the token after them was sampled, and comes next.
             known = pipeline.known_tokens(share.rid)

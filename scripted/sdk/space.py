@@ -6,7 +6,7 @@ import functools
 import random
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -34,7 +34,8 @@ class SchedulerSpace:
 
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
     values the others, and a number is halved, doubled or moved by one. A target with an event of ``actions`` has the
-    settings that it needs, and so has one with ``requests`` of a kind: priorities, loras, grammars.
+    settings that it needs, and so has one with a setting, or with requests of a kind (priorities, loras, grammars), of
+    ``needed``.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class SchedulerSpace:
         config: type[msgspec.Struct],
         settings: Mapping[str, Sequence[Any]],
         actions: Mapping[type[Action], Mapping[str, Sequence[Any]]],
-        requests: Mapping[str, Mapping[str, Sequence[Any]]],
+        needed: Mapping[str, Mapping[str, Sequence[Any]]],
     ) -> None:
         self._adapter = adapter
         self._default = config()
@@ -53,8 +54,8 @@ class SchedulerSpace:
             default = getattr(self._default, name)
             values = (*settings.get(name, ()), *_others(hints[name], default))
             self._settings[name] = tuple(dict.fromkeys(value for value in values if value != default))
-        self._needed = {EVENT + str(action.__struct_config__.tag): needed for action, needed in actions.items()}
-        self._needed |= requests
+        self._needed = {EVENT + str(action.__struct_config__.tag): settings for action, settings in actions.items()}
+        self._needed |= needed
         self._is_possible: Callable[[Any], bool] = functools.lru_cache(maxsize=4096)(self._makes_a_machine)
 
     @functools.cached_property
@@ -66,7 +67,7 @@ class SchedulerSpace:
             **{
                 name: (_OTHER,)
                 for name, values in self._settings.items()
-                if any(self._is_possible(self._with({name: value})) for value in values)
+                if any(self._is_possible(self._with({**self._first_of(name), name: value})) for value in values)
             },
             **REQUEST_FEATURES,
             **self._declared(),
@@ -81,7 +82,7 @@ class SchedulerSpace:
     def _declared(self) -> dict[str, tuple[str, ...]]:
         """What requests may have with the default settings, or with those that it needs."""
         can = [self._can_of({})]
-        can += [self._can_of({name: values[0] for name, values in self._needed.get(one, {}).items()}) for one in _OWN]
+        can += [self._can_of(self._first_of(one)) for one in _OWN]
         declared = {
             "priorities": any(one.priority for one in can),
             "loras": any(one.loras for one in can),
@@ -90,14 +91,15 @@ class SchedulerSpace:
         return {name: ("some",) for name, is_there in declared.items() if is_there}
 
     def _can_of(self, values: Mapping[str, Any]) -> Capabilities:
-        return self._adapter.limits_of(self._with(values))[1]
+        _, can = self._adapter.limits_of(self._with(values))
+        return cast(Capabilities, can)
 
     def _kinds_needing(self) -> Iterator[str]:
         """Kinds of events that can be added where their settings are as they need them."""
-        for kind, needed in self._needed.items():
-            if kind in _OWN:
+        for kind in self._needed:
+            if not kind.startswith(EVENT):
                 continue
-            config = self._with({name: values[0] for name, values in needed.items()})
+            config = self._with(self._first_of(kind))
             alone = Schedule(config, (Placed(1, SubmitRequest(rid="a", prompt=2)),), self._adapter.name)
             yield from (known for known in event_kinds(alone) if known == kind)
 
@@ -136,11 +138,21 @@ class SchedulerSpace:
 
     def _values(self, row: Row, rng: random.Random) -> dict[str, Any]:
         drawn = {name: rng.choice(values) for name, values in self._settings.items() if name in row}
-        for needed in (self._needed[kind] for kind in row if kind in self._needed):
-            for name, values in needed.items():
+        needing = [*row]
+        for feature in needing:
+            for name, values in self._needed.get(feature, {}).items():
                 if drawn.get(name) not in values:
                     drawn[name] = rng.choice(values)
+                    # It may need others itself.
+                    needing += [name] if drawn[name] != getattr(self._default, name) else []
         return drawn
+
+    def _first_of(self, feature: str) -> dict[str, Any]:
+        """The first values of what it needs, and of what these need."""
+        first = {name: values[0] for name, values in self._needed.get(feature, {}).items()}
+        for name in [name for name, value in first.items() if value != getattr(self._default, name)]:
+            first = {**self._first_of(name), **first}
+        return first
 
     def _with(self, values: Mapping[str, Any]) -> Any:
         """The configuration; None where it refuses these values."""

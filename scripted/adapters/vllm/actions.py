@@ -4,7 +4,7 @@ grammars are late.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from scripted.core.action import Action, RunLike, SearchBase, verb
@@ -160,7 +160,11 @@ class ReleaseGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag
 _CONNECTED: Final = {"kv_connector": ("sync", "async")}
 _STRUCTURED: Final = {"structured_output": (True,)}
 # Each with the settings without which it does nothing.
-ACTIONS: Final = {
+ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     **dict.fromkeys((FailLoad, OfferPrefixes, HoldTransfers, ReleaseTransfers), _CONNECTED),
     **dict.fromkeys((HoldGrammars, ReleaseGrammars), _STRUCTURED),
 }
+# The settings that do nothing without a connector either.
+NEEDED_BY_SETTINGS: Final = dict.fromkeys(
+    ("kv_role", "kv_load_failure_policy", "kv_offered_tokens", "kv_transfer_steps", "kv_saves"), _CONNECTED
+)

@@ -24,7 +24,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from scripted.adapters.vllm.actions import ACTIONS, OfferPrefixes, ReleaseGrammars, ReleaseTransfers
+from scripted.adapters.vllm.actions import ACTIONS, NEEDED_BY_SETTINGS, OfferPrefixes, ReleaseGrammars, ReleaseTransfers
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.live.launch import launch
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
@@ -123,11 +123,15 @@ ADAPTER: Final = VllmAdapter(
     limits=_limits,
     can=_capabilities,
     workloads=WORKLOADS,
+    settings={"sliding_window": (3, 5, 6)},
     actions=ACTIONS,
-    requests={
+    needed={
         "priorities": {"policy": ("priority",)},
         "loras": {"max_loras": (1, 2)},
         "grammars": {"structured_output": (True,)},
+        "sliding_window": {"num_gpu_blocks": (20, 16, 28)},
+        "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
+        **NEEDED_BY_SETTINGS,
     },
     undoing=(ReleaseTransfers(), ReleaseGrammars()),
     mutants=MUTANTS,

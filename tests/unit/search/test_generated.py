@@ -10,8 +10,9 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import msgspec
 import pytest
 
 from scripted import api
@@ -20,6 +21,7 @@ from scripted.core.named import OWN, adapter_named
 from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
+from scripted.sdk import Capabilities, Limits, SchedulerAdapter
 from scripted.search.execution import Prefixes, execute
 from scripted.search.extras import extras_of
 from scripted.search.generated import (
@@ -386,3 +388,38 @@ def test_one_generated_target_in_ten_shows_that_the_machine_is_deterministic(mon
     for number in range(9, 12):
         target_named(generated_target(number))
     assert twice == [generated_schedule(10, OWN)]
+
+
+class _Windowed(msgspec.Struct, frozen=True):
+    """A window takes more blocks than there are by default, and a window is the only thing that a mode acts on."""
+
+    blocks: int = 8
+    window: int = 0
+    mode: Literal["some", "full"] = "some"
+
+    def __post_init__(self) -> None:
+        if self.window and self.blocks < 20:
+            raise ValueError("a window needs 20 blocks")
+
+
+def _example_machine(_: _Windowed) -> Any:
+    example = adapter_named(EXAMPLE)
+    return example.new_parts(example.read_config({}), record=False)[0]
+
+
+WINDOWED = SchedulerAdapter(
+    f"{__name__}:WINDOWED",
+    config=_Windowed,
+    machine=_example_machine,
+    limits=lambda _: Limits(block_size=4, blocks=8, batch_tokens=16, batch_requests=4, context_tokens=32),
+    can=lambda _: Capabilities(),
+    settings={"window": (3,)},
+    needed={"window": {"blocks": (20, 24)}, "mode": {"window": (3,)}},
+)
+
+
+def test_a_setting_is_drawn_with_what_it_needs() -> None:
+    assert {"blocks", "window", "mode"} <= set(WINDOWED.space.features)
+    configs = [WINDOWED.space.draw({"mode": "other"}, random.Random(seed)).config for seed in range(20)]
+    assert {(one.mode, one.window) for one in configs} == {("full", 3)}
+    assert {one.blocks for one in configs} == {20, 24}, "what is needed needs blocks"
