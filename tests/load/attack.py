@@ -239,6 +239,7 @@ def _large_answers(base_url: str, tokens: int, n: int) -> dict[str, LargeAnswer]
     ids, answers = [7] * tokens, {}
     completion = {"prompt": ids, "max_tokens": 1}
     sampling = {"max_new_tokens": 1, "n": n}
+    streamed = {"stream": True, "max_output_tokens": 1}
     scored = {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0}
     bodies: dict[str, tuple[str, dict[str, Any]]] = {
         "prompt_logprobs=20": ("/v1/completions", completion | {"prompt_logprobs": 20}),
@@ -246,6 +247,8 @@ def _large_answers(base_url: str, tokens: int, n: int) -> dict[str, LargeAnswer]
         f"echo, logprobs=20, n={n}": ("/v1/completions", completion | {"echo": True, "logprobs": 20, "n": n}),
         "n=128": ("/v1/completions", completion | {"n": 128}),
         f"logprob_start_len=0, n={n}": ("/generate", {"input_ids": ids, "sampling_params": sampling, **scored}),
+        # The events of a response repeat what was asked for.
+        "instructions": ("/v1/responses", {"input": "x", "instructions": "i" * (tokens // 2), **streamed}),
     }
     with httpx.Client(base_url=base_url, timeout=CLIENT_TIMEOUT_S) as http:
         for name, (path, fields) in bodies.items():

@@ -15,7 +15,14 @@ __all__ = ["Attack", "large_bodies", "nearly_right"]
 
 Attack = tuple[str, bytes]
 
-PATHS = ("/generate", "/v1/completions", "/v1/chat/completions")
+PATHS = (
+    "/generate",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+)
 OPERATORS = (
     "/abort_request",
     "/pause_generation",
@@ -23,6 +30,11 @@ OPERATORS = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
 )
+_CONVERSATION: dict[str, Any] = {
+    "system": [{"type": "text", "text": "abc"}],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}]}],
+    "tools": [{"name": "f", "input_schema": {}}],
+}
 RIGHT: dict[str, dict[str, Any]] = {
     "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 2}},
     "/v1/completions": {"prompt": "abc", "max_tokens": 2},
@@ -31,6 +43,13 @@ RIGHT: dict[str, dict[str, Any]] = {
         "max_tokens": 2,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     },
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "abc"}]}],
+        "max_output_tokens": 2,
+        "tools": [{"type": "function", "name": "f", "parameters": {}}],
+    },
+    "/v1/messages": {"model": "embedded", **_CONVERSATION, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"model": "embedded", **_CONVERSATION},
     "/abort_request": {"rid": "missing"},
     "/pause_generation": {"mode": "in_place"},
     "/update_weights_from_disk": {"model_path": "no/such/folder"},
@@ -103,6 +122,16 @@ KEYS = (
     "logit_bias",
     "reasoning_effort",
     "chat_template_kwargs",
+    "cache_salt",
+    "system",
+    "messages",
+    "input",
+    "instructions",
+    "metadata",
+    "text",
+    "reasoning",
+    "thinking",
+    "output_config",
     "__class__",
     "",
     "k" * 500,
@@ -148,6 +177,17 @@ def large_bodies(size: int) -> Iterator[Attack]:
     tool = b'{"type": "function", "function": {"name": "f"}}'
     yield "/v1/chat/completions", b'{"messages": [], "tools": [' + (tool + b",") * (count // 48) + tool + b"]}"
     yield "/v1/chat/completions", b'{"messages": [{"role": "x", "tool_calls": [' + b"{}," * (count // 3) + b"{}]}]}"
+    text = b'{"type": "text", "text": ""},'
+    yield "/v1/messages", b'{"messages": [{"role": "user", "content": [' + text * (count // 29) + b"1]}]}"
+    yield (
+        "/v1/messages/count_tokens",
+        b'{"model": "embedded", "messages": [{"role": "user", "content": "' + b"a" * count + b'"}]}',
+    )
+    numbers = b'{"type": "tool_use", "id": "c", "name": "f", "input": {"x": [' + b"1e9," * (count // 4) + b"1]}}"
+    yield "/v1/messages", b'{"messages": [{"role": "assistant", "content": [' + numbers + b"]}]}"
+    yield "/v1/responses", b'{"input": [' + b'{"type": "reasoning"},' * (count // 22) + b"1]}"
+    yield "/v1/responses", b'{"instructions": "' + b"a" * count + b'", "input": "x"}'
+    yield "/v1/responses", b'{"cache_salt": "' + b"a" * count + b'", "input": "x"}'
     yield "/pause_generation", b'{"mode": "' + b"a" * count + b'"}'
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.frontend.openai.answers import ChatDelta
 from engine.frontend.openai.shapes import Counts, plain_deltas
-from engine.frontend.openai.spoken import SpokenChoice
+from engine.frontend.openai.spoken import SpokenChoice, turns_of
 from engine.frontend.protocol import GenerateAnswer, MetaInfo
 from engine.frontend.sessions import Shaping
 from engine.messages import FinishReason
@@ -76,9 +76,10 @@ class BlockShape:
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
         """The body of an answer in one."""
-        for _ in self._changes(answers[0]):
-            continue
-        yield from ()
+        for part in turns_of(answers[0]):
+            for _ in self._changes(part):
+                continue
+            yield
         return self._answer()
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:  # noqa: ARG002 - there is one

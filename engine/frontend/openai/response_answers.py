@@ -202,8 +202,8 @@ class ResponseError(_Event, frozen=True, kw_only=True, tag="error"):
     @classmethod
     def of(cls, error: ErrorBody, sequence_number: int) -> ResponseError:
         detail = error.error
-        told = {"code": str(detail.code), "message": detail.message, "param": detail.param}
-        return cls(sequence_number=sequence_number, error=detail, **told)
+        code, message, param = str(detail.code), detail.message, detail.param
+        return cls(sequence_number=sequence_number, code=code, message=message, param=param, error=detail)
 
 
 RESPONSE_EVENTS = (

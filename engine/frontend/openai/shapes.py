@@ -196,7 +196,7 @@ class ChatShape(_Shape):
             if index:
                 yield
             spoken = self._choice(index)
-            message = ChatMessage(content=answer.text) if spoken is None else spoken.message(answer)
+            message = ChatMessage(content=answer.text) if spoken is None else (yield from spoken.message(answer))
             self._note(index, answer.meta_info)
             choices.append(
                 ChatChoice(

@@ -6,8 +6,10 @@ and an answer in one cannot differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
+import msgspec
 from msgspec import UNSET
 
 from engine.frontend.dialect import AnswerParser
@@ -21,8 +23,11 @@ from engine.frontend.openai.answers import (
 )
 from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
+from engine.frontend.sessions import Shaping
 from engine.messages import FinishReason
 
+# Characters that are looked through for calls before the event loop turns: 10 ms where there is nothing but calls.
+CHARS_A_TURN: Final = 4096
 # The protocol's reason for an answer that waits for its calls to be answered.
 TOOL_CALLS = "tool_calls"
 
@@ -65,8 +70,12 @@ class SpokenChoice:
             self._count_call(False)
         return deltas
 
-    def message(self, answer: GenerateAnswer) -> ChatMessage:
-        return _message(self.deltas(answer))
+    def message(self, answer: GenerateAnswer) -> Shaping[ChatMessage]:
+        deltas = []
+        for part in turns_of(answer):
+            deltas += self.deltas(part)
+            yield
+        return _message(deltas)
 
     def finish_reason(self, reason: FinishReason | None) -> str | None:
         """Why the choice ended, in the protocol's words. A call that was cut is no reason to answer it."""
@@ -113,6 +122,16 @@ class SpokenChoice:
         if call_id is None:
             return ChatDelta(tool_calls=[ToolCallDelta(index=index, function=function)])
         return ChatDelta(tool_calls=[ToolCallDelta(index=index, id=call_id, type="function", function=function)])
+
+
+def turns_of(answer: GenerateAnswer) -> Iterator[GenerateAnswer]:
+    """An answer in parts, each short enough to be looked through in one turn of the event loop."""
+    text, going = answer.text, msgspec.structs.replace(answer.meta_info, finish_reason=None)
+    ids = answer.output_ids
+    while len(text) > CHARS_A_TURN:
+        yield msgspec.structs.replace(answer, text=text[:CHARS_A_TURN], output_ids=ids, meta_info=going)
+        text, ids = text[CHARS_A_TURN:], ()
+    yield msgspec.structs.replace(answer, text=text, output_ids=ids)
 
 
 def _message(deltas: Iterable[ChatDelta]) -> ChatMessage:

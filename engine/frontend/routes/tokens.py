@@ -101,10 +101,8 @@ def add_tokenization(
 
     async def answer(kind: str, request: Request) -> Response:
         async with bodies.body_of(request) as data:
-            if is_long(data, is_chat=kind != DETOKENIZE):
-                said = await unless_gone(request, long_bodies.work_on(kind, data))
-            else:
-                said = works[kind](data)
+            is_short = not is_long(data, is_chat=kind != DETOKENIZE)
+            said = works[kind](data) if is_short else await unless_gone(request, long_bodies.work_on(kind, data))
         return Response(said, media_type=JSON_TYPE)
 
     @router.post("/tokenize", **description.route(body=TokenizeBody, answer=TokenizeAnswer, errors=(404,), tag=TOKENS))
