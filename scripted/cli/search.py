@@ -19,6 +19,7 @@ from scripted.cli.bound import bound
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.cli.replay import replay
 from scripted.core.named import OWN
+from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.search.failure_database import DEFAULT_FAILURES, FailureDatabase
 from scripted.search.strategies.base import StrategyName
@@ -121,6 +122,7 @@ def explore(
     if to_script is not None:
         why = "no failure shown makes a test" if report.findings else "there is no failure to write"
         console.print(f"{to_script} is not written: {why}", soft_wrap=True)
+    console.print(_verdict(report, still), soft_wrap=True)
     if report.findings or still:
         raise typer.Exit(EXIT_FAILED)
 
@@ -141,8 +143,17 @@ def _summary(report: SearchReport) -> str:
         f"{report.schedules} schedules in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
         f"{report.per_cpu_second:.0f} a second and core), {how}; {report.unreached} events met nothing to act on; "
         f"{report.rejoined} runs ended early as their target again; "
-        f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure"
+        f"{len(report.coverage.counts)} cells covered"
     )
+
+
+def _verdict(report: SearchReport, still: int) -> str:
+    kept = f"{plural(still, 'kept failure')} still there" if still else ""
+    found = f"{plural(len(report.findings), 'kind')} of failure" if report.findings else ""
+    if kept or found:
+        return f"FAILED: {' and '.join(filter(None, (found, kept)))} in {plural(report.schedules, 'schedule')}"
+    rest = "" if report.complete else "; more were left, so go on with more --schedules or --minutes"
+    return f"passed: no failure in {plural(report.schedules, 'schedule')}{rest}"
 
 
 def _show_finding(

@@ -35,7 +35,8 @@ class Coverage:
 
     def table(self) -> Table:
         """A row for each kind of event: the states that it met, with positions of the pipeline and times in all."""
-        table = Table(title="what each event met: state, pipeline positions (times)", title_justify="left")
+        legend = "'running 2 (7)': met a running request 7 times in all, with the pipeline at 2 different positions"
+        table = Table(title="what each event met", title_justify="left", caption=legend, caption_justify="left")
         table.add_column("event", no_wrap=True)
         table.add_column("states", overflow="fold", max_width=_STATES_WIDTH_COLUMNS)
         for kind in sorted({cell.kind for cell in self.counts}):

@@ -26,22 +26,22 @@ MAX_STEPS_PER_COMMAND: Final = 10_000
 # The prompt of a request that is started without one.
 DEFAULT_PROMPT_TOKENS: Final = 16
 DEFAULT_HISTORY_STEPS: Final = 12
-_HELP_TOP: Final = {
+_HELP: Final = {
     "step [N]": "run one step, or N",
-    "until EXPR": "run steps until a Python expression holds: over t, state (t.state), requests, calls",
-}
-_HELP_END: Final = {
-    "show EXPR": "the value of a Python expression over the same names",
+    "until EXPR": "run steps until a Python expression holds, as state.chunked",
+    "show EXPR": "its value; it may name t, state (t.state), requests and calls",
     "state, requests": "tables of the scheduler and of the requests",
     "history [N]": "the last steps",
     "script": "the session as lines of script",
-    "undo [N]": "take the last commands back: all others run again on a new scheduler",
+    "undo [N]": "take the last commands back: the others run again",
     "save FILE": "write the session as a pytest file that passes",
-    "help [WORD]": "this, or all that a word takes",
+    "help [WORD]": "this, or all that a word of the scheduler takes",
     "quit": "leave; the scheduler drains first",
 }
-_HELP_INDENT: Final = 24
-_HELP_WIDTH: Final = 118
+# So that it fits into the smallest terminal, of 80 columns and 24 lines.
+_HELP_INDENT: Final = 17
+_HELP_WIDTH: Final = 79
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _PROMPTS: Final = ("prompt_len", "prompt_ids", "text")
 
 
@@ -241,15 +241,20 @@ OWN_WORDS: Final = (*_READERS, "until", "show", "help")
 
 
 def help_text(words: Mapping[str, ShellWord]) -> str:
-    """All words with what they mean; what begins a request comes first."""
+    """The session's own words with what they mean, and the scheduler's, of which `help WORD` says more."""
     ordered = sorted(words.values(), key=lambda word: not word.is_start)
-    verbs = {f"{word.text} {word.takes}".rstrip(): word.meaning for word in ordered}
-    return "\n".join(_help_line(takes, meaning) for takes, meaning in (_HELP_TOP | verbs | _HELP_END).items())
+    takes = [f"{word.text} {word.takes}".rstrip().replace(" ", _NO_BREAK) for word in ordered]
+    listed = textwrap.fill(", ".join(takes), _HELP_WIDTH, initial_indent="  ", subsequent_indent="  ")
+    own = [f"{words:{_HELP_INDENT}}{meaning}" for words, meaning in _HELP.items()]
+    return "\n".join([*own, "To the scheduler (help WORD says more):", listed.replace(_NO_BREAK, " ")])
 
 
-def _help_line(takes: str, meaning: str) -> str:
-    """In two columns; a long first one has the second below it."""
-    indent = " " * _HELP_INDENT
-    if len(takes) >= _HELP_INDENT:
-        return f"{takes}\n{textwrap.fill(meaning, _HELP_WIDTH, initial_indent=indent, subsequent_indent=indent)}"
-    return textwrap.fill(f"{takes:{_HELP_INDENT - 1}} {meaning}", _HELP_WIDTH, subsequent_indent=indent)
+def completions(line: str, words: Mapping[str, ShellWord], before: Sequence[Statement]) -> list[str]:
+    """What may stand where a line ends: a word; after one of the scheduler's, the rids and the names that it takes."""
+    first, space, _ = line.lstrip().partition(" ")
+    if not space or first == Show.HELP:
+        return sorted([*words] if space else [*OWN_WORDS, *words])
+    if first not in words:
+        return []
+    named = [f"{name}=" for name in words[first].signature.parameters]
+    return [statement.rid for statement in before if isinstance(statement, VerbCall) and statement.rid] + named

@@ -25,7 +25,7 @@ from scripted.script.context import BaseContext
 from scripted.script.handles import BaseRequest
 from scripted.script.options import ScriptOptions
 from scripted.script.wait import Steps
-from scripted.shell.command_line import Command, Look, Save, Show, Undo, help_text, read_command
+from scripted.shell.command_line import Command, Look, Save, Show, Undo, completions, help_text, read_command
 from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session
@@ -56,7 +56,7 @@ class DebugSession:
         self._prompt = prompt
         self._console = console
         self._mutant = mutant
-        self._left = False
+        self._left = self._is_undone = False
         self._saving: Path | None = None
 
     def run(self) -> bool:
@@ -90,6 +90,10 @@ class DebugSession:
         names: Names = {"t": t}
         for statement in tuple(self.statements):
             yield from statement.perform(names)
+        self._prompt.complete_with(lambda line: completions(line, self.words, self.statements))
+        if self._is_undone:
+            self._say(str(t.state))
+            self._is_undone = False
         while (command := self._next_command(f"step {t.state.step}> ")) is not None:
             if isinstance(command, Look):
                 self._look(command, t, names)
@@ -180,6 +184,7 @@ class DebugSession:
         if isinstance(command, Undo):
             undone = self.statements[-command.count :]
             del self.statements[-command.count :]
+            self._is_undone = True
             self._say("undone: " + "; ".join(lines_of(undone)))
         else:
             self._saving = command.path

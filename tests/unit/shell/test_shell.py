@@ -17,8 +17,8 @@ from scripted.core.refusals import BadCommand
 from scripted.report.failure import ServerDied
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
-from scripted.shell import DebugSession, FilePrompt
-from scripted.shell.command_line import OWN_WORDS, help_text, read_command
+from scripted.shell import DebugSession, FilePrompt, TerminalPrompt
+from scripted.shell.command_line import OWN_WORDS, completions, help_text, read_command
 from scripted.shell.statements import StepOn, VerbCall, lines_of
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
@@ -180,11 +180,11 @@ def test_a_command_is_a_line_of_script(line, script):
     assert list(lines_of([read_command(line, [started], WORDS)])) == expected
 
 
+OWN_HELP, OF_THE_SCHEDULER = HELP.split("To the scheduler (help WORD says more):\n")
 HELP_WORDS = [
     part.split()[0]
-    for line in HELP.splitlines()
-    if not line.startswith(" ")
-    for part in line.split("  ")[0].split(", ")
+    for text in (*(line.split("  ")[0] for line in OWN_HELP.splitlines()), OF_THE_SCHEDULER)
+    for part in text.replace(",\n", ", ").split(", ")
 ]
 
 
@@ -199,8 +199,46 @@ def test_every_command_of_the_help_is_one(word):
     assert not why or why.startswith(f"{word} takes")
 
 
-def test_the_help_names_the_commands():
+def test_the_help_names_the_commands_and_fits_the_smallest_terminal():
     assert set(HELP_WORDS) == {*OWN_WORDS, *WORDS}
+    lines = HELP.splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) < 80
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("", ["step", "until", "start", "flush"]),
+        ("st", ["step", "state", "start"]),
+        ("help exhaust_r", ["exhaust_rows"]),
+        ("start ", ["prompt_len=", "max_new_tokens="]),
+        ("abort ", ["a"]),
+        ("until ", []),
+        ("step ", []),
+    ],
+)
+def test_a_line_is_completed_by_what_may_stand_there(line, some):
+    before = [read_command("start rid=a", [], WORDS)]
+    offered = completions(line, WORDS, before)
+    assert set(some) <= set(offered)
+    assert bool(offered) is bool(some)
+
+
+def test_a_terminal_offers_what_fits(monkeypatch):
+    readline = pytest.importorskip("readline")
+    taken = []
+    monkeypatch.setattr(readline, "set_completer", taken.append)
+    monkeypatch.setattr(readline, "get_line_buffer", lambda: "start pro")
+    monkeypatch.setattr(readline, "get_endidx", lambda: 9)
+    TerminalPrompt().complete_with(lambda line: ["prompt_len=", "profile", line])
+    assert [taken[0]("pro", number) for number in range(3)] == ["prompt_len=", "profile ", None]
+
+
+def test_an_undo_shows_the_state_that_it_leads_back_to():
+    typed = Typed("start", "step 2", "step", "undo")
+    assert typed.states[-1] == typed.states[-3]
+    assert typed.output.splitlines()[-2] == typed.states[-1]
 
 
 def test_names_of_requests_and_calls_count_on():
