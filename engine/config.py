@@ -156,6 +156,7 @@ class EngineConfig(BaseModel):
         "and copied back when they are hit; 0: none",
     )
     radix_cache: bool = Field(True, description="share the KV of equal prompt prefixes between requests")
+    kv_events: bool = Field(False, description="tell what enters and leaves the prefix cache, for routers")
     kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
 
     speculative_algorithm: Literal["off", "ngram", "draft_model"] = Field(
@@ -223,6 +224,8 @@ class EngineConfig(BaseModel):
                 f"host_kv_tokens must be 0 or hold at least one page of page_size={self.page_size} tokens, "
                 f"got {self.host_kv_tokens}; raise it or leave it out"
             )
+        if self.kv_events and not self.radix_cache:
+            raise ValueError("kv_events needs radix_cache, which they tell of; switch it on or leave kv_events out")
         if self.host_kv_tokens and not self.radix_cache:
             raise ValueError(
                 f"host_kv_tokens needs radix_cache, which finds what is kept, got {self.host_kv_tokens} without it; "
@@ -321,6 +324,7 @@ ELSEWHERE: Final = {
     "block_size": "page_size is the tokens of a KV page",
     "quantization": "how a checkpoint is quantized is read from its config.json",
     "load_format": "weights are read as safetensors",
+    "kv_events_config": "set kv_events, and kv_events_endpoint to where they are published",
     "swap_space": "host_kv_tokens bounds the KV that is kept in host memory, in tokens",
     "max_log_len": "log_requests says whether requests are logged",
     "enable_auto_tool_choice": "tools are on where tool_call_parser is not 'none'",

@@ -126,6 +126,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     loras: tuple[tuple[str, str], ...] = ()
     host_pages: int = 0
     async_scheduling: bool = False
+    kv_events: bool = False
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -186,6 +187,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             loras=loras_of(config.lora),
             host_pages=config.host_kv_tokens // config.page_size,
             async_scheduling=config.async_scheduling,
+            kv_events=config.kv_events,
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 

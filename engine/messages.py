@@ -455,6 +455,34 @@ class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stats: EngineStats
 
 
+class PagesStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
+    """Pages that entered the prefix cache: one after the other below ``parent``, or as the beginning of a prompt.
+
+    A key is a digest of all tokens up to the page's end and of ``kv_key``: the version of the LoRA that computed it and
+    the key of the cache salt. A copy on the host has no tokens; its key is that of the page which it is a copy of.
+    """
+
+    parent: bytes | None
+    keys: tuple[bytes, ...]
+    tokens: tuple[int, ...] = ()
+    kv_key: tuple[int, int] = (0, 0)
+    lora_name: str = ""
+    on_host: bool = False
+
+
+class PagesRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
+    """Pages that left it."""
+
+    keys: tuple[bytes, ...]
+    on_host: bool = False
+
+
+class CacheCleared(msgspec.Struct, frozen=True, tag=True):
+    """All of it was dropped, on the host too."""
+
+
+CacheEvent = PagesStored | PagesRemoved | CacheCleared
+
 Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer
 
 
@@ -491,4 +519,6 @@ encode = msgspec.msgpack.Encoder().encode
 # Each raises BadFrameError for anything else. The replies are those of one step.
 decode_client_message: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
 decode_pipeline_event: Callable[[bytes], PipelineEvent] = decoder_of(PipelineEvent)
-decode_replies: Callable[[bytes], tuple[Reply | RequestTrace, ...]] = decoder_of(tuple[Reply | RequestTrace, ...])
+# What a scheduler process sends beside replies.
+Aside = RequestTrace | CacheEvent
+decode_replies: Callable[[bytes], tuple[Reply | Aside, ...]] = decoder_of(tuple[Reply | Aside, ...])

@@ -28,6 +28,7 @@ DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 _VISIBLE = re.compile(r"[!-~]+")
 # A name, an IPv4 address or an IPv6 one.
 _HOST = re.compile(r"[^\s:/]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%[\w.-]+)?")
+_EVENTS = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}|ipc://.+")
 _ORIGIN = re.compile(r"[\w.+-]+://[^\s/?#]+/?")
 # The context of a dump that has the keys in it, for a process that is to serve with them.
 REVEAL_KEYS = {"reveal_keys": True}
@@ -122,6 +123,16 @@ class ServerSettings(EngineConfig):
         "", description="names, separated by commas, under which a server on loopback may be asked beyond its own"
     )
 
+    kv_events_endpoint: str = Field(
+        "",
+        description="where kv_events are published: tcp://127.0.0.1:PORT or ipc://PATH; unset: nowhere",
+        examples=["tcp://127.0.0.1:5557"],
+    )
+    kv_events_replay_endpoint: str = Field(
+        "",
+        description="where those that a subscriber has missed can be asked for, as kv_events_endpoint; unset: nowhere",
+        examples=["tcp://127.0.0.1:5558"],
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="least severe log line shown"
     )
@@ -194,6 +205,16 @@ class ServerSettings(EngineConfig):
             raise ValueError(f"host must be a name or an address alone, got {host!r}; the port is a setting of its own")
         return host
 
+    @field_validator("kv_events_endpoint", "kv_events_replay_endpoint")
+    @classmethod
+    def _events_stay_here(cls, endpoint: str, info: ValidationInfo) -> str:
+        if endpoint and not _EVENTS.fullmatch(endpoint):
+            raise ValueError(
+                f"{info.field_name} must be tcp://127.0.0.1:PORT or ipc://PATH, got {endpoint!r}: the events have the "
+                "tokens of prompts, and no key protects them; take them to another machine by a tunnel"
+            )
+        return endpoint
+
     @field_validator("cors_origins", "operator_origins")
     @classmethod
     def _origins_are_whole(cls, text: str, info: ValidationInfo) -> str:
@@ -208,6 +229,12 @@ class ServerSettings(EngineConfig):
 
     @model_validator(mode="after")
     def _rules_between_server_fields(self) -> Self:
+        if self.kv_events_endpoint and not self.kv_events:
+            raise ValueError("kv_events_endpoint needs kv_events, which it publishes; set kv_events")
+        if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
+            raise ValueError(
+                "kv_events_replay_endpoint needs kv_events_endpoint, whose numbers it repeats; set that too"
+            )
         if self.record_redacted and self.host_kv_tokens:
             raise ValueError(
                 f"record_redacted needs host_kv_tokens=0, got {self.host_kv_tokens}: pages on the host are known by "

@@ -10,14 +10,16 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import zmq
 
 from engine.frames import BadFrameError
 from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.kv_events import KvEvents
 from engine.frontend.sessions import Sessions
 from engine.messages import (
+    CacheEvent,
     CallAnswer,
     ClientMessage,
     EngineStats,
@@ -62,6 +64,8 @@ class EngineClient:
         self._calls: dict[str, asyncio.Future[CallAnswer | StatsAnswer]] = {}
         self._call_numbers = itertools.count()
         self._quiet = asyncio.Event()
+        # Where what changes in the prefix cache is published; None for nowhere.
+        self.kv_events: KvEvents | None = None
 
     @property
     def open_calls(self) -> int:
@@ -132,8 +136,13 @@ class EngineClient:
         except BadFrameError as exc:
             logger.warning("dropped a frame of %d bytes that is no tuple of replies: %s", len(frame), exc)
             return
+        if replies and isinstance(replies[0], CacheEvent):
+            # They come in a frame of their own.
+            if self.kv_events is not None:
+                self.kv_events.publish(cast(tuple[CacheEvent, ...], replies))
+            return
         for reply in replies:
-            self._deliver(reply)
+            self._deliver(cast(Reply | RequestTrace, reply))
 
     def close(self) -> None:
         """Close the sockets; what is not sent by then is lost."""

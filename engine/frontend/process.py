@@ -27,6 +27,7 @@ from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, public
 from engine.frontend.forked_work import ForkedWork
 from engine.frontend.grammar_check import import_grammars
+from engine.frontend.kv_events import KvEvents
 from engine.frontend.long_bodies import LongBodies, body_work
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
@@ -185,11 +186,14 @@ async def _serve(
 
         tracing = open_tracing(settings.otlp_traces_endpoint, settings.model_name, MonotonicClock())
     client = EngineClient(folder.path, tracing)
+    loop = asyncio.get_running_loop()
+    if settings.kv_events_endpoint:
+        client.kv_events = KvEvents(settings.kv_events_endpoint, settings.kv_events_replay_endpoint)
+        client.kv_events.listen(loop)
     access = Access.of(settings, listener.getsockname()[0])
     state = ServerState(dict(served.limits.loras))
     app = build_app(settings, served, client, access, LongBodies(reading.run), state)
     life = _Life(control, client, state)
-    loop = asyncio.get_running_loop()
     loop.add_reader(control.fileno(), life.listen)
     loop.add_reader(reading.fileno(), life.lose_reader, reading)
     loop.add_signal_handler(signal.SIGCHLD, reading.look_at_parent)
@@ -207,6 +211,8 @@ async def _serve(
     client.close()
     if tracing is not None:
         tracing.close()
+    if client.kv_events is not None:
+        client.kv_events.close()
     if life.death is not None:
         raise life.death
 

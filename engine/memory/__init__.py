@@ -3,6 +3,7 @@
 Pure bookkeeping: the KV itself lives on the stages, at the page numbers that are handed out here.
 """
 
+from engine.memory.cache_log import CacheLog
 from engine.memory.host_tier import HostPage, HostTier
 from engine.memory.kv import KVMemory
 from engine.memory.lease import Lease
@@ -14,6 +15,7 @@ from engine.memory.sliding_window import SlidingWindowPool
 
 __all__ = [
     "PLAIN",
+    "CacheLog",
     "HostPage",
     "HostTier",
     "KVMemory",

@@ -7,30 +7,17 @@ and it decides nothing about order or time.
 from __future__ import annotations
 
 import itertools
-import struct
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from engine.errors import IntegrityError
 from engine.limits import Limits
-from engine.memory.node import PLAIN, KvKey
+from engine.memory.cache_log import CacheLog
+from engine.memory.node import PLAIN, KvKey, page_keys
 from engine.memory.pages import PagePool
 
 # Which page is copied, and to which one.
 _Pairs = tuple[tuple[int, int], ...]
-
-_KEY_BYTES = 16
-
-
-def page_keys(ids: Sequence[int], page_size: int, kv_key: KvKey) -> Iterator[bytes]:
-    """What each full page of a prompt is known by: a digest of all tokens up to its end, and of what computes them."""
-    key = struct.pack("<qQ", *kv_key)
-    for end in range(page_size, len(ids) + 1, page_size):
-        page = array("q", ids[end - page_size : end]).tobytes()
-        key = blake2b(key + page, digest_size=_KEY_BYTES).digest()
-        yield key
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +55,7 @@ class HostTier:
         self._numbered: dict[int, HostPage] = {}
         self._due_out: dict[int, HostPage] = {}
         self._due_in: list[tuple[int, int]] = []
+        self.log: CacheLog | None = None
 
     @classmethod
     def of(cls, limits: Limits) -> HostTier | None:
@@ -134,6 +122,8 @@ class HostTier:
         del self._numbered[page.number]
         if page.is_ready:
             self.pages.evict((page.number,))
+            if self.log is not None:
+                self.log.removed_from_host(page.key)
         else:
             self._due_out.pop(page.number, None)
             self.pages.release((page.number,))
@@ -192,6 +182,8 @@ class HostTier:
                 continue
             self.pages.cache((number,))
             page.is_ready = True
+            if self.log is not None:
+                self.log.stored_on_host(page.key)
 
     def become(self, kept: Iterable[HostPage]) -> None:
         """Hold these pages, least recently used first. Only for an empty tier."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.errors import IntegrityError
+from engine.memory.cache_log import CacheLog
 from engine.memory.host_tier import HostPage, HostTier
 from engine.memory.lease import Lease
 from engine.memory.node import PLAIN, KvKey, Node
@@ -21,7 +22,8 @@ from engine.memory.sliding_window import SlidingWindowPool
 class KVMemory:
     """``pages``, ``rows`` and ``tree`` of one engine, and ``sliding_window`` if its model has window layers.
 
-    ``host`` is its second tier, None for an engine without one.
+    ``host`` is its second tier, None for an engine without one. ``log`` has what entered and left the cache, where that
+    is published.
     """
 
     def __init__(
@@ -33,12 +35,16 @@ class KVMemory:
         radix_cache: bool,
         sliding_window: SlidingWindowPool | None = None,
         host: HostTier | None = None,
+        log: CacheLog | None = None,
     ) -> None:
         self.pages = PagePool(total_pages, page_size)
         self.rows = RowPool(rows)
         self.sliding_window = sliding_window
         self.host = host
         self.tree = RadixTree(self.pages, sliding_window, host)
+        self.log = self.tree.log = log
+        if host is not None:
+            host.log = log
         self._page_size = page_size
         self._radix_cache = radix_cache
 
@@ -203,6 +209,8 @@ class KVMemory:
             self.sliding_window.reset()
         if self.host is not None:
             self.host.reset()
+        if self.log is not None:
+            self.log.cleared()
 
     # -- inside --
 

@@ -1,14 +1,23 @@
-"""A node of the prefix tree: a run of full pages, with its locks and hits. The tree alone changes it."""
+"""A node of the prefix tree: a run of full pages, with its locks and hits. The tree alone changes it.
+
+And what a page of a prompt is known by outside the tree.
+"""
 
 from __future__ import annotations
 
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final
 
 # What KV was computed with and for: the version of a LoRA, 0 for the model itself, and the key of a cache salt, 0
 # without one. A prefix is shared where both are equal.
 KvKey = tuple[int, int]
 PLAIN: Final[KvKey] = (0, 0)
+
+_KEY_BYTES: Final = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -38,3 +47,15 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self.id}, pages={self.pages}, lock_ref={self.lock_ref}, hit_count={self.hit_count})"
+
+
+def page_keys(ids: Sequence[int], page_size: int, kv_key: KvKey, *, after: bytes | None = None) -> Iterator[bytes]:
+    """What each full page of a prompt is known by: a digest of all tokens up to its end, and of what computes them.
+
+    ``after`` is the key of the page before the first one, None at the beginning of the prompt.
+    """
+    key = struct.pack("<qQ", *kv_key) if after is None else after
+    for end in range(page_size, len(ids) + 1, page_size):
+        page = array("q", ids[end - page_size : end]).tobytes()
+        key = blake2b(key + page, digest_size=_KEY_BYTES).digest()
+        yield key

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.errors import IntegrityError
+from engine.memory.cache_log import CacheLog
 from engine.memory.host_tier import HostTier
 from engine.memory.node import PLAIN, KvKey, Node
 from engine.memory.pages import PagePool
@@ -35,6 +36,7 @@ class RadixTree:
         self._pool = pool
         self._sliding_window = sliding_window
         self._host = host
+        self.log: CacheLog | None = None
         self._page_size = pool.page_size
         self.generation = 0
         self.next_id = 0
@@ -127,6 +129,8 @@ class RadixTree:
             if self._host is not None:
                 self._host.keep(self._tokens_to(node), pages, node.kv_key)
             self._pool.evict(pages)
+            if self.log is not None:
+                self.log.removed(pages)
             freed += take
             self._truncate(node, len(node.pages) - take)
         return freed
@@ -172,7 +176,10 @@ class RadixTree:
         self.generation, self.next_id, self.tick, self.root = root.generation, next_id, tick, root
         self.node_count = len(nodes)
         for node in nodes:
+            self._note_stored(node)
             self._offer_for_eviction(node)
+        if self.log is not None:
+            self.log.take()  # who was told of them before is told nothing now
 
     # -- inside --
 
@@ -235,7 +242,13 @@ class RadixTree:
         leaf = Node(self._new_id(), self.generation, tokens, pages, parent, kv_key=kv_key)
         parent.children[leaf.key(self._page_size)] = leaf
         self.node_count += 1
+        self._note_stored(leaf)
         return leaf
+
+    def _note_stored(self, node: Node) -> None:
+        if self.log is not None:
+            before = node.parent.pages[-1:] if node.parent is not None else ()
+            self.log.stored(before[0] if before else None, node.tokens, node.pages, node.kv_key)
 
     def _touch_path(self, node: Node, *, counts: bool) -> None:
         """Mark a published path as used now, deepest first, so that of one path the deepest leaf goes first."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from engine.errors import EngineError
-from engine.messages import GrammarReady, PipelineEvent, Reply
+from engine.messages import CacheEvent, GrammarReady, PipelineEvent, Reply
 from engine.plan import GrammarOrder, Microbatch
 from engine.recording.format import RecordedStep, Recording, RecordingError, checks_of
 from engine.scheduler.ports import Step, StepResult
@@ -74,6 +74,9 @@ class NullPorts:
 
     def send(self, replies: Sequence[Reply]) -> None:
         """No client of the recorded run is left."""
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Nor a router."""
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - the protocol's
         """None: completions come from the recording."""

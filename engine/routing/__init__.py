@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from engine.routing.fleet import Fleet, ReplicaLoad
 from engine.routing.index import MAX_CHUNKS, PrefixIndex, chunk_hashes
+from engine.routing.picture import CachePicture
 from engine.routing.policy import Choice, Refused, Rules, choose
 from engine.routing.router import PrefixRouter, Ticket
 
 __all__ = [
     "MAX_CHUNKS",
+    "CachePicture",
     "Choice",
     "Fleet",
     "PrefixIndex",

@@ -24,3 +24,5 @@ def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbo
                 pipeline.launch(result.microbatch)
             if result.replies:
                 outbox.send(result.replies)
+            if result.cache_events:
+                outbox.publish(result.cache_events)

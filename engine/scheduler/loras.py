@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.limits import Limits
 from engine.memory import KVMemory
-from engine.messages import CallAnswer, LoadLora, UnloadLora
+from engine.messages import CacheEvent, CallAnswer, LoadLora, PagesStored, UnloadLora
 from engine.plan import LoraChange, LoraUpdate
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
@@ -70,6 +72,18 @@ class Loras:
     def is_call_due(self) -> bool:
         """A call's change can be launched, as soon as there is a place for it."""
         return bool(self._due) and self._launched is None
+
+    def named(self, events: Sequence[CacheEvent]) -> tuple[CacheEvent, ...]:
+        """What entered the cache, with the name of the LoRA that computed it: each is still resident in its step."""
+        names = {lora.version: lora.name for lora in self.known.values() if lora.version}
+        return tuple(
+            [
+                msgspec.structs.replace(event, lora_name=names[event.kv_key[0]])
+                if isinstance(event, PagesStored) and event.kv_key[0]
+                else event
+                for event in events
+            ]
+        )
 
     def why_unknown(self, name: str) -> str | None:
         """Why no request may ask for the LoRA of this name; None when one may."""

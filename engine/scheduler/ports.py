@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from engine.messages import Event, GrammarReady, PipelineEvent, Reply
+from engine.messages import CacheEvent, Event, GrammarReady, PipelineEvent, Reply
 from engine.plan import GrammarOrder, Microbatch
 
 
@@ -29,7 +29,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
     ``again`` says that another step without events may do more (the pipeline has a free slot and there is work), so a
     gate must not wait for an event. ``deadline`` is the time in seconds, on the clock of ``Step.now``, at which a step
-    is due even if nothing happens. ``grammars`` is what the last stage is to do before the microbatch.
+    is due even if nothing happens. ``grammars`` is what the last stage is to do before the microbatch,
+    ``cache_events`` what entered and left the prefix cache, where that is published.
     """
 
     step: int
@@ -38,6 +39,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     again: bool
     deadline: float | None
     grammars: tuple[GrammarOrder, ...] = ()
+    cache_events: tuple[CacheEvent, ...] = ()
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,4 +134,8 @@ class Pipeline(Protocol):
 class Outbox(Protocol):
     def send(self, replies: Sequence[Reply]) -> None:
         """Hand over the replies of one step, in order. Never blocks on the receiver."""
+        ...
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Hand over what changed in the prefix cache in one step, after its replies. Never blocks on the receiver."""
         ...

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from engine.errors import IntegrityError
 from engine.instruments import DigestChain, Pressure
 from engine.limits import Limits
-from engine.memory import HostTier, KVMemory, SlidingWindowPool
+from engine.memory import CacheLog, HostTier, KVMemory, SlidingWindowPool
 from engine.messages import (
     LENGTH,
     STOP,
@@ -67,6 +67,7 @@ class Scheduler:
             radix_cache=limits.radix_cache,
             sliding_window=SlidingWindowPool.of(limits),
             host=HostTier.of(limits),
+            log=CacheLog(limits.page_size) if limits.kv_events else None,
         )
         self.books = Books()
         self.counters = Counters()
@@ -115,6 +116,9 @@ class Scheduler:
         if calls.deadline is not None:
             self._replies += calls.answers_due(now)
         retractions = self.counters.retractions
+        log = self.memory.log
+        # Told before the launch, which may change what LoRAs are resident.
+        cache_events = () if log is None else self.loras.named(log.take())
         microbatch = self._launch()
         replies = tuple(self._replies)
         changed = microbatch is not None or self.counters.retractions != retractions
@@ -125,7 +129,10 @@ class Scheduler:
                 self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = (changed or self.loras.is_postponed) and (self.planner.may_plan or calls.is_due)
-        return StepResult(self.step_number, microbatch, replies, again, self.deadline, self.grammars.take_orders())
+        orders = self.grammars.take_orders()
+        if log is not None:
+            cache_events += log.take()
+        return StepResult(self.step_number, microbatch, replies, again, self.deadline, orders, cache_events)
 
     # -- looking --
 

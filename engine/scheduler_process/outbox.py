@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from engine.messages import Reply, RequestTrace, encode
+from engine.messages import Aside, CacheEvent, Reply, encode
 from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler_process.inbox import UNBOUNDED
 
@@ -21,8 +21,11 @@ class ReplySocket:
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
         self._socket.connect(address)
 
-    def send(self, replies: Sequence[Reply | RequestTrace]) -> None:
+    def send(self, replies: Sequence[Reply | Aside]) -> None:
         self._socket.send(encode(tuple(replies)), zmq.NOBLOCK)
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        self.send(events)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close the socket, waiting up to ``linger_s`` seconds for the last replies to leave."""

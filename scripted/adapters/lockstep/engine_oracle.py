@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.messages import Event, Reply
+from engine.messages import CacheEvent, Event, Reply
 from engine.scheduler import StepResult
 from scripted.adapters.lockstep.machine import EngineMachine
 from scripted.adapters.lockstep.oracle.step_checks import Checks
@@ -21,6 +21,9 @@ class EngineOracle(Checks):
     def send(self, replies: Sequence[Reply]) -> None:
         """The outbox of the loop."""
         self._sent = replies
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """``check_step`` sees them in the step's result."""
 
     def after_step(
         self, events: Sequence[Event], stepped: StepResult, machine: EngineMachine, pipeline: SimulatedPipeline

@@ -37,6 +37,7 @@ RACES = _of(
     "grammars",
     "loras",
     "salts",
+    "kv_events",
     "host_tier",
     "planned_ahead",
 )

@@ -29,7 +29,9 @@ from engine.messages import (
     ended_by,
 )
 from engine.plan import Microbatch
+from engine.routing import CachePicture
 from engine.scheduler import Scheduler, StepResult
+from scripted.adapters.lockstep.oracle.cache_events import check_picture
 from scripted.adapters.lockstep.oracle.growth import check_growth
 from scripted.adapters.lockstep.oracle.pages import Pages
 from scripted.adapters.lockstep.oracle.restoring import check_checkpoint
@@ -56,6 +58,7 @@ class Checks(Oracle):
         self._audits = audits
         self._restores = restores
         self._pages = Pages(limits) if pages else None
+        self._picture = CachePicture(limits.page_size) if limits.kv_events else None
 
     def check_step(
         self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
@@ -79,6 +82,8 @@ class Checks(Oracle):
             self.conformance.check(events, scheduler.now, result, scheduler)
             if self._pages is not None:
                 self._pages.follow(events, microbatch, self.conformance.specification)
+        if self._picture is not None:
+            check_picture(self._picture, result, scheduler.memory)
         if corruptions:
             raise Violation(f"a request read KV that is not its own: {corruptions[0]}")
 

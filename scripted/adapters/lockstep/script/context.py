@@ -12,6 +12,7 @@ import msgspec
 
 from engine.messages import EngineStats
 from engine.pipeline.wire import StageView
+from engine.routing import CachePicture
 from engine.scheduler import Request
 from scripted.adapters.lockstep.actions import all_actions
 from scripted.adapters.lockstep.script.in_vain import met_nothing
@@ -78,11 +79,18 @@ class ScriptContext(BaseContext):
         limits, memory = self.scheduler.limits, self.scheduler.memory
         if memory.host is None:
             raise BadCall("t.host_tokens(prompt_ids) needs a second tier; write EngineConfig(host_kv_tokens=...)")
-        if isinstance(prompt_ids, str) or not all(isinstance(token, int) for token in prompt_ids):
-            raise BadCall(f"t.host_tokens(prompt_ids) takes token ids, got {prompt_ids!r}")
-        ids = list(prompt_ids)
+        ids = _token_ids("host_tokens", prompt_ids)
         whole = (len(ids) - 1) // limits.page_size * limits.page_size
         return memory.cached_tokens(ids) - min(memory.tree.match_length(ids), whole)  # type: ignore[no-any-return]
+
+    def told_tokens(self, prompt_ids: Sequence[int]) -> int:
+        """Tokens of a prompt that are cached, as far as the engine's KV events have told; in full pages."""
+        limits = self.scheduler.limits
+        if not limits.kv_events:
+            raise BadCall("t.told_tokens(prompt_ids) needs KV events; write EngineConfig(kv_events=True)")
+        picture: CachePicture = self._run.picture
+        page_size: int = limits.page_size
+        return picture.cached_pages(_token_ids("told_tokens", prompt_ids)) * page_size
 
     def stage(self, i: int) -> StageView:
         """A stage's own view of what it has computed: last microbatch, counts, a digest of what its KV slots hold."""
@@ -173,3 +181,9 @@ class ScriptContext(BaseContext):
         r = self.start_req(prompt_ids=prompt_ids, max_new_tokens=1)
         yield from self.run_until_finished(r)
         yield from self.run_until_idle()
+
+
+def _token_ids(call: str, prompt_ids: Sequence[int]) -> list[int]:
+    if isinstance(prompt_ids, str) or not all(isinstance(token, int) for token in prompt_ids):
+        raise BadCall(f"t.{call}(prompt_ids) takes token ids, got {prompt_ids!r}")
+    return list(prompt_ids)

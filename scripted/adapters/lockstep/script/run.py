@@ -27,6 +27,7 @@ from engine.messages import (
     ended_by,
 )
 from engine.plan import ForwardMode
+from engine.routing import CachePicture
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.adapters.lockstep.engine_oracle import EngineOracle
@@ -93,6 +94,8 @@ class EngineRun(ScriptedRun):
         self._judged = False
         # What the stages held before the first script.
         self._stage_sizes: Mapping[str, int] | None = None
+        # What a router knows of the cache that follows the engine's KV events.
+        self.picture = CachePicture(scheduler.limits.page_size)
         self._composed: Step | None = None
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
@@ -407,6 +410,7 @@ class EngineRun(ScriptedRun):
         if stepped.microbatch is not None:
             self.results.launched(stepped.microbatch.id, stepped.step)
             self.launches += 1
+        self.picture.take(self.picture.next, self._composed.now, stepped.cache_events)
         self.grammars.ordered(stepped.grammars)
         self.last_replies = stepped.replies
         self._alone.note(self._composed.events, stepped.replies)

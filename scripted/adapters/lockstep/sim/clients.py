@@ -22,7 +22,7 @@ from engine.frontend.sessions import NativeShape, Session, Sessions, finished
 from engine.frontend.tokenizer import ChatTemplate
 from engine.grammar import fault_of
 from engine.limits import Limits
-from engine.messages import CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
+from engine.messages import CacheEvent, CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
 from scripted.adapters.lockstep.actions import AdministrativeCall, LoraLoad
 from scripted.adapters.lockstep.actions.bodies import view_of
 from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
@@ -120,6 +120,9 @@ class SimClients:
         heard, self._heard = self._heard, {}
         for session, view in heard.values():
             self._show(session, view)
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """No router listens in this tier; the oracle sees them in the step's result."""
 
     def _show(self, session: Session, view: ClientView) -> None:
         """Give a client what has come, as the HTTP front end does."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from engine.limits import Limits
 from engine.memory import HostTier, RadixTree, SlidingWindowPool
-from engine.memory.host_tier import page_keys
+from engine.memory.node import page_keys
 from engine.messages import (
     CallAnswer,
     EngineStats,

@@ -1,0 +1,168 @@
+"""KV events over ZMQ, in the shape of vLLM's: what enters and leaves the prefix cache, numbered, to be asked for again.
+
+Each batch goes out as ``[topic, number, payload]``: the topic is empty, the number has 8 bytes, most significant first,
+and the payload is a msgpack ``EventBatch``. A subscriber that missed some sends the first number that it wants to the
+replay endpoint (REQ or DEALER); it gets these batches as far as they are kept, then an end with the number -1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import zmq
+
+from engine.errors import EngineError
+from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+
+MAX_KEPT_BATCHES: Final = 10_000
+MAX_KEPT_BYTES: Final = 64 * 2**20
+_NUMBER_BYTES: Final = 8
+_END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+_TOPIC: Final = b""
+_POOL, _HOST = "GPU", "CPU"
+
+logger = logging.getLogger(__name__)
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What changed in one step. ``ts`` is in seconds since 1970."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Pages that entered: ``medium`` is ``GPU`` for the KV cache of any device and ``CPU`` for its second tier.
+
+    A page of the second tier has no tokens and a ``block_size`` of 0; it is known by the hash that it had before.
+    """
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+
+
+class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Pages that left."""
+
+    block_hashes: list[bytes]
+    medium: str | None
+
+
+class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """All of both media was dropped."""
+
+
+class KvEvents:
+    """Publishes on ``endpoint`` and answers on ``replay_endpoint``, if that is given. Never waits for a subscriber."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str = "") -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._published: zmq.Socket[bytes] | None = None
+        self._replay: zmq.Socket[bytes] | None = None
+        try:
+            self._published = self._bound(zmq.PUB, endpoint, "kv_events_endpoint")
+            self._replay = self._bound(zmq.ROUTER, replay_endpoint, "kv_events_replay_endpoint")
+        except EngineError:
+            self.close()
+            raise
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._kept_bytes = 0
+        self._number = 0
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """One step's changes are one batch."""
+        payload = self._encode(EventBatch(time.time(), [_told(event) for event in events]))
+        if self._published is not None:
+            self._published.send_multipart((_TOPIC, _written(self._number), payload), zmq.NOBLOCK)
+        self._kept.append((self._number, payload))
+        self._kept_bytes += len(payload)
+        self._number += 1
+        while len(self._kept) > MAX_KEPT_BATCHES or self._kept_bytes > MAX_KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer those who missed something, while the loop runs."""
+        if self._replay is not None:
+            loop.add_reader(self._descriptor, self._answer)
+            loop.call_soon(self._answer)
+
+    def close(self) -> None:
+        """Close the sockets; what is not sent by then is lost."""
+        for opened in (self._published, self._replay):
+            if opened is not None:
+                opened.close(linger=0)
+        self._context.term()
+
+    @property
+    def _descriptor(self) -> int:
+        assert self._replay is not None
+        descriptor = self._replay.getsockopt(zmq.FD)
+        assert isinstance(descriptor, int), "the descriptor of a ZMQ socket is a number"
+        return descriptor
+
+    def _bound(self, kind: int, endpoint: str, setting: str) -> zmq.Socket[bytes] | None:
+        if not endpoint:
+            return None
+        opened = self._context.socket(kind)
+        opened.set_hwm(MAX_KEPT_BATCHES + 1)
+        try:
+            opened.bind(endpoint)
+        except zmq.ZMQError as exc:
+            opened.close(linger=0)
+            raise EngineError(f"{setting} {endpoint!r} cannot be bound: {exc}; choose another one") from exc
+        return opened
+
+    def _answer(self) -> None:
+        """Answer all that has arrived: the descriptor tells of an arrival once."""
+        assert self._replay is not None
+        while True:
+            try:
+                who, *_, first = self._replay.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(first) != _NUMBER_BYTES:
+                logger.warning("dropped a request for KV events of %d bytes; it is a number of 8 bytes", len(first))
+                continue
+            wanted = int.from_bytes(first, "big")
+            for number, payload in self._kept:
+                if number >= wanted:
+                    self._replay.send_multipart((who, b"", _TOPIC, _written(number), payload), zmq.NOBLOCK)
+            self._replay.send_multipart((who, b"", b"", _END, b""), zmq.NOBLOCK)
+
+
+def _written(number: int) -> bytes:
+    return number.to_bytes(_NUMBER_BYTES, "big")
+
+
+def _told(event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
+    match event:
+        case PagesStored():
+            version, salt = event.kv_key
+            return BlockStored(
+                block_hashes=list(event.keys),
+                parent_block_hash=event.parent,
+                token_ids=list(event.tokens),
+                block_size=len(event.tokens) // len(event.keys),
+                lora_id=version or None,
+                medium=_HOST if event.on_host else _POOL,
+                lora_name=event.lora_name or None,
+                extra_keys=[(f"{salt:016x}",)] * len(event.keys) if salt else None,
+            )
+        case PagesRemoved():
+            return BlockRemoved(block_hashes=list(event.keys), medium=_HOST if event.on_host else _POOL)
+        case CacheCleared():
+            return AllBlocksCleared()

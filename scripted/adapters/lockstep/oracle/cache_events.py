@@ -1,0 +1,29 @@
+"""What an engine tells of its prefix cache is what is there: a picture made of its events, beside the tree itself."""
+
+from __future__ import annotations
+
+from engine.memory import KVMemory
+from engine.memory.node import page_keys
+from engine.routing import CachePicture
+from engine.scheduler import StepResult
+from scripted.core.violation import Violation
+
+
+def check_picture(picture: CachePicture, result: StepResult, memory: KVMemory) -> None:
+    """Let the picture hear one step, and look at both. Raises Violation."""
+    picture.take(picture.next, float(result.step), result.cache_events)
+    size = memory.pages.page_size
+    last: dict[int, bytes | None] = {memory.tree.root.id: None}
+    keys: set[bytes] = set()
+    for node in memory.tree.nodes():
+        assert node.parent is not None
+        own = list(page_keys(node.tokens, size, node.kv_key, after=last[node.parent.id]))
+        last[node.id] = own[-1]
+        keys.update(own)
+    on_host = {page.key for page in memory.host.kept.values() if page.is_ready} if memory.host is not None else set()
+    for where, told, there in (("pool", picture.pool, keys), ("host", picture.host, on_host)):
+        if told != there:
+            raise Violation(
+                f"step {result.step}: of the cached pages in the {where} the KV events tell {len(told)}, there are "
+                f"{len(there)}: {len(told - there)} are told and not there, {len(there - told)} are there and not told"
+            )
