@@ -56,9 +56,7 @@ def test_a_schedule_names_a_adapter_that_is_not_the_engine() -> None:
 
 
 def test_a_schedule_has_the_actions_of_its_adapter_alone() -> None:
-    with pytest.raises(
-        ScriptDefinitionError, match=r"the kinds of a schedule's clauses are flush, hold, .* got '1 kill'"
-    ):
+    with pytest.raises(ScriptDefinitionError, match="got '1 kill'; the kinds are flush, hold, "):
         Schedule.parse(f"adapter={EXAMPLE}; 1 kill")
 
 
