@@ -34,6 +34,11 @@ _TIGHTER: Final = (
     "1 start a prompt=3 new=12; 2 start b prompt=4 seed=1 new=7; 3 start c prompt=3 seed=2 new=9; "
     "4 start d prompt=10 seed=3 new=11"
 )
+# As many as there are rows; a chunk ends within each prompt.
+_FOUR: Final = (
+    "1 start a prompt=7 new=12; 1 start b prompt=7 seed=1 new=12; 1 start c prompt=7 seed=2 new=12; "
+    "1 start d prompt=7 seed=3 new=4"
+)
 
 WORKLOADS: Final = {
     f"sglang-{name}": text
@@ -50,6 +55,7 @@ WORKLOADS: Final = {
         "twins-normal-lpm": f"{_NORMAL} schedule_policy=lpm; {_TWINS}",
         "chunks-normal": f"{_NORMAL}; {_CHUNKS}",
         "chunks-one-row": f"max_running_requests=1; {_CHUNKS}",
+        "four-rows": f"max_total_tokens=160; {_FOUR}",
         "chunks-mixed": f"{_MIXED}; {_CHUNKS}",
         "chunks-pages": f"{_PAGES}; {_CHUNKS}",
         "chunks-pages-mixed": f"{_PAGES} {_MIXED} {_NORMAL}; {_CHUNKS}",

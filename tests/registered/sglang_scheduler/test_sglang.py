@@ -77,6 +77,7 @@ SHOWN_BY = {
     "extra-token-freed-twice": "twins",
     "chunks-without-progress": "sglang-chunks-mixed",
     "aborted-chunk-keeps-its-memory": "sglang-chunks-mixed",
+    "rows-of-chunks-counted-twice": "sglang-four-rows",
 }
 
 
