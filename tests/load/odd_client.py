@@ -49,7 +49,7 @@ SERVERS: dict[str, dict[str, Any]] = {
         "reasoning_parser": "qwen3",
     },
     "host": {"host_kv_tokens": 4096, "max_total_tokens": 1024, "async_scheduling": True, "tool_call_parser": "glm45"},
-    "window": {"model": "embedded-window", "tool_call_parser": "deepseek"},
+    "window": {"model": "embedded-window", "served_model_name": "embedded", "tool_call_parser": "deepseek"},
     "all": {**DRAFTS, **LORAS, "host_kv_tokens": 2048, "tool_call_parser": "llama4"},
 }
 
