@@ -278,8 +278,8 @@ def _file(
 ) -> str:
     config = schedule.config
     imports, bodies = _sources(standalone.modules(config), config)
-    # A call that is written down has the names that the machine makes it with.
-    imports += _sources([sys.modules[type(machine).__module__]], config)[0]
+    # A call that is written down has the names that the machine makes it with, or its adapter writes it with.
+    imports += _sources([sys.modules[type(one).__module__] for one in (machine, standalone)], config)[0]
     bodies += [part for helper in standalone.helpers for part in ("", *inspect.getsource(helper).split("\n"))]
     statements = "\n".join([*standalone.opening(config), *calls.lines, *asserted])
     for result in calls.results:

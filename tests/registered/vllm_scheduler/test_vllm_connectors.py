@@ -18,7 +18,9 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
+from scripted.adapters.vllm import ADAPTER
 from scripted.api import write_test
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute
@@ -53,6 +55,23 @@ def test_what_a_connector_does_breaks_no_promise(text: str) -> None:
     outcome = execute(Schedule.parse(text, of="vllm"))
     assert outcome.failure is None
     assert not outcome.unreached
+
+
+def test_what_stands_until_another_event_is_found_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has loaded waits for who waits for its blocks, until a client gives up."""
+    text = (
+        "num_gpu_blocks=9 kv_connector=async; 1 start a prompt=9 new=10; 1 start d prompt=9; "
+        "2 start b prompt=10 seed=1 new=10; 3 start c prompt=5 seed=2 new=8; 40 abort a"
+    )
+    schedule = Schedule.parse(text, of="vllm")
+    assert execute(schedule).failure is None
+    with ADAPTER.switched_on("loaded-behind-who-cannot-start"):
+        found = execute(schedule).failure
+        monkeypatch.setattr(Run, "_check_stands", lambda _: None)
+        assert execute(schedule).failure is None, "the promise alone sees it"
+    assert found is not None
+    assert "waits for ever: a (preempted since step 1)" in found.text
+    assert found.step < 40
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ SHOWN_BY = {
     "late-guesses-are-left-out": "vllm-grammars-guesses-async",
     "a-prefix-of-another-lora": "vllm-loras",
     "more-loras-than-fit": "vllm-loras",
+    "loaded-behind-who-cannot-start": "vllm-loads-tight",
 }
 
 MISFITS = {("flush-drops-the-next-token", "0.33.0")}
