@@ -41,7 +41,8 @@ def step_table(log: StepLog, *, last: int | None = None, around: int | None = No
     table.caption, table.caption_justify = _caption(shown, log), "left"
     _add_columns(table, log.stages)
     launched = log.launches()
-    rows = [(step, _row(step, log, launched, around)) for step in shown]
+    marks_window = _is_about_the_window(shown)
+    rows = [(step, _row(step, log, launched, around, marks_window=marks_window)) for step in shown]
     for step, cells in _collapsed(rows)[-(last or len(rows)) :]:
         style = "bold red" if step.error else "bold yellow" if step.step == around else None
         table.add_row(*cells, style=style)
@@ -99,11 +100,15 @@ def _stage_titles(stages: int) -> list[str]:
     return [f"in stages 0 to {stages - 1}"]
 
 
-def _row(step: ShownStep, log: StepLog, launched: dict[int, Launch], around: int | None) -> list[Text]:
+def _row(
+    step: ShownStep, log: StepLog, launched: dict[int, Launch], around: int | None, *, marks_window: bool
+) -> list[Text]:
     pipeline = log.pipeline_at(step, launched)
     cells = [
         # The step that failed, the window, the step that was asked for.
-        ("X" if step.error else "") + ("*" if step.in_window else "") + (">" if step.step == around else ""),
+        ("X" if step.error else "")
+        + ("*" if step.in_window and marks_window else "")
+        + (">" if step.step == around else ""),
         str(step.step),
         "\n".join(said.text for said in step.arrived),
         step.launched.text if step.launched else "",
@@ -132,10 +137,18 @@ def _queues(step: ShownStep) -> str:
     return ", ".join(parts)
 
 
+def _is_about_the_window(shown: list[ShownStep]) -> bool:
+    """Whether anything but a result met a step's end in the window; results alone are how every request ends."""
+    return any(
+        before.in_window and not all(said.of_pipeline for said in step.arrived)
+        for before, step in itertools.pairwise(shown)
+    )
+
+
 def _caption(shown: list[ShownStep], log: StepLog) -> Text:
     legend = "#n is a microbatch: in stage 0 (s0) at the step that launches it, one stage further each step; at most"
     lines = [f"{legend} {log.depth} in flight. Queues are as the step left them."]
-    if any(step.in_window for step in shown):
+    if _is_about_the_window(shown):
         lines.append("* the window: no queue holds a request, yet results are in flight.")
     lines += [f"X step {step.step} failed: {printable(step.error)}" for step in shown if step.error]
     return Text("\n".join(lines), style="default", justify="left")
