@@ -22,7 +22,7 @@ _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
 # Of a request, what is said in a schedule and in a script by the same name, and is 0 without it.
-_NUMBERS: Final = ("priority", "lora", "grammar")
+_NUMBERS: Final = ("priority", "lora", "grammar", "session")
 _GRAMMARS: Final = (0, 1, -1)
 # Arguments of start_req that say something to an engine with a model, at the value that says nothing.
 _NEUTRAL: Final[Mapping[str, Any]] = {
@@ -47,6 +47,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
     ``lora`` computes it, 0 is none; ``grammar`` masks its tokens with 1, and does not compile with -1.
+    With ``session`` 1 it keeps its KV for more input.
     """
 
     rid: str
@@ -59,6 +60,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     tail: int = 0
     lora: int = 0
     grammar: int = 0
+    session: int = 0
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = ("start b prompt=20 new=3", "start b prompt=40 seed=1 priority=1 stop=7")
@@ -82,6 +84,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         priority: int = 0,
         lora: int = 0,
         grammar: int = 0,
+        session: int = 0,
         **others: Any,
     ) -> Any:
         """Begin a request with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``, whose bytes are its tokens.
@@ -93,12 +96,13 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         nothing.
         """
         _check_neutral(t, others)
-        _check_declared(t, priority, lora, grammar)
+        _check_declared(t, {"priority": priority, "lora": lora, "grammar": grammar, "session": session})
         prompt = _prompt_of(prompt_len, prompt_ids, text, prompt_seed, shared_len, tail_seed)
         check_count("start_req()", "max_new_tokens", max_new_tokens)
         stops = _tokens("stop_token_ids", stop_token_ids)
         name = _free_rid(t, rid)
         more = {"stop_token_ids": stops, "priority": priority, "lora": lora, "grammar": grammar}
+        more["session"] = len(prompt) if session else 0
         return t.run.start(message_of(t.run, name, prompt, max_new_tokens, **more))
 
     @property
@@ -111,6 +115,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         if not run.is_live(self.rid):
             stops = () if self.stop is None else (self.stop,)
             more = {"stop_token_ids": stops, "priority": self.priority, "lora": self.lora, "grammar": self.grammar}
+            more["session"] = self.prompt if self.session and not self.grammar else 0
             message = message_of(run, self.rid, self.prompt_ids, self.new, **more)
             run.device.begin(message)
             run.give(message)
@@ -166,6 +171,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
             priority=event.priority,
             lora=event.lora,
             grammar=event.grammar,
+            session=min(event.session, 1),
         )
 
 
@@ -349,10 +355,11 @@ def actions_of(can: Capabilities) -> tuple[type[Action], ...]:
 # -- what start_req takes --
 
 
-def _check_declared(t: Any, priority: int, lora: int, grammar: int) -> None:
+def _check_declared(t: Any, asked: Mapping[str, int]) -> None:
     can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
-    known = {"priority": can.priority, "lora": can.loras, "grammar": can.grammars}
-    for name, value in {"priority": priority, "lora": lora, "grammar": grammar}.items():
+    known = {"priority": can.priority, "lora": can.loras, "grammar": can.grammars, "session": can.sessions}
+    lora, grammar, session = asked["lora"], asked["grammar"], asked["session"]
+    for name, value in asked.items():
         if value and not known[name]:
             raise BadCall(
                 f"start_req() takes no {name}, because {t.run.adapter.name} declares none in this configuration"
@@ -361,6 +368,8 @@ def _check_declared(t: Any, priority: int, lora: int, grammar: int) -> None:
         raise BadCall(f"start_req() takes a lora from 0 to {can.loras}, got {lora!r}")
     if grammar not in _GRAMMARS:
         raise BadCall(f"start_req() takes grammar 0, 1 or -1, got {grammar!r}")
+    if session not in (0, 1) or (session and grammar):
+        raise BadCall(f"start_req() takes session 0 or 1, and no grammar with it, got {session!r} and {grammar!r}")
 
 
 def _check_neutral(t: Any, others: Mapping[str, Any]) -> None:

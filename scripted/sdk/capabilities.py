@@ -48,8 +48,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ``speculative_tokens``: guesses that are verified in one share. ``answers_aborts``: an abort of a live request is
     answered by a last reply with ``abort``; without it the request has ended for its client when it was aborted.
     ``grammars``: the tokens of a request may be masked. ``loras``: so many LoRAs are known, of which requests that are
-    computed together have ``loras_together`` at most. ``late_launches``: how often a request may still be launched
-    after its abort, before its next result ends it.
+    computed together have ``loras_together`` at most. ``sessions``: a request may keep its KV for the next.
+    ``late_launches``: how often a request may still be launched after its abort, before its next result ends it.
     """
 
     flush: bool = True
@@ -63,5 +63,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     grammars: bool = False
     loras: int = 0
     loras_together: int = 0
+    sessions: bool = False
     answers_aborts: bool = True
     late_launches: int = 0

@@ -17,7 +17,8 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
     It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``. ``lora``
     computes it, where there are any; 0 is none. With ``grammar`` 1 its tokens are masked; one of -1 does not compile,
-    and the request ends with an error.
+    and the request ends with an error. Of a ``session`` so many of the prompt's last tokens are new: its other tokens
+    are what the request before it in the session had, without the last that it said, and its KV is kept in between.
     """
 
     rid: str
@@ -28,6 +29,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     arrival: int = 0
     lora: int = 0
     grammar: int = 0
+    session: int = 0
 
     def alone(self, most: int) -> tuple[int, ...]:
         """The first ``most`` tokens that it says where nothing disturbs it."""
@@ -87,6 +89,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
 
     name: str
     value: int = 0
+    rid: str = ""
 
 
 Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed | Signal

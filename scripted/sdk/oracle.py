@@ -74,6 +74,9 @@ class SdkOracle(Oracle):
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
             blocks += -(-tokens // size)
         loras = {life.message.lora for life in self.account.live.values()} - {0}
+        # A session that waits for its client keeps its blocks.
+        if any(life.message.session for life in self.account.lives):
+            return False
         return (
             self._tables * blocks <= self._limits.blocks
             and len(self.account.live) <= self._limits.batch_requests
@@ -113,6 +116,9 @@ class SdkOracle(Oracle):
         match event:
             case Add():
                 self.account.begin(event)
+                if 0 < event.session < len(event.prompt_ids):
+                    # Its session has begun before.
+                    self.account.live[event.rid].launched = True
                 if event.grammar < 0:
                     # Before it is computed, its grammar fails.
                     self.account.fail([event.rid])

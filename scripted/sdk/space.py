@@ -21,7 +21,7 @@ from scripted.search.generated import EVENT, REQUEST_FEATURES, Marks, Row, drawn
 
 _OTHER: Final = "other"
 _TRIPLES: Final = ("requests", "prompts", "sharing")
-_OWN: Final = ("priorities", "loras", "grammars")
+_OWN: Final = ("priorities", "loras", "grammars", "sessions")
 _PRIORITIES: Final = (0, 1, 1, 2, 5)
 _GRAMMARS: Final = (0, 0, 1, 1, 1, 1, -1)
 _LONGEST: Final = 80
@@ -87,6 +87,7 @@ class SchedulerSpace:
             "priorities": any(one.priority for one in can),
             "loras": any(one.loras for one in can),
             "grammars": any(one.grammars for one in can),
+            "sessions": any(one.sessions for one in can),
         }
         return {name: ("some",) for name, is_there in declared.items() if is_there}
 
@@ -132,6 +133,8 @@ class SchedulerSpace:
                 fields["lora"] = rng.randint(0, can.loras)
             if "grammars" in row and can.grammars:
                 fields["grammar"] = rng.choice(_GRAMMARS)
+            if "sessions" in row and can.sessions and not fields.get("grammar"):
+                fields["session"] = rng.choice((0, 1, 1))
             placed.append(Placed(step, SubmitRequest(**fields)))
         schedule = Schedule(config, (), self._adapter.name).with_placed(placed)
         return schedule.with_placed(list(drawn_events(row, rng, schedule)))

@@ -87,7 +87,7 @@ class _Reader:
             case Add():
                 self._tokens[event.rid] = list(event.prompt_ids)
                 self._begun[event.rid] = False
-                said = {name: getattr(event, name) for name in ("priority", "lora", "grammar")}
+                said = {name: getattr(event, name) for name in ("priority", "lora", "grammar", "session")}
                 more = "".join(f", {name} {value}" for name, value in said.items() if value)
                 text = f"start {short_rid(event.rid)} ({len(event.prompt_ids)} + {event.max_new_tokens} tokens{more})"
                 rid = event.rid
@@ -108,7 +108,7 @@ class _Reader:
                 batch, name = self._returned(event.batch_id)
                 text, kind = f"result {name} FAILED: {printable(event.error)}", "bad"
             case Signal():
-                text = f"{event.name} {event.value}"
+                text = f"{event.name} {event.rid or event.value}"
             case _:
                 assert_never(event)
         if isinstance(event, FlushCache | Pause | Resume):

@@ -7,9 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.prompts import prompt_ids
 from scripted.errors import BadCall
-from scripted.sdk import Signal
+from scripted.sdk import Add, Signal
 
 FAIL: Final = "fail-load"
 OFFER: Final = "offer"
@@ -17,6 +20,7 @@ HOLD: Final = "hold-transfers"
 RELEASE: Final = "release-transfers"
 HOLD_GRAMMARS: Final = "hold-grammars"
 RELEASE_GRAMMARS: Final = "release-grammars"
+END_SESSION: Final = "end-session"
 UNKNOWN: Final = -1
 
 
@@ -157,12 +161,109 @@ class ReleaseGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag
         run.give(Signal(name=RELEASE_GRAMMARS))
 
 
+class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"):
+    """A session that has answered gets ``tokens`` more of a prompt, and goes on."""
+
+    rid: str
+    tokens: int
+    new: int = 2
+    seed: int = 0
+
+    examples: ClassVar = ("more a tokens=5", "more a tokens=1 new=4 seed=2")
+
+    @staticmethod
+    @verb
+    def send_more(t: Any, r: Any, tokens: int, *, new: int = 2, seed: int = 0) -> Any:
+        """Give a session that has answered more input; returns the handle of what it answers to that."""
+        more = SendMore(rid=t.rid_of("send_more()", r), tokens=tokens, new=new, seed=seed)
+        if not isinstance(tokens, int) or tokens < 1:
+            raise BadCall(f"send_more() takes tokens of 1 or more, got {tokens!r}")
+        message = more.message(t.run)
+        if message is None:
+            raise BadCall(
+                f"send_more() takes a session that has answered and has room for {tokens} tokens, and {more.rid!r} is "
+                "none; start it with session=1, and wait for it: yield from t.run_until_finished(...)"
+            )
+        return t.run.start(message)
+
+    def message(self, run: RunLike) -> Add | None:
+        """What the session goes on with; None if it does not wait for input, or comes to the end of the context."""
+        if run.is_live(self.rid) or not run.machine.has_session(self.rid):
+            return None
+        life = next(life for life in reversed(run.oracle.account.lives) if life.message.rid == self.rid)
+        more = prompt_ids(self.tokens, self.seed)
+        prompt = (*life.message.prompt_ids, *life.said[:-1], *more)
+        if len(prompt) >= run.config.max_model_len:
+            return None
+        message: Add = msgspec.structs.replace(
+            life.message,
+            prompt_ids=prompt,
+            max_new_tokens=self.new,
+            stop_token_ids=(),
+            arrival=run.oracle.arrive(self.rid),
+            session=self.tokens,
+        )
+        return message
+
+    def apply(self, run: RunLike) -> None:
+        message = self.message(run)
+        if message is not None:
+            run.device.begin(message)
+            run.give(message)
+
+    def reaches(self, run: RunLike) -> bool:
+        """It waits for input."""
+        return not run.is_live(self.rid) and bool(run.machine.has_session(self.rid))
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """A token, and two blocks, which share a prefix with other prompts."""
+        sizes = (1, 2 * base.config.block_size)
+        return [cls(rid=rid, tokens=size, new=3) for rid in _sessions_of(base) for size in sizes]
+
+
+class EndSession(Action, frozen=True, kw_only=True, omit_defaults=True, tag="end-session"):
+    """The client of a session has no more input."""
+
+    rid: str
+
+    examples: ClassVar = ("end-session a",)
+
+    @staticmethod
+    @verb
+    def end_session(t: Any, r: Any) -> None:
+        """Say that there is no more input."""
+        t.run.act(EndSession(rid=t.rid_of("end_session()", r)))
+
+    def apply(self, run: RunLike) -> None:
+        run.give(Signal(name=END_SESSION, rid=self.rid))
+
+    def reaches(self, run: RunLike) -> bool:
+        """It waits for input, or has not answered yet."""
+        return bool(run.machine.is_session(self.rid))
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Of each."""
+        return [cls(rid=rid) for rid in _sessions_of(base)]
+
+
+def _sessions_of(base: SearchBase) -> Iterable[str]:
+    return dict.fromkeys(start.rid for start in base.starts if getattr(start, "session", 0))  # type: ignore[attr-defined]
+
+
 _CONNECTED: Final = {"kv_connector": ("sync", "async")}
 _STRUCTURED: Final = {"structured_output": (True,)}
 # Each with the settings without which it does nothing.
 ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
-    **dict.fromkeys((FailLoad, OfferPrefixes, HoldTransfers, ReleaseTransfers), _CONNECTED),
-    **dict.fromkeys((HoldGrammars, ReleaseGrammars), _STRUCTURED),
+    FailLoad: _CONNECTED,
+    OfferPrefixes: _CONNECTED,
+    HoldTransfers: _CONNECTED,
+    ReleaseTransfers: _CONNECTED,
+    HoldGrammars: _STRUCTURED,
+    ReleaseGrammars: _STRUCTURED,
+    SendMore: {},
+    EndSession: {},
 }
 # The settings that do nothing without a connector either.
 NEEDED_BY_SETTINGS: Final = dict.fromkeys(

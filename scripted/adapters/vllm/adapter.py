@@ -24,7 +24,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from scripted.adapters.vllm.actions import ACTIONS, NEEDED_BY_SETTINGS, OfferPrefixes, ReleaseGrammars, ReleaseTransfers
+from scripted.adapters.vllm.actions import (
+    ACTIONS,
+    NEEDED_BY_SETTINGS,
+    EndSession,
+    OfferPrefixes,
+    ReleaseGrammars,
+    ReleaseTransfers,
+)
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.live.launch import launch
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
@@ -90,6 +97,7 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
         priority=settings.policy == "priority",
         speculative_tokens=settings.num_speculative_tokens,
         grammars=settings.structured_output,
+        sessions=True,
         loras=_LORAS if settings.max_loras else 0,
         loras_together=settings.max_loras,
     )
@@ -106,11 +114,14 @@ class VllmAdapter(SchedulerAdapter):
         return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
 
     def obstacle(self, run: Any) -> Action | None:
-        """Transfers and grammars that are held, a connector that cannot say what it has."""
+        """Transfers and grammars that are held, a session that waits, a connector that cannot say what it has."""
         if run.machine.transfers.holds:
             return ReleaseTransfers()
         if run.machine.grammars.holds:
             return ReleaseGrammars()
+        waiting = run.machine.waiting_session
+        if waiting is not None and not run.is_live(waiting):
+            return EndSession(rid=waiting)
         if run.machine.transfers.is_unknown and not run.is_settled:
             return OfferPrefixes(tokens=run.config.kv_offered_tokens)
         return None

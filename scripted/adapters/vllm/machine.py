@@ -11,7 +11,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from scripted.adapters.vllm.actions import HOLD_GRAMMARS, RELEASE_GRAMMARS
+from scripted.adapters.vllm.actions import END_SESSION, HOLD_GRAMMARS, RELEASE_GRAMMARS
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.grammar import masks_of
 from scripted.adapters.vllm.grammars import Grammars
@@ -92,6 +92,8 @@ class VllmMachine:
         self._waits_for_masks = False
         self._late: list[Event] = []
         self._verified: list[tuple[str, int]] = []
+        # What each is called inside.
+        self._sessions: dict[str, str] = {}
         self._grammars = Grammars(settings.grammar_steps, self.scheduler.structured_output_manager.backend)
         self._transfers = Transfers(settings, self.scheduler.connector)
         self._launched = 0
@@ -109,6 +111,7 @@ class VllmMachine:
         self._transfers.begin(self._steps)
         self._grammars.begin(self._steps)
         self._verified = []
+        self._sessions = {rid: name for rid, name in self._sessions.items() if name in self.scheduler.requests}
         for event in events:
             self._take(event)
             self._empty = 0
@@ -171,7 +174,8 @@ class VllmMachine:
     # -- events --
 
     def _take(self, event: Event) -> None:
-        if self._waits_for_masks and isinstance(event, (Add, FlushCache, Pause, Resume)):
+        is_end = isinstance(event, Signal) and event.name == END_SESSION
+        if self._waits_for_masks and (is_end or isinstance(event, (Add, FlushCache, Pause, Resume))):
             self._late.append(event)
             return
         match event:
@@ -183,6 +187,8 @@ class VllmMachine:
                 self._take_result(event)
             case FlushCache():
                 self._flush(event)
+            case Signal() if is_end:
+                self._end_session(event.rid)
             case Signal() if event.name in (HOLD_GRAMMARS, RELEASE_GRAMMARS):
                 self._grammars.take(event)
             case Signal():
@@ -211,10 +217,17 @@ class VllmMachine:
             reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
             self._replies.append(Refused(rid=event.rid, reason=reason))
             return
+        request_id, prompt = id_at(event.rid, self._steps), event.prompt_ids
+        if event.session:
+            if self.is_session(event.rid):
+                # More of it is a request of the same name, with what is new.
+                request_id, prompt = self._sessions[event.rid], prompt[-event.session :]
+            self._sessions[event.rid] = request_id
+            self._runner.sessions.add(request_id)
         request = new_request(
             self._settings,
-            id_at(event.rid, self._steps),
-            event.prompt_ids,
+            request_id,
+            prompt,
             max_tokens=event.max_new_tokens,
             stop_token_ids=event.stop_token_ids,
             # vLLM serves the lowest number first.
@@ -223,17 +236,42 @@ class VllmMachine:
             arrival_time=float(self._steps),
             lora=event.lora,
             grammar=event.grammar,
+            session=event.session > 0,
         )
         self.scheduler.add_request(request)
         self._grammars.add(request.request_id, event)
 
+    def _end_session(self, rid: str) -> None:
+        if self.is_session(rid):
+            self.scheduler.add_request(new_request(self._settings, self._sessions.pop(rid), [0], max_tokens=1))
+
+    def is_session(self, rid: str) -> bool:
+        """It has not ended; maybe it waits for more."""
+        request = self.scheduler.requests.get(self._sessions.get(rid, ""))
+        return request is not None and not request.is_finished()
+
+    def has_session(self, rid: str) -> bool:
+        """It has answered, and waits for more."""
+        return self.is_session(rid) and _waits_for_input(self.scheduler.requests[self._sessions[rid]])
+
+    @property
+    def waiting_session(self) -> str | None:
+        """One that waits for its client."""
+        return next((rid for rid in self._sessions if self.has_session(rid)), None)
+
     def _end(self, rids: Sequence[str] | None) -> None:
+        everybody = self.scheduler.requests.values()
+        silent = {request.request_id for request in everybody if _waits_for_input(request)}
         for request in self.scheduler.finish_requests(rids, RequestStatus.FINISHED_ABORTED):
-            self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
+            # A session that has answered has told its client all.
+            if request.request_id not in silent:
+                self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
 
     def id_of(self, rid: str) -> str:
         """What a live request is called inside; the name of one that is not alive says nothing to vLLM."""
-        return next((request_id for request_id in self.scheduler.requests if rid_of(request_id) == rid), rid)
+        named = [request for request in self.scheduler.requests.values() if rid_of(request.request_id) == rid]
+        named.sort(key=_waits_for_input)
+        return named[0].request_id if named else rid
 
     def _pause(self, event: Pause) -> None:
         if event.mode == _ABORT.name:
@@ -322,6 +360,10 @@ class VllmMachine:
         """The workers sample, with the masks of this moment."""
         masks = masks_of(flight.plan, self.scheduler.get_grammar_bitmask(flight.plan))
         return msgspec.structs.replace(flight, masks=masks) if masks else flight
+
+
+def _waits_for_input(request: Any) -> bool:
+    return bool(request.status == RequestStatus.WAITING_FOR_STREAMING_REQ)
 
 
 def _verified(share: Share, flight: _Flight) -> Share:

@@ -74,6 +74,7 @@ def new_request(
     arrival_time: float = 0.0,
     lora: int = 0,
     grammar: int = 0,
+    session: bool = False,
 ) -> Request:
     """A request as vLLM's front end hands it on; no token ends it but its own stop tokens."""
     sampling = SamplingParams(
@@ -93,6 +94,7 @@ def new_request(
         priority=priority,
         lora_request=LoRARequest(f"lora-{lora}", lora, "nowhere") if lora else None,
         block_hasher=request_hasher(settings),
+        resumable=session,
     )
 
 

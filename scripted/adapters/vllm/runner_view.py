@@ -32,6 +32,8 @@ class RunnerView:
         self._version = version
         self._windows = windows
         self._requests: dict[str, _Request] = {}
+        # Those that begin again with what they have.
+        self.sessions: set[str] = set()
 
     def shares_of(self, plan: SchedulerOutput, guessing: Collection[str]) -> tuple[Share, ...]:
         """Take a plan in; what each request computes, in the plan's order. Raises Violation for one with gaps.
@@ -76,9 +78,10 @@ class RunnerView:
             gone |= plan.preempted_req_ids or set()
         for rid in gone:
             self._requests.pop(rid, None)
+        self.sessions -= set(plan.finished_req_ids)
         starts = {}
         for new in plan.scheduled_new_reqs:
-            if self._version == 1 and new.req_id in self._requests:
+            if self._version == 1 and new.req_id in self._requests and new.req_id not in self.sessions:
                 raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner has not been told to forget")
             known = len(new.prefill_token_ids if self._version == 2 else new.prompt_token_ids)
             self._requests[new.req_id] = _Request(new.block_ids, known)

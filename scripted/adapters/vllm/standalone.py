@@ -89,6 +89,7 @@ class VllmStandalone(Standalone):
                 more |= {"priority": value.priority} if value.priority else {}
                 more |= {"lora": value.lora_request.lora_int_id} if value.lora_request else {}
                 more |= {"grammar": 1} if value.use_structured_output else {}
+                more |= {"session": True} if value.resumable else {}
                 given = [f"settings, {value.request_id!r}, {value.prompt_token_ids}"]
                 return f"new_request({', '.join(given + [f'{name}={one!r}' for name, one in more.items()])})"
             case ModelRunnerOutput():

@@ -34,6 +34,11 @@ _GRAMMARS: Final = "structured_output=True"
 _MASKED: Final = (
     "1 start a prompt=9 new=8 grammar=1; 2 start b prompt=10 seed=1 new=8; 3 start c prompt=5 seed=2 new=7 grammar=1"
 )
+_TALKING: Final = (
+    "1 start a prompt=9 new=3 session=1; 2 start b prompt=6 new=4 seed=1 session=1; 3 start c prompt=5 seed=2 new=4; "
+    "10 more a tokens=5 new=3 seed=3; 11 more b tokens=4 new=2; 18 more a tokens=2; 19 end-session b; "
+    "20 start d prompt=12"
+)
 _ADAPTED: Final = (
     "1 start a prompt=9 new=8 lora=1; 2 start b prompt=9 new=6 lora=2; 3 start c prompt=9 new=6 lora=1; "
     "4 start d prompt=9 new=5; 5 start e prompt=12 new=4 lora=3"
@@ -93,6 +98,10 @@ WORKLOADS: Final = {
         "grammars-guesses-async-stages": f"{_GRAMMARS} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_MASKED}",
         "grammars-late": f"{_GRAMMARS} grammar_steps=4 {_ASYNC}; {_MASKED}; 2 start f prompt=5 grammar=-1",
         "loras": f"max_loras=1; {_ADAPTED}",
+        "sessions": f"max_num_batched_tokens=8; {_TALKING}",
+        "sessions-async": f"{_ASYNC}; {_TALKING}",
+        "sessions-guesses-async": f"num_speculative_tokens=2 {_ASYNC}; {_TALKING}",
+        "sessions-first-runner": f"model_runner=1; {_TALKING}",
         "loras-tight": f"{_TIGHT} max_loras=2 {_ASYNC}; {_ADAPTED}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()

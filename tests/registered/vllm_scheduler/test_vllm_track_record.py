@@ -48,6 +48,7 @@ SHOWN_BY = {
     "a-prefix-of-another-lora": "vllm-loras",
     "more-loras-than-fit": "vllm-loras",
     "loaded-behind-who-cannot-start": "vllm-loads-tight",
+    "as-long-as-the-first-answer": "vllm-sessions",
 }
 
 MISFITS = {("flush-drops-the-next-token", "0.33.0")}

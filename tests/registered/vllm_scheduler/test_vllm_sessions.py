@@ -1,0 +1,100 @@
+"""Streaming sessions on vLLM's scheduler: a request that keeps its KV goes on with more input. Two defects are found.
+
+Goal: what is new is computed, on what was there, and a session that waits keeps nobody from its end. Method: schedules
+and a script; the defects of the released version, also with vLLM's classes alone. Origin: vLLM pull requests 37843,
+44526 and 49439, issue 52071. Mutant: as-long-as-the-first-answer; the released version has the defects.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("vllm") is None:
+    pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
+
+from scripted import scripted
+from scripted.api import write_test
+from scripted.core.schedule import Schedule
+from scripted.errors import BadCall
+from scripted.search.execution import execute
+
+register_cpu_ci(est_time=60, suite="vllm-cpu")
+
+PAGE = (Path(__file__).parents[3] / "docs/vllm.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Given up while it waits; ended and asked for again in one step; more of it while others may not begin.
+        "default; 1 start a prompt=9 session=1; 8 abort a; 9 start a prompt=9 session=1; 16 more a tokens=4",
+        "default; 1 start a prompt=6 session=1; 8 end-session a; 8 more a tokens=5; 9 start b prompt=9",
+        "default; 1 start a prompt=6 session=1; 7 pause mode=wait; 8 more a tokens=5; 9 start b prompt=9; 20 continue",
+        # Its blocks are not given up for a flush, and what is in flight when it stops is dropped.
+        "default; 1 start a prompt=9 session=1; 7 flush; 8 flush force=True; 9 more a tokens=3; 10 flush force=True",
+        "async_scheduling=True; 1 start a prompt=5 new=9 stop=50 session=1; 14 more a tokens=4 new=4",
+        "policy=priority; 1 start a prompt=9 session=1; 7 more a tokens=9 new=4; 8 start b prompt=12 priority=1",
+    ],
+)
+def test_a_session_goes_on_with_what_it_has(text: str) -> None:
+    assert execute(Schedule.parse(text, of="vllm")).failure is None
+
+
+@scripted(adapter="vllm", max_num_batched_tokens=8)
+def test_the_second_answer_of_a_session_computes_what_is_new(t):
+    """A handle for each answer; a client that sends more too early, or after the end, is told so."""
+    first = t.start_req(rid="talk", prompt_len=9, max_new_tokens=3, session=1)
+    with pytest.raises(BadCall, match="takes a session that has answered"):
+        t.send_more("talk", 4)
+    yield from t.run_until_finished(first)
+    second = t.send_more("talk", 4, new=5)
+    yield
+    # The last token of the first answer is not a part of the session.
+    assert second.prompt_ids[:11] == (*first.prompt_ids, *first.output_ids[:2])
+    assert second.cached_tokens == 11
+    yield from t.run_until_finished(second)
+    t.end_session("talk")
+    yield
+    with pytest.raises(BadCall, match="takes a session that has answered"):
+        t.send_more("talk", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (
+            "num_speculative_tokens=3; 1 start a prompt=5 new=2 session=1; 6 more a tokens=3",
+            "a computes positions 8 to 9",
+        ),
+        (
+            (
+                "num_gpu_blocks=9; 1 start a prompt=13 new=1 session=1; 1 start b prompt=13 new=1 seed=1 session=1; "
+                "6 more a tokens=5; 6 more b tokens=5"
+            ),
+            "something waits for ever: a (preempted), b (preempted)",
+        ),
+        (
+            "pipeline_parallel_size=2 num_speculative_tokens=1; 1 start a prompt=5 new=4; 2 flush force=True",
+            "a computes positions 5 to 5 with 1 guesses",
+        ),
+    ],
+)
+def test_a_defect_on_the_page_is_there_and_is_written_with_the_classes_of_vllm_alone(text: str, what: str) -> None:
+    """B15: each file is run where nothing of this project can be imported, and fails as the schedule does."""
+    schedule = Schedule.parse(text, of="vllm")
+    failure = execute(schedule).failure
+    assert failure is not None
+    assert what in str(failure)
+    assert text in " ".join(PAGE.split())
+    if "flush" in text:
+        # That a guess stands where a token is in flight cannot be seen in a plan alone.
+        return
+    written = write_test(schedule, standalone=True)
+    assert written.text is not None, written.said
+    assert re.search("^(from|import) (scripted|engine)", written.text, re.MULTILINE) is None
