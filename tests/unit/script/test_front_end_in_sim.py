@@ -36,7 +36,7 @@ def _without_the_end(session: sessions.Session) -> bytes:
 
 
 def _twice(events: Any) -> bytes:
-    part = _events(events)
+    part = _written(events)
     return part + part
 
 
@@ -50,10 +50,10 @@ def _shown_whole(scanner: answer.StopScanner, text: str) -> str:
     return text
 
 
-_part, _events, _take = sessions.Session.part, sessions._events, sessions.Sessions.take
+_part, _written, _take = sessions.Session.part, sessions.written, sessions.Sessions.take
 BROKEN: list[tuple[object, str, Callable[..., Any]]] = [
     (sessions.Session, "part", _without_the_end),
-    (sessions, "_events", _twice),
+    (sessions, "written", _twice),
     (sessions, "is_shown", lambda piece: piece.meta_info.finish_reason is None),
     (sessions, "joined", lambda pieces: pieces[-1]),
     (sessions.Sessions, "take", _to_the_newest),
