@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
+from engine.routing import CachePicture
 from engine.scheduler import Launched, Scheduler
 from engine.scheduler.counters import Counters
 from scripted.adapters.lockstep.engine_oracle import EngineOracle
@@ -42,6 +43,7 @@ COPIER: Final = Copier(
 _USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
 STATES: Final = StateReader({
     Account: ("calls",),
+    CachePicture: ("next", "_newest"),
     Checks: ("conformance",),
     Counters: set(Counters.__slots__) - _USED_COUNTERS,
     EngineOracle: ("_sent",),

@@ -54,7 +54,7 @@ class _Equal:
     def __sub__(self, other: _Equal) -> _Equal:
         return self
 
-    def __truediv__(self, other: _Equal) -> float:
+    def __float__(self) -> float:
         return 0.0
 
     def norm(self) -> _Equal:

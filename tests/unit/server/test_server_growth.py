@@ -31,8 +31,8 @@ start_call = sessions.Sessions.start
 adopt = sampling.Sampler.adopt
 note = staged.StagedPipeline._note_completion
 
-def start_and_keep(client, private_dir):
-    start_client(client, private_dir)
+def start_and_keep(client, *arguments):
+    start_client(client, *arguments)
     if KEPT == "answered calls":
         client._calls = Kept()
 
