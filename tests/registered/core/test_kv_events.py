@@ -15,7 +15,6 @@ register_cpu_ci(est_time=4, suite="base-cpu")
 ONE_STAGE = EngineConfig(chunked_prefill_size=64, kv_events=True)
 FOUR_STAGES = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64, kv_events=True)
 HOST = EngineConfig(chunked_prefill_size=64, max_total_tokens=512, host_kv_tokens=96, pp_async_depth=1, kv_events=True)
-LORAS = EngineConfig(chunked_prefill_size=64, max_loras=1, kv_events=True)
 PROMPT_TOKENS = 81
 HIT_TOKENS = 80
 PAGE = 16
@@ -27,8 +26,9 @@ def _ended(t, **asked):
     told = t.told_tokens(r.prompt_ids)
     yield from t.run_until_finished(r)
     yield from t.run_until_idle()
-    assert r.cached_tokens == told, f"told {told}, found {r.cached_tokens}"
-    assert t.told_tokens(r.prompt_ids) == len(r.prompt_ids) // PAGE * PAGE
+    assert r.cached_tokens == told, f"the KV events told {told} tokens, it found {r.cached_tokens}"
+    whole = len(r.prompt_ids) // PAGE * PAGE
+    assert t.told_tokens(r.prompt_ids) == whole, "the KV events do not tell what is there"
     return r
 
 
@@ -45,7 +45,7 @@ def _taken_away(t):
     flush = t.flush_cache()
     yield from t.run_until(lambda: flush.done)
     assert flush.status == 200
-    assert not t.told_tokens(r.prompt_ids)
+    assert not t.told_tokens(r.prompt_ids), "the KV events tell what is gone"
     r = yield from _ended(t, prompt_len=PROMPT_TOKENS)
     assert not r.cached_tokens
 
@@ -68,7 +68,7 @@ def test_what_the_host_keeps_and_forgets_is_told(t):
         # The next microbatch carries to the host what has left.
         yield
         yield from _ended(t, prompt_len=20, prompt_seed=9)
-        assert t.told_tokens(r.prompt_ids) == HIT_TOKENS
+        assert t.told_tokens(r.prompt_ids) == HIT_TOKENS, "the KV events do not tell what is there"
         stats = t.engine_stats()
         t.sometimes("the host forgot one", stats.host_pages_written > stats.host_pages_total)
 
@@ -82,15 +82,5 @@ def test_a_copy_that_failed_is_not_told(t):
     yield from t.run_until_finished(carrier)
     yield from t.run_until_idle()
     assert carrier.finish_reason == "error"
-    assert not t.told_tokens(r.prompt_ids)
+    assert not t.told_tokens(r.prompt_ids), "the KV events tell what is gone"
     yield from _ended(t, prompt_len=PROMPT_TOKENS)
-
-
-@scripted(LORAS)
-def test_a_lora_that_makes_room_is_told_of_what_it_computed(t):
-    for name, rank in (("x", 1), ("y", 2)):
-        call = t.load_lora(name, f"embedded-lora:{rank}")
-        yield from t.run_until(lambda call=call: call.done)
-    requests = [t.start_req(prompt_len=PROMPT_TOKENS, max_new_tokens=2, lora=name) for name in ("x", "y", "x")]
-    yield from t.run_until_all_finished(requests)
-    assert [r.finish_reason for r in requests] == ["length"] * 3
