@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from scripted.core.account import Account, Life
@@ -38,6 +39,8 @@ class LiveDevice:
     understood: Batch | None = None
     violation: Violation | None = None
     spoilt: frozenset[str] = frozenset()
+    # Outputs that a step took back: only of guesses, and there are none.
+    shortened: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self) -> None:
         self._in_flight: deque[int] = deque()
@@ -47,6 +50,11 @@ class LiveDevice:
 
     def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
         """Nothing."""
+
+    def lora_of(self, rid: str) -> int:
+        """None: a live engine has no LoRAs here."""
+        del rid
+        return 0
 
     def known_tokens(self, rid: str) -> int:
         """Asked of those with guesses, and there are none."""
