@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from scripted.adapters.vllm.config import VllmSettings
+from scripted.adapters.vllm.grammars import Grammars
 from scripted.adapters.vllm.ids import id_at, rid_of
 from scripted.adapters.vllm.live.clients import HttpCall
 from scripted.adapters.vllm.runner_view import RunnerView
@@ -46,6 +47,8 @@ class LiveVllm:
     """One script's view of an engine that runs. ``core`` is its EngineCoreProc, whose loop waits at the gate."""
 
     depth = 1
+    # It has no sessions.
+    waiting_session: str | None = None
 
     def __init__(self, core: Any, stops: Stops, port: int) -> None:
         self.scheduler = core.scheduler
@@ -65,8 +68,9 @@ class LiveVllm:
         self._arrivals = 0
         self._empty = 0
         self._first = stops.batches
-        # Without a connector there are none.
+        # Without a connector and structured output there are none.
         self.transfers = Transfers(VllmSettings(), None)
+        self.grammars = Grammars(0, None)
         # A script begins with an empty cache.
         self._alone([FlushCache(call_id=_ALONE)])
 
