@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -44,7 +45,7 @@ _ALONE: Final = (
 )
 
 
-class Standalone:
+class Standalone(ABC):
     """What an adapter says of its engine. ``engine`` is the name and version that a file is for.
 
     ``launch`` is the method that plans a batch, ``update`` the one that says what clients are told.
@@ -54,37 +55,37 @@ class Standalone:
     update = "update_from_output"
 
     @property
-    def engine(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def engine(self) -> str: ...
 
+    @abstractmethod
     def modules(self, config: Any) -> Sequence[ModuleType]:
         """Those of the adapter whose text is written down. Of this project they import one another alone."""
-        raise NotImplementedError
 
     # Functions that a file needs beside, as far as they can be said of this engine: ``launches(plan)`` and
     # ``moves(plan)``, launching or not; ``positions_of(plan, request_id)``; ``said_of(outputs, request_id)``.
     helpers: Sequence[Callable[..., Any]] = ()
 
+    @abstractmethod
     def opening(self, config: Any) -> Sequence[str]:
         """The statements that make the engine of ``settings``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def watched(self, machine: Any) -> Mapping[str, tuple[Any, Sequence[str]]]:
         """The engine's objects by the expression that they are in the file, with the methods that the machine calls."""
-        raise NotImplementedError
 
+    @abstractmethod
     def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
         """An argument as an expression; None for one that spells itself. Names of requests are told to ``calls``."""
-        raise NotImplementedError
 
     def must_hold(self, machine: Any) -> str:
         """An expression of the file that must hold and does not; empty where there is none."""
         del machine
         return ""
 
+    @abstractmethod
     def remark(self, plan: Any) -> str:
         """What a reader wants to know of a plan."""
-        raise NotImplementedError
 
 
 class Calls:

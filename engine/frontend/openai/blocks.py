@@ -6,6 +6,7 @@ that they cannot differ.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -59,7 +60,7 @@ class Ended(NamedTuple):
 Change = Begun | Grown | Ended
 
 
-class BlockShape:
+class BlockShape(ABC):
     """The part of a protocol's shape that takes an answer of one choice apart.
 
     ``new_choice`` makes what finds the parts of an answer; None: it is plain text.
@@ -90,15 +91,15 @@ class BlockShape:
         for change in self._changes(piece):
             yield from self._shown(change)
 
+    @abstractmethod
     def _answer(self) -> msgspec.Struct:
         """What is known of the answer so far."""
-        raise NotImplementedError
 
-    def _first_events(self) -> Iterator[msgspec.Struct]:
-        raise NotImplementedError
+    @abstractmethod
+    def _first_events(self) -> Iterator[msgspec.Struct]: ...
 
-    def _shown(self, change: Change) -> Iterator[msgspec.Struct]:
-        raise NotImplementedError
+    @abstractmethod
+    def _shown(self, change: Change) -> Iterator[msgspec.Struct]: ...
 
     def _changes(self, piece: GenerateAnswer) -> Iterator[Change]:
         self._meta = piece.meta_info

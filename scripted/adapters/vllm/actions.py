@@ -125,7 +125,7 @@ class ReleaseTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=Tr
         run.give(Signal(name=RELEASE))
 
 
-class HoldGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
+class HoldCompilation(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
     """From now on no grammar is compiled."""
 
     examples: ClassVar = ("hold-grammars",)
@@ -134,7 +134,7 @@ class HoldGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag="h
     @verb
     def hold_grammars(t: Any) -> None:
         """Let no grammar be compiled until ``release_grammars``."""
-        t.run.act(HoldGrammars())
+        t.run.act(HoldCompilation())
 
     def apply(self, run: RunLike) -> None:
         run.give(Signal(name=HOLD_GRAMMARS))
@@ -145,7 +145,7 @@ class HoldGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag="h
         return (cls(),) if any(getattr(start, "grammar", 0) for start in base.starts) else ()
 
 
-class ReleaseGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
+class ReleaseCompilation(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
     """Grammars are compiled again."""
 
     examples: ClassVar = ("release-grammars",)
@@ -155,7 +155,7 @@ class ReleaseGrammars(Action, frozen=True, kw_only=True, omit_defaults=True, tag
     @verb
     def release_grammars(t: Any) -> None:
         """Let grammars be compiled again."""
-        t.run.act(ReleaseGrammars())
+        t.run.act(ReleaseCompilation())
 
     def apply(self, run: RunLike) -> None:
         run.give(Signal(name=RELEASE_GRAMMARS))
@@ -260,8 +260,8 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     OfferPrefixes: _CONNECTED,
     HoldTransfers: _CONNECTED,
     ReleaseTransfers: _CONNECTED,
-    HoldGrammars: _STRUCTURED,
-    ReleaseGrammars: _STRUCTURED,
+    HoldCompilation: _STRUCTURED,
+    ReleaseCompilation: _STRUCTURED,
     SendMore: {},
     EndSession: {},
 }

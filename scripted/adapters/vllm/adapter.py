@@ -29,7 +29,7 @@ from scripted.adapters.vllm.actions import (
     NEEDED_BY_SETTINGS,
     EndSession,
     OfferPrefixes,
-    ReleaseGrammars,
+    ReleaseCompilation,
     ReleaseTransfers,
 )
 from scripted.adapters.vllm.config import VllmSettings
@@ -118,7 +118,7 @@ class VllmAdapter(SchedulerAdapter):
         if run.machine.transfers.holds:
             return ReleaseTransfers()
         if run.machine.grammars.holds:
-            return ReleaseGrammars()
+            return ReleaseCompilation()
         waiting = run.machine.waiting_session
         if waiting is not None and not run.is_live(waiting):
             return EndSession(rid=waiting)
@@ -144,7 +144,7 @@ ADAPTER: Final = VllmAdapter(
         "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
         **NEEDED_BY_SETTINGS,
     },
-    undoing=(ReleaseTransfers(), ReleaseGrammars()),
+    undoing=(ReleaseTransfers(), ReleaseCompilation()),
     mutants=MUTANTS,
     packages=("vllm",),
     standalone=VllmStandalone(installed_version),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Launch(NamedTuple):
+class ServerCommand(NamedTuple):
     """A command, and what is added to its environment."""
 
     command: Sequence[str]
@@ -15,4 +15,4 @@ class Launch(NamedTuple):
 
 
 # Of a configuration, an empty folder and a free port. Raises ScriptDefinitionError for what the live engine cannot do.
-Launcher = Callable[[Any, Path, int], Launch]
+Launcher = Callable[[Any, Path, int], ServerCommand]

@@ -22,14 +22,14 @@ from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
 from scripted.sdk.live.gate import LoopGate
 from scripted.sdk.live.parts import LiveDevice, LiveOracle, LiveRun
-from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Failed, Passed, Ready, Reply, RunScript
+from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Failed, Passed, Ready, Reply, RunLiveScript
 from scripted.sdk.script.runner import run_script
 
 _OWNER_INTERVAL_S: Final = 1.0
 _FRONT_END_INTERVAL_S: Final = 0.2
 
 
-class Stops(Protocol):
+class LiveStops(Protocol):
     """The places of an engine's loop where it stops at the gate."""
 
     gate: LoopGate
@@ -37,7 +37,7 @@ class Stops(Protocol):
     def close(self) -> None: ...
 
 
-def serve_scripts(stops: Stops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
+def serve_scripts(stops: LiveStops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
     """Run every script that comes, each on a machine of its own around the same engine. In a thread of its own.
 
     ``stops`` are closed once the front end listens at its ``port``: until then the engine answers it by itself.
@@ -61,7 +61,7 @@ def _end_with_owner() -> None:
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _serve(stops: Stops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
+def _serve(stops: LiveStops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
     with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
         pair.bind(f"ipc://{Path(os.environ[FOLDER_VARIABLE]) / SOCKET}")
         while not _listens(port):
@@ -69,7 +69,7 @@ def _serve(stops: Stops, port: int, adapter: Adapter, config: Any, new_machine: 
         stops.close()
         pair.send(msgspec.msgpack.encode(Ready()))
         while not stops.gate.is_open:
-            command = msgspec.msgpack.decode(pair.recv(), type=RunScript)
+            command = msgspec.msgpack.decode(pair.recv(), type=RunLiveScript)
             pair.send(msgspec.msgpack.encode(_reply_to(command, adapter, config, new_machine)))
 
 
@@ -79,7 +79,7 @@ def _listens(port: int) -> bool:
     return False
 
 
-def _reply_to(command: RunScript, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> Reply:
+def _reply_to(command: RunLiveScript, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> Reply:
     try:
         script = load_script(command.file, command.name, command.import_paths)
         limits, can = adapter.limits_of(config)

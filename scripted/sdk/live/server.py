@@ -24,7 +24,7 @@ from scripted.script.decorator import ScriptedTest
 from scripted.script.execution import ScriptOutcome
 from scripted.script.options import ScriptOptions
 from scripted.sdk.live.launch import Launcher
-from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Failed, Passed, Ready, Reply, RunScript
+from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Failed, Passed, Ready, Reply, RunLiveScript
 
 # An engine with all its imports, on a machine with two cores that others use as well.
 _BOOT_TIMEOUT_S: Final = 600.0
@@ -70,7 +70,7 @@ class LiveServer:
     ) -> ScriptOutcome:
         """Run one script. Raises ScriptFailed, ScriptTimeout, or HarnessError with what the engine's process says."""
         check_plain(arguments)
-        command = RunScript(
+        command = RunLiveScript(
             file=test.file,
             name=test.script.__qualname__,
             arguments=packed(arguments),

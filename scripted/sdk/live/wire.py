@@ -16,7 +16,7 @@ FOLDER_VARIABLE: Final = "SCRIPTED_LIVE_FOLDER"
 OWNER_VARIABLE: Final = "SCRIPTED_LIVE_OWNER"
 
 
-class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class RunLiveScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Run the function ``name`` of ``file``. Its arguments are packed; ``import_paths`` are those of the test."""
 
     file: str

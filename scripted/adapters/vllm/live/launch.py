@@ -15,7 +15,7 @@ import msgspec
 
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.sdk.live.launch import Launch
+from scripted.sdk.live.launch import ServerCommand
 
 PORT_VARIABLE: Final = "SCRIPTED_VLLM_PORT"
 SETTINGS_VARIABLE: Final = "SCRIPTED_VLLM_SETTINGS"
@@ -33,7 +33,7 @@ _VALUES: Final = (
 )
 
 
-def launch(settings: VllmSettings, folder: Path, port: int) -> Launch:
+def launch(settings: VllmSettings, folder: Path, port: int) -> ServerCommand:
     """Raises ScriptDefinitionError for settings that a live vLLM on a CPU does not have."""
     _check(settings)
     _write_plugin(folder)
@@ -62,7 +62,7 @@ def launch(settings: VllmSettings, folder: Path, port: int) -> Launch:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    return Launch(command, environment)
+    return ServerCommand(command, environment)
 
 
 def _check(settings: VllmSettings) -> None:
