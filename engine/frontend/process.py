@@ -208,6 +208,8 @@ async def _serve(
         server.stop()
         await serving
         delivering.cancel()
+    # A child that ends while the loop closes would find the loop's own descriptor closed.
+    loop.remove_signal_handler(signal.SIGCHLD)
     client.close()
     if tracing is not None:
         tracing.close()

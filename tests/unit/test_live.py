@@ -19,7 +19,7 @@ from scripted.core.violation import Violation
 from scripted.errors import NoAnswer
 from scripted.sdk import Capabilities, Limits
 from scripted.sdk.live.gate import HeldQueue, LoopGate
-from scripted.sdk.live.launch import Launch
+from scripted.sdk.live.launch import ServerCommand
 from scripted.sdk.live.parts import LiveOracle
 from scripted.sdk.live.server import LiveServer
 from scripted.sdk.messages import Add
@@ -113,7 +113,7 @@ def test_a_block_that_is_not_given_back_is_a_violation():
 def test_a_server_that_does_not_come_up_says_why():
     command = [sys.executable, "-c", "raise SystemExit('there is no such model')"]
     with pytest.raises(HarnessError, match="ended with status 1: there is no such model"):
-        LiveServer(lambda config, folder, port: Launch(command, {}), None)
+        LiveServer(lambda config, folder, port: ServerCommand(command, {}), None)
 
 
 def _nothing(t):

@@ -212,7 +212,8 @@ def test_an_idle_parent_that_is_stopped_is_ended() -> None:
     """Nobody asks it for anything, so that nobody would miss its answer."""
 
     async def scene(forked: ForkedWork) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, forked.look_at_parent)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, forked.look_at_parent)
         for on in (signal.SIGSTOP, signal.SIGCONT):
             os.kill(forked._parent_pid, on)
             await asyncio.sleep(STUCK_S / 3)
@@ -220,8 +221,9 @@ def test_an_idle_parent_that_is_stopped_is_ended() -> None:
         assert await forked.run(b"abc") == b"cba", "it went on in time"
         os.kill(forked._parent_pid, signal.SIGSTOP)
         ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(forked.fileno(), ended.set)
+        loop.add_reader(forked.fileno(), ended.set)
         await ended.wait()
+        loop.remove_signal_handler(signal.SIGCHLD)
         said = "it was stopped by a signal and did not go on within 0.6 s (step_timeout_s), and was ended"
         assert forked.why_lost == said
 
