@@ -40,10 +40,10 @@ types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
 
 # In the order of folders: in xdist's own, files of few tests come last, and those of few tests take longest.
 unit: $(INSTALLED) ## the unit tests
-	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/unit -q --vet off -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 load: $(INSTALLED) ## real servers under disturbed clients and under attack, every invariant checked, for seconds
-	$(BIN)/python -m pytest tests/load -q -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest tests/load -q --vet off -n $(WORKERS) --dist loadfile
 
 soak: $(INSTALLED) ## the same for minutes, with 64 clients, and with a stage killed
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 60 --stages 1 4

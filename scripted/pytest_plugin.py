@@ -45,6 +45,12 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "help": "audit the engine's books after every step, or only at the end of a script (default: step; "
         "with a mutant: end, so that the failure looks as it did in the original engine)",
     },
+    "vet": {
+        "choices": ("off", "new", "all"),
+        "default": "new",
+        "help": "say which scripts notice no bug, and which assertions can never fail: of scripts that are new or have "
+        "changed, for at most 20 s at the end; of all; or off (default: new)",
+    },
     "device": {
         "metavar": "DEVICE",
         "help": "where servers compute: cpu, cuda or cuda:N (default: as each test's configuration says)",
@@ -56,6 +62,10 @@ _RESULT: Final = "scripted"
 _session: Final = pytest.StashKey["ScriptedSession"]()
 # Why the gallery does not know the mutant.
 _not_in_the_gallery: Final = pytest.StashKey[str]()
+# What vetting says of the scripts of this session, by name, with the digest of the file.
+_verdicts: Final = pytest.StashKey[dict[str, tuple[str, dict[str, int]]]]()
+_VETTED: Final = "scripted/vetted"
+_RAN: Final = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 # The options whose short names are the project's own.
 _without_short_name: Final = pytest.StashKey[frozenset[str]]()
 
@@ -95,6 +105,29 @@ def pytest_configure(config: pytest.Config) -> None:
             config.stash[_not_in_the_gallery] = str(exc)
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests of one group stay on one worker")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Vet the scripts that passed, when nothing runs after it: a script with a bug leaves other values than without."""
+    config = session.config
+    vet, mutant = _option(config, "vet"), _option(config, "mutant")
+    if _session not in config.stash or vet == "off" or mutant is not None or exitstatus not in _RAN:
+        return
+    verdicts = config.stash[_session].vet({} if vet == "all" else _known_verdicts(config), is_whole=vet == "all")
+    output: dict[str, Any] = getattr(config, "workeroutput", {})
+    output[_VETTED] = config.stash[_verdicts] = verdicts
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the verdicts of one of xdist's workers."""
+    config, output = node.config, getattr(node, "workeroutput", {})
+    config.stash.setdefault(_verdicts, {}).update(output.get(_VETTED, {}))
+
+
+def _known_verdicts(config: pytest.Config) -> dict[str, Any]:
+    cache = getattr(config, "cache", None)
+    return {} if cache is None else dict(cache.get(_VETTED, {}))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -253,6 +286,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     tally = SummaryOfScripts()
     for test, counts in told:
         tally.add(test, counts)
+    config = terminalreporter.config
+    if verdicts := config.stash.get(_verdicts, {}):
+        for name, (_, faults) in verdicts.items():
+            tally.add_counts(name, faults)
+        if getattr(config, "cache", None) is not None:
+            config.cache.set(_VETTED, _known_verdicts(config) | verdicts)
     terminalreporter.section("scripts", "-")
     for line in tally.lines(verbose=terminalreporter.verbosity > 0):
         terminalreporter.line(line)

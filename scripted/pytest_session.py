@@ -5,8 +5,11 @@ Set up by the plugin; servers are started at first use, shared by equal configur
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import shlex
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,10 @@ from scripted.report.failure import ServerDied, ServerDirty
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
 
+# How long the scripts of one session are vetted, and one of them.
+_VETTING_S = 20.0
+_VETTING_ONE_S = 5.0
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from scripted.adapters.lockstep.server.runner import ScriptedServer
     from scripted.adapters.lockstep.sim.runner import ScriptedSim
     from scripted.script.options import ScriptOptions
+    from scripted.script.vetting import Findings
     from scripted.sdk.live.server import LiveServers
 
 
@@ -59,11 +67,19 @@ class ScriptedSession:
         self.refusal: str | None = None
         # How the script of the present test ended, if it passed.
         self.ended: ScriptEnded | None = None
+        # The scripts that passed in the sim tier, by what vetting knows them by; of a parametrized one the first.
+        self._passed: dict[str, tuple[ScriptedTest, dict[str, Any]]] = {}
         self._pool: ServerPool | None = None
         self._live: LiveServers | None = None
 
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         """Run one test in one tier; raises its ScriptError if it does not pass."""
+        __tracebackhide__ = True
+        self._run(test, tier, arguments)
+        if tier == "sim":
+            self._passed.setdefault(f"{self._shown(test)}::{test.script.__qualname__}", (test, arguments))
+
+    def _run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         __tracebackhide__ = True
         if self.refusal is not None:
             raise ScriptDefinitionError(self.refusal)
@@ -114,6 +130,33 @@ class ScriptedSession:
             return None
         return ended.counts()
 
+    def vet(self, known: Mapping[str, Any], *, is_whole: bool = False) -> dict[str, tuple[str, dict[str, int]]]:
+        """What the scripts that passed would notice: by their names, the digest of the file, and counts by name.
+
+        What is ``known`` of the same file stands. The others are vetted, those of the newest files first, for a while
+        or until all are.
+        """
+        from scripted.report.tally import NOT_VETTED
+        from scripted.script.vetting import Vetting
+
+        gc.collect()  # what scripts have left ends here, and not inside an import
+        verdicts: dict[str, tuple[str, dict[str, int]]] = {}
+        until = time.monotonic() + (float("inf") if is_whole else _VETTING_S)
+        vetting = Vetting(is_brief=True)
+        for name, (test, arguments) in sorted(self._passed.items(), key=lambda one: -_changed_at(one[1][0].file)):
+            digest = _digest(test.file)
+            if known.get(name, ("",))[0] == digest:
+                verdicts[name] = (digest, known[name][1])
+                continue
+            one_s = float("inf") if is_whole else min(until - time.monotonic(), _VETTING_ONE_S)
+            try:
+                findings = vetting.findings(test, name, arguments, seconds=one_s)
+            except (Exception, SystemExit):  # noqa: BLE001  (out of time; or broken by what the script left)
+                verdicts[name] = ("", {NOT_VETTED: 1})
+            else:
+                verdicts[name] = (digest, dict(_faults(findings)))
+        return verdicts
+
     def harness(
         self, config: EngineConfig, tier: str, *, mutant: str | None = None, placement: str = "local"
     ) -> AbstractContextManager[ScriptedSim | ScriptedServer]:
@@ -148,10 +191,13 @@ class ScriptedSession:
             self._pool = ServerPool()
         return self._pool
 
-    def _replay_command(self, test: ScriptedTest, tier: str) -> str:
+    @staticmethod
+    def _shown(test: ScriptedTest) -> Path:
         file = Path(test.file)
-        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-        node = self.node_id or f"{shown}::{test.script.__name__}[{tier}]"
+        return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+
+    def _replay_command(self, test: ScriptedTest, tier: str) -> str:
+        node = self.node_id or f"{self._shown(test)}::{test.script.__name__}[{tier}]"
         options = {"--tier": tier}
         if named := self.mutant if test.adapter == OWN else self.adapter_mutant:
             options["--mutant"] = named
@@ -165,6 +211,23 @@ class ScriptedSession:
         for name, value in options.items():
             words += [name.replace("--", "--scripted-") if name in self._long_options else name, value]
         return shlex.join(words)
+
+
+def _faults(findings: Findings) -> Iterator[tuple[str, int]]:
+    """As counts of the summary; none of a script that fails when it runs again, which says nothing of it."""
+    from scripted.report.tally import NEVER_FAILS, NOTICES_NOTHING
+
+    if findings.assertions and not findings.own:
+        yield NOTICES_NOTHING, 1
+    yield from ((f"{NEVER_FAILS}{assertion}", 1) for assertion in findings.always)
+
+
+def _digest(file: str) -> str:
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+
+
+def _changed_at(file: str) -> float:
+    return Path(file).stat().st_mtime
 
 
 _session = ScriptedSession()

@@ -16,13 +16,16 @@ import importlib
 import inspect
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal
 
 from scripted.core.refusals import ScriptDefinitionError
+
+# The code with the bug: many runs of one process put the same bugs in.
+_broken: dict[tuple[CodeType, str, str], CodeType] = {}
 
 
 class MutantDoesNotFit(ScriptDefinitionError):
@@ -73,7 +76,10 @@ class Mutant:
         if self.cut:
             function = self._function(original)
             # The function keeps its identity, defaults and decorators: every module that has imported it has the bug.
-            healthy, function.__code__ = function.__code__, self._broken_code(function)
+            healthy, key = function.__code__, (function.__code__, self.cut, self.becomes)
+            if key not in _broken:
+                _broken[key] = self._broken_code(function)
+            function.__code__ = _broken[key]
             try:
                 yield
             finally:
@@ -89,12 +95,16 @@ class Mutant:
             else:
                 delattr(owner, attribute)
 
-    def healthy_code(self) -> CodeType | None:
-        """The code of the function that it breaks; None for what is no function, such as a limit."""
-        original = self._find()[2]
+    def is_met(self, codes: Container[int]) -> bool:
+        """Whether a run that called the code of these ids called what it breaks; a limit may be met by each."""
+        try:
+            original = self._find()[2]
+        except MutantDoesNotFit:
+            return False
         inner = getattr(original, "fget", None) or getattr(original, "func", None) or original
         code = getattr(inspect.unwrap(inner), "__code__", None) if callable(inner) or self.cut else None
-        return code or getattr(getattr(original, "__func__", None), "__code__", None)
+        code = code or getattr(getattr(original, "__func__", None), "__code__", None)
+        return code is None or id(code) in codes
 
     def _find(self) -> tuple[type | ModuleType, str, Any]:
         module, _, path = self.target.partition(":")

@@ -8,7 +8,7 @@ a scheduler of the usual shape everything but the machine is ready made: see ``s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -228,6 +228,10 @@ class Adapter(Protocol):
 
     @property
     def mutant_names(self) -> tuple[str, ...]: ...
+
+    def bugs_met(self, codes: Container[int]) -> Sequence[str]:
+        """The mutants that break code which a run called, given by the ids of its code objects."""
+        ...
 
     def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
         """Write into a Markdown page how soon the search found each mutant."""

@@ -15,6 +15,11 @@ NOT_COMPARED: Final = "not compared: "
 # Begins the name of a count of how often one assertion ran; its place and text follow.
 ASKED: Final = "asked: "
 
+# What vetting says of a script, and how each of its assertions that cannot fail begins.
+NOTICES_NOTHING: Final = "scripts that notice no bug but those that every script notices (`scripted vet` says more)"
+NOT_VETTED: Final = "scripts that were not vetted yet (each session vets new ones for a while; --scripted-vet all: all)"
+NEVER_FAILS: Final = "never fails: "
+
 # Tests named for each count; with verbose all are.
 _NAMED: Final = 3
 
@@ -30,10 +35,15 @@ class SummaryOfScripts:
         self._counts: dict[str, int] = {}
         self._tests: dict[str, list[str]] = {}
         self._asked: dict[str, int] = {}
+        self._never_fail: set[str] = set()
 
     def add(self, test: str, counts: Mapping[str, int]) -> None:
         """Add what one script reported: ``steps``, ``compared``, outputs that were not, assertions, loose ends."""
         self.scripts += 1
+        self.add_counts(test, counts)
+
+    def add_counts(self, test: str, counts: Mapping[str, int]) -> None:
+        """Add more of a script that was added: what vetting says of it."""
         for name, count in counts.items():
             if name == "steps":
                 self._steps += count
@@ -42,6 +52,8 @@ class SummaryOfScripts:
             elif name.startswith(NOT_COMPARED):
                 reason = name.removeprefix(NOT_COMPARED)
                 self._skipped[reason] = self._skipped.get(reason, 0) + count
+            elif name.startswith(NEVER_FAILS):
+                self._never_fail.add(name.removeprefix(NEVER_FAILS))
             elif name.startswith(ASKED):
                 assertion = name.removeprefix(ASKED)
                 self._asked[assertion] = self._asked.get(assertion, 0) + count
@@ -66,6 +78,9 @@ class SummaryOfScripts:
             yield from (f"    {test}" for test in named)
             if more:
                 yield f"    and {more} more (-v names them)"
+        if self._never_fail:
+            yield f"assertions that hold both ways, so that they can never fail: {len(self._never_fail)}"
+            yield from (f"    {assertion}" for assertion in sorted(self._never_fail))
         if never := sorted(assertion for assertion, count in self._asked.items() if not count):
             yield f"assertions that no run of these scripts reached: {len(never)}"
             yield from (f"    {assertion}" for assertion in never)

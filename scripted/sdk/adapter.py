@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -304,6 +304,10 @@ class SchedulerAdapter:
     def mutant_names(self) -> tuple[str, ...]:
         """In their order."""
         return tuple(self._mutants)
+
+    def bugs_met(self, codes: Container[int]) -> list[str]:
+        """Of its mutants, those that break code with one of these ids."""
+        return [name for name, mutant in self._mutants.items() if mutant.is_met(codes)]
 
     def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
         """A table of its own; a page that is there keeps what stands above its first table."""

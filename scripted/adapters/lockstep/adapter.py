@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -193,6 +193,10 @@ class LockstepAdapter:
     def contract_names(self) -> tuple[str, ...]:
         """Of mutants that no engine had: each breaks a promise of this one; some need two added events."""
         return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS))
+
+    def bugs_met(self, codes: Container[int]) -> list[str]:
+        """The gallery's and those of promises."""
+        return [mutant.name for mutant in (*MUTANTS, *CONTRACTS) if mutant.is_met(codes)]
 
     def fresh_mutants(self, count: int) -> Mapping[str, str]:
         """So many single edits of the scheduler and its memory, always the same ones, each with what it changes."""

@@ -104,7 +104,8 @@ def pytest_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 
     def run(text: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(test_scripts=text)
-        return pytester.runpytest_subprocess("-p", PLUGIN, "--tier", "sim", *arguments)
+        vet = [] if "--vet" in arguments else ["--vet", "off"]
+        return pytester.runpytest_subprocess("-p", PLUGIN, "--tier", "sim", *vet, *arguments)
 
     return run
 
@@ -382,3 +383,56 @@ def test_a_script_of_another_file_is_not_named(pytest_of, pytester: pytest.Pytes
     pytester.makepyfile(races=LEFT_OUT.partition("class Races")[0])
     result = pytest_of("from races import check_flush\n\n\ndef test_it():\n    assert check_flush\n")
     result.assert_outcomes(passed=1, warnings=0)
+
+
+WEAK = """
+from engine import EngineConfig
+from scripted import scripted
+
+SEEN = []
+
+@scripted(EngineConfig())
+def test_weak(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    SEEN.append(r.finish_reason)
+    assert r.finish_reason in ("length", "stop", "abort")
+
+@scripted(EngineConfig())
+def test_holds_both_ways(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert all(one.rid == "x" for one in t.list_active_reqs())
+    assert len(r.output_ids) == 3
+
+@scripted(EngineConfig())
+def test_says_what_it_is_for(t):
+    t.smoke()
+    yield
+
+def test_the_scripts_have_run_once_each():
+    assert SEEN == ["length"]
+"""
+
+
+def test_scripts_that_notice_nothing_are_named_at_the_end(pytest_of) -> None:
+    """26.14: after the last test, so that none meets what a bug has left; the cache knows it the next time."""
+    for _ in range(2):
+        result = pytest_of(WEAK, "--vet", "new")
+        result.assert_outcomes(passed=4)
+        result.stdout.fnmatch_lines(
+            [
+                "scripts that notice no bug but those that every script notices*: 1, in 1 script:",
+                "    test_scripts.py::test_weak",
+                "assertions that hold both ways, so that they can never fail: 1",
+                "    test_scripts.py:*: assert all(*",
+            ]
+        )
+        result.stdout.no_fnmatch_line("*not vetted*")
+
+
+def test_a_healthy_script_is_not_named_by_vetting(pytest_of) -> None:
+    result = pytest_of(FLUSH, "--vet", "all")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*notice no bug*")
+    result.stdout.no_fnmatch_line("*never fail*")

@@ -12,7 +12,7 @@ from engine import EngineConfig
 from scripted import scripted
 from scripted.cli import app
 from scripted.cli.new import new_test
-from scripted.cli.vet import vetted
+from scripted.script.vetting import Vetting
 
 CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64)
 SOURCE = """
@@ -75,7 +75,8 @@ def fails_by_itself(t):
 
 
 def _vetted(script: Any, **options: Any) -> Any:
-    return vetted(scripted(CONFIG, **options)(script).scripted)  # type: ignore[attr-defined]
+    test = scripted(CONFIG, **options)(script).scripted  # type: ignore[attr-defined]
+    return Vetting().findings(test, script.__name__, {})
 
 
 def test_a_race_notices_what_an_empty_script_does_not() -> None:

@@ -76,7 +76,7 @@ def pytest_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 
     def run(text: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(test_scripts=text)
-        return pytester.runpytest_subprocess("-p", PLUGIN, *arguments)
+        return pytester.runpytest_subprocess("-p", PLUGIN, "--scripted-vet", "off", *arguments)
 
     return run
 
@@ -129,7 +129,7 @@ def test_the_adapter_is_found_from_a_folder_above_the_test(pytester: pytest.Pyte
     tests = pytester.path / "repo/tests"
     tests.mkdir()
     tests.joinpath("test_mine.py").write_text(FINE.format(adapter="adapters/mine.py"))
-    result = pytester.runpytest_subprocess("-p", PLUGIN, str(tests), "--rootdir", str(tests))
+    result = pytester.runpytest_subprocess("-p", PLUGIN, "--vet", "off", str(tests), "--rootdir", str(tests))
     result.assert_outcomes(passed=3)
 
 
@@ -202,7 +202,7 @@ def test_a_script_imports_no_engine(tmp_path: Path) -> None:
         + "    heavy = {'engine', 'torch', 'zmq', 'fastapi', 'uvicorn', 'transformers', 'pydantic'}\n"
         + "    assert not heavy & {name.partition('.')[0] for name in sys.modules}\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider", str(file)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider", "--vet", "off", str(file)]
     environment = {"PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
