@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from benchmarks.routing.workload import CHUNK_TOKENS
-from engine.routing import PrefixRouter, Refused, ReplicaLoad, Rules, Ticket
+from engine.routing import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
 __all__ = ["POLICIES", "Policy"]
 
@@ -79,7 +79,7 @@ class Prefix:
         self, replicas: int, index_chunks: int, seed: int, rules: Rules | None = None, routers: int = 1
     ) -> None:
         self._routers = [
-            PrefixRouter(rules or Rules(), index_chunks=index_chunks, seed=seed + number) for number in range(routers)
+            Placement(rules or Rules(), index_chunks=index_chunks, seed=seed + number) for number in range(routers)
         ]
         self._names = [f"r{number}" for number in range(replicas)]
         self._numbers = {name: number for number, name in enumerate(self._names)}
@@ -91,7 +91,7 @@ class Prefix:
     def choose(self, chain: Sequence[int], tokens: int) -> tuple[int, object]:
         self._turn = (self._turn + 1) % len(self._routers)
         router = self._routers[self._turn]
-        ticket = router.route(chain, tokens, tokens_a_chunk=CHUNK_TOKENS)
+        ticket = router.place(Prompt(chain=chain, tokens=tokens, tokens_a_chunk=CHUNK_TOKENS))
         assert not isinstance(ticket, Refused), ticket
         return self._numbers[ticket.replica], (router, ticket)
 

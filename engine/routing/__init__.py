@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from engine.routing.fleet import Fleet, ReplicaLoad
 from engine.routing.index import MAX_CHUNKS, PrefixIndex, chunk_hashes
-from engine.routing.picture import CachePicture
+from engine.routing.picture import Batch, CachePicture, FollowedCache
+from engine.routing.placement import NO_PROMPT, Placement, Prompt, Ticket
 from engine.routing.policy import Choice, Refused, Rules, choose
-from engine.routing.router import PrefixRouter, Ticket
 
 __all__ = [
     "MAX_CHUNKS",
+    "NO_PROMPT",
+    "Batch",
     "CachePicture",
     "Choice",
     "Fleet",
+    "FollowedCache",
+    "Placement",
     "PrefixIndex",
-    "PrefixRouter",
+    "Prompt",
     "Refused",
     "ReplicaLoad",
     "Rules",

@@ -150,6 +150,11 @@ class Fleet:
             heapq.heappush(self._heap, entry)
         return found
 
+    def longest_without(self, left_out: Container[str] = ()) -> str | None:
+        """The replica that was chosen longest ago among those that can take a request; None when there is none."""
+        open_ones = [name for name, member in self._members.items() if member.is_counted and name not in left_out]
+        return min(open_ones, key=lambda name: self._members[name].turn, default=None)
+
     def _refresh(self, name: str) -> None:
         """Bring the sums and the order up to date with one replica."""
         member = self._members[name]

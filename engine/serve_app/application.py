@@ -16,10 +16,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from engine.frontend.errors import ApiError
+from engine.router.front import front_app
+from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.routing import Prompt
 from engine.serve_app.engine_replica import EngineReplica
-from engine.serve_app.front import front_app
 from engine.serve_app.options import AppOptions, read_options
-from engine.serve_app.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.serve_app.prompt import prompt_in
 from engine.serve_app.request_router import PrefixRequestRouter
 from engine.settings import REVEAL_KEYS, ServerSettings
 
@@ -56,7 +58,6 @@ def _of_engines(settings: ServerSettings, options: AppOptions) -> dict[str, Any]
         "request_router_class": PrefixRequestRouter,
         "request_router_kwargs": {
             "capacity": capacity,
-            "chunk_bytes": options.chunk_bytes,
             "index_chunks": options.index_chunks,
             "balance_percent": options.balance_percent,
             "balance_slack": options.balance_slack,
@@ -120,4 +121,7 @@ class _FrontReplica:
         self._chunk_bytes = chunk_bytes
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return front_app(self._engines, self._settings, chunk_bytes=self._chunk_bytes)
+        async def prompt_of(path: str, body: bytes) -> Prompt:
+            return prompt_in(path, body, self._chunk_bytes)
+
+        return front_app(self._engines, self._settings, prompt_of)

@@ -15,9 +15,9 @@ from ray import serve
 
 from engine.errors import ProcessDiedError
 from engine.frontend.errors import ApiError
+from engine.router.passed import Head, Headers, PassedRequest
+from engine.router.proxy import EngineProxy
 from engine.serve_app.own_server import OwnServer
-from engine.serve_app.passed import Head, Headers, PassedRequest
-from engine.serve_app.proxy import EngineProxy
 from engine.settings import ServerSettings
 
 

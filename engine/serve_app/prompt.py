@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.routing import chunk_hashes
+from engine.routing import NO_PROMPT, Prompt, chunk_hashes
 
 # A guess that holds for most tokenizers and texts; it only weighs prompts against one another.
 BYTES_A_TOKEN: Final = 4
@@ -19,20 +19,24 @@ _ROUTES_WITH_PROMPTS: Final = frozenset(
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def prefix_of(path: str, body: bytes, chunk_bytes: int) -> tuple[tuple[int, ...], int]:
-    """The chunk hashes of the prompt in a body, and about how many tokens it has; nothing where there is no prompt."""
+def prompt_in(path: str, body: bytes, chunk_bytes: int) -> Prompt:
+    """The prompt in a body by its text: the chunks are of bytes, and the tokens a guess. Empty where there is none."""
     if path not in _ROUTES_WITH_PROMPTS:
-        return (), 0
+        return NO_PROMPT
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return (), 0
+        return NO_PROMPT
     if not isinstance(fields, dict):
-        return (), 0
-    prompt = _prompt(fields)
+        return NO_PROMPT
+    text = _prompt(fields)
     # A LoRA's KV is its own, and so are another model's and that of another cache salt.
     namespace = _text([fields.get(name) for name in ("model", "lora_path", "cache_salt")])
-    return chunk_hashes(prompt, chunk_bytes, namespace), len(prompt) // BYTES_A_TOKEN
+    return Prompt(
+        chain=chunk_hashes(text, chunk_bytes, namespace),
+        tokens=len(text) // BYTES_A_TOKEN,
+        tokens_a_chunk=max(1, chunk_bytes // BYTES_A_TOKEN),
+    )
 
 
 def _prompt(fields: dict[str, Any]) -> bytes:

@@ -11,9 +11,8 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from engine.frontend.errors import ApiError, ErrorType
-from engine.routing import PrefixRouter, Refused, ReplicaLoad, Rules, Ticket
-from engine.serve_app.passed import PassedRequest
-from engine.serve_app.prompt import BYTES_A_TOKEN
+from engine.router.passed import PassedRequest
+from engine.routing import Placement, Refused, ReplicaLoad, Rules, Ticket
 
 
 def refusal_of(refused: Refused) -> ApiError:
@@ -33,7 +32,6 @@ class PrefixRequestRouter(RequestRouter):
         self,
         *,
         capacity: int,
-        chunk_bytes: int,
         index_chunks: int,
         balance_percent: int,
         balance_slack: int,
@@ -41,9 +39,8 @@ class PrefixRequestRouter(RequestRouter):
     ) -> None:
         """Take the options; called by Serve. ``capacity`` is the most requests that an engine takes at once."""
         self._capacity = capacity
-        self._tokens_a_chunk = max(1, chunk_bytes // BYTES_A_TOKEN)
         rules = Rules(balance_percent=balance_percent, balance_slack=balance_slack)
-        self._policy = PrefixRouter(rules, index_chunks=index_chunks, seed=seed)
+        self._placement = Placement(rules, index_chunks=index_chunks, seed=seed)
         # By the id that Serve has for a request; one that is tried again keeps its id.
         self._tickets: dict[str, Ticket] = {}
         # What was cached at the last report: pages, and the version of the weights that they are of.
@@ -53,17 +50,17 @@ class PrefixRequestRouter(RequestRouter):
         """Learn which replicas there are, and what they say of themselves."""
         super().update_replicas(replicas)
         names = {replica.replica_id.unique_id: replica for replica in replicas}
-        for gone in set(self._policy.fleet.names) - names.keys():
+        for gone in set(self._placement.fleet.names) - names.keys():
             self._forget(gone)
         for name, replica in names.items():
-            if not self._policy.fleet.is_known(name):
-                self._policy.join(name, self._capacity)
+            if not self._placement.fleet.is_known(name):
+                self._placement.join(name, self._capacity)
             self._report(name, replica.routing_stats or {})
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forget a replica; Serve tells of a death before its next list."""
         super().on_replica_actor_died(replica_id)
-        if self._policy.fleet.is_known(replica_id.unique_id):
+        if self._placement.fleet.is_known(replica_id.unique_id):
             self._forget(replica_id.unique_id)
 
     async def choose_replicas(
@@ -78,9 +75,7 @@ class PrefixRequestRouter(RequestRouter):
         if pending_request.future.done():
             return [candidate_replicas[:1]]
         request = _passed(pending_request)
-        ticket = self._policy.route(
-            request.chain, request.tokens, tokens_a_chunk=self._tokens_a_chunk, left_out=request.left_out
-        )
+        ticket = self._placement.place(request.prompt, request.left_out)
         if isinstance(ticket, Refused):
             self._remove_pending_request_from_indices(pending_request)
             pending_request.future.set_exception(refusal_of(ticket))
@@ -88,7 +83,7 @@ class PrefixRequestRouter(RequestRouter):
             return [candidate_replicas[:1]]
         chosen = [one for one in candidate_replicas if one.replica_id.unique_id == ticket.replica]
         if not chosen:
-            self._policy.ended(ticket)
+            self._placement.ended(ticket)
             return []
         self._keep_choice(pending_request, ticket)
         return [chosen]
@@ -117,17 +112,17 @@ class PrefixRequestRouter(RequestRouter):
         """Count a choice as ended, once."""
         if self._tickets.get(request_id) is ticket:
             del self._tickets[request_id]
-            self._policy.ended(ticket)
+            self._placement.ended(ticket)
 
     def _report(self, name: str, stats: Mapping[str, Any]) -> None:
         load = stats.get("load")
         if not stats.get("accepting", True):
-            self._policy.report(name, ReplicaLoad(), accepting=False)
+            self._placement.report(name, ReplicaLoad(), accepting=False)
         elif load is not None:
             pages, version = cached = load["cached_pages"], load["weights_version"]
             pages_before, version_before = self._cached.get(name, cached)
             self._cached[name] = cached
-            self._policy.report(
+            self._placement.report(
                 name,
                 ReplicaLoad(
                     running=load["num_running_reqs"],
@@ -139,7 +134,7 @@ class PrefixRequestRouter(RequestRouter):
             )
 
     def _forget(self, name: str) -> None:
-        self._policy.leave(name)
+        self._placement.leave(name)
         self._cached.pop(name, None)
 
 

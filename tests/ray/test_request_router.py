@@ -17,7 +17,8 @@ from ray.serve.request_router import PendingRequest
 
 from ci.register import register_cpu_ci
 from engine.frontend.errors import ApiError
-from engine.serve_app.passed import PassedRequest
+from engine.router.passed import PassedRequest
+from engine.routing import Prompt
 from engine.serve_app.request_router import PrefixRequestRouter
 
 register_cpu_ci(est_time=8, suite="ray-cpu")
@@ -47,7 +48,9 @@ def load(requests: int = 0, **more: int) -> dict[str, int]:
 
 
 def pending(request_id: str, chain: tuple[int, ...] = CHAIN, left_out: tuple[str, ...] = ()) -> PendingRequest:
-    passed = PassedRequest(method="POST", target="/generate", headers=(), body=b"", chain=chain, left_out=left_out)
+    passed = PassedRequest(
+        method="POST", target="/generate", headers=(), body=b"", prompt=Prompt(chain=chain), left_out=left_out
+    )
     metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
     return PendingRequest(args=[passed], kwargs={}, metadata=metadata)
 
@@ -55,9 +58,7 @@ def pending(request_id: str, chain: tuple[int, ...] = CHAIN, left_out: tuple[str
 def play(scene: Scene, capacity: int = 4) -> None:
     async def bounded() -> None:
         router = PrefixRequestRouter(ENGINES, DeploymentHandleSource.REPLICA)
-        router.initialize_state(
-            capacity=capacity, chunk_bytes=256, index_chunks=64, balance_percent=125, balance_slack=2, seed=1
-        )
+        router.initialize_state(capacity=capacity, index_chunks=64, balance_percent=125, balance_slack=2, seed=1)
         async with asyncio.timeout(10):
             await scene(router)
 
@@ -70,7 +71,7 @@ async def chosen(router: PrefixRequestRouter, request: PendingRequest) -> str:
 
 
 def weights(router: PrefixRequestRouter) -> list[int]:
-    fleet = router._policy.fleet
+    fleet = router._placement.fleet
     return [fleet.weight(name) for name in fleet.names]
 
 
@@ -131,7 +132,7 @@ def test_what_is_flushed_or_gone_is_forgotten() -> None:
 
         told()
         assert await chosen(router, pending("1")) == "a"
-        index = router._policy.index
+        index = router._placement.index
         told(cached_pages=0)  # Asked before the prompt was cached.
         assert index.size("a") == len(CHAIN)
         told(cached_pages=5)
@@ -140,7 +141,7 @@ def test_what_is_flushed_or_gone_is_forgotten() -> None:
         assert await chosen(router, pending("2")) == "b"
         told(weights_version=1, cached_pages=2)
         router.on_replica_actor_died(ReplicaID(unique_id="b", deployment_id=ENGINES))
-        assert router._policy.fleet.names == ("a",)
+        assert router._placement.fleet.names == ("a",)
         assert index.size("b") == 0
 
     play(scene)

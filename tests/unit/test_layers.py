@@ -45,6 +45,7 @@ ROOMS = (
     "engine.scheduler_process",
     "engine.frontend",
     "engine.launch",
+    "engine.router",
     "engine.serve_app",
     "engine.bench",
     "engine.cli",
@@ -120,7 +121,7 @@ PURE = (
     "scripted.adapters.lockstep.simulated.model",
     "scripted.adapters.lockstep.simulated.pipeline",
 )
-WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.serve_app")
+WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.router", "engine.serve_app")
 
 
 def modules(package: str) -> list[Path]:

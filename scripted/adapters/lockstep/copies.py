@@ -43,7 +43,7 @@ COPIER: Final = Copier(
 _USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
 STATES: Final = StateReader({
     Account: ("calls",),
-    CachePicture: ("next", "_newest"),
+    CachePicture: ("next", "newest"),
     Checks: ("conformance",),
     Counters: set(Counters.__slots__) - _USED_COUNTERS,
     EngineOracle: ("_sent",),

@@ -8,7 +8,7 @@ from engine.memory import KVMemory
 from engine.memory.cache_log import CacheLog
 from engine.memory.node import page_keys
 from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.routing import CachePicture
+from engine.routing import Batch, CachePicture, FollowedCache
 
 SIZE, PAGES, BATCHES, KEPT = 4, 24, 10_000, 50
 
@@ -56,38 +56,67 @@ class Engine:
         }
 
 
-def test_ten_thousand_batches_with_gaps_repetitions_and_restarts() -> None:
-    """After each batch the picture is a part of the cache; all of it, unless what is missing can no longer be had."""
+def test_ten_thousand_batches_with_gaps_late_answers_and_restarts() -> None:
+    """While it is used the picture is a part of the cache; all of it, unless what is missing can no longer be had.
+
+    A restart is seen as a loss of contact, after which the numbers of the new life may be those of the old one.
+    """
     rng = random.Random(1)
-    engine, picture = Engine(rng), CachePicture(SIZE)
-    now, whole, seen = 0.0, True, {"gap": 0, "lost": 0, "restart": 0, "again": 0}
-    for _ in range(BATCHES):
-        now += 1
-        if rng.random() < 0.002:
-            engine.restart()
-            seen["restart"] += 1
+    engine, followed = Engine(rng), FollowedCache(SIZE)
+    times: list[float] = []
+    whole, seen = True, {"gap": 0, "lost": 0, "restart": 0, "same number": 0, "passed by": 0, "quiet": 0}
+
+    def step(now: float) -> Batch:
         number, events = engine.step()
-        if rng.random() < 0.05:
+        times.append(now)
+        return Batch(number, now, events)
+
+    for now in range(BATCHES):
+        outage, short_lives = now % 700 < 70, now % 900 > 860
+        if rng.random() < (0.2 if short_lives else 0.002):
+            engine.restart()
+            times.clear()
+            followed.doubt()
+            seen["restart"] += 1
+            for _ in range(rng.randrange(12)):
+                step(now + rng.random() / 9)
+        batch = step(now + 0.5)
+        if rng.random() < 0.04:
             continue  # it does not arrive
-        missing = picture.take(number, now, events)
-        whole = whole or number == 0
-        if missing:
-            seen["gap"] += 1
-            if missing.start < number - KEPT or rng.random() < 0.1:
-                seen["lost"] += 1
-                picture.start_over(number)
-                whole = False
-            for one in range(picture.next, number + 1):
-                picture.take(one, now, engine.sent[one])
-        if rng.random() < 0.05:
-            before = set(picture.pool)
-            assert not picture.take(number, now, events)
-            assert picture.pool == before
-            seen["again"] += 1
-        whole = whole or isinstance(events[-1], CacheCleared)
-        assert picture.pool <= engine.keys
-        assert not whole or picture.pool == engine.keys
+        was_right = followed.is_right
+        seen["gap"] += was_right and not followed.live(batch)
+        while not followed.is_right and not outage and rng.random() < 0.5:
+            first = followed.wanted
+            kept = range(max(first, len(times) - KEPT), len(times))
+            answer = [Batch(number, times[number], engine.sent[number]) for number in kept]
+            if rng.random() < 0.1:
+                followed.live(step(now + 0.8))
+                seen["passed by"] += 1
+            life = followed.picture.next > first > 0 and first < len(times)
+            seen["same number"] += life and times[first] != followed.picture.newest
+            if followed.answered(first, answer):
+                whole = (whole or first == 0) and kept.start == first
+                seen["lost"] += kept.start > first
+        if followed.is_right and followed.picture.next == len(times):
+            whole = whole or isinstance(engine.sent[-1][-1], CacheCleared)
+            if now % 4:
+                continue
+            assert followed.picture.pool <= engine.keys, f"batch {now}: a page is told that is not there"
+            assert not whole or followed.picture.pool == engine.keys, f"batch {now}: a page is there and not told"
+            seen["quiet"] += 1
     assert min(seen.values()) > 5, seen
+
+
+def test_a_batch_that_comes_again_changes_nothing() -> None:
+    picture, ids = CachePicture(SIZE), list(range(8))
+    stored = PagesStored(parent=None, keys=tuple(page_keys(ids, SIZE, (0, 0))), tokens=tuple(ids))
+    picture.take(0, 1.0, [stored])
+    picture.take(1, 2.0, [CacheCleared()])
+    assert not picture.take(0, 1.0, [stored])
+    assert not picture.pool
+    # A lower number that was sent later is of an engine that was started again.
+    assert not picture.take(0, 3.0, [stored])
+    assert picture.next == 1
 
 
 def test_a_prompt_is_found_in_the_pool_and_after_it_on_the_host() -> None:

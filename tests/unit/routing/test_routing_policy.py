@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.routing import Choice, PrefixIndex, PrefixRouter, Refused, ReplicaLoad, Rules, Ticket, choose, chunk_hashes
+from engine.routing import (
+    Choice,
+    Placement,
+    PrefixIndex,
+    Prompt,
+    Refused,
+    ReplicaLoad,
+    Rules,
+    Ticket,
+    choose,
+    chunk_hashes,
+)
 from engine.routing.fleet import Fleet
 
 INDEX_CHUNKS = 12
@@ -27,15 +38,19 @@ CHAINS = st.builds(
 )
 
 
-def router_of(*names: str, rules: Rules = RULES, capacity: int = 100) -> PrefixRouter:
-    router = PrefixRouter(rules, index_chunks=64)
+def router_of(*names: str, rules: Rules = RULES, capacity: int = 100) -> Placement:
+    router = Placement(rules, index_chunks=64)
     for name in names:
         router.join(name, capacity)
     return router
 
 
-def sent(router: PrefixRouter, chain: tuple[int, ...], **options: Any) -> Ticket:
-    ticket = router.route(chain, 16 * len(chain), tokens_a_chunk=16, **options)
+def prompt_of(chain: tuple[int, ...] = ()) -> Prompt:
+    return Prompt(chain=chain, tokens=16 * len(chain), tokens_a_chunk=16)
+
+
+def sent(router: Placement, chain: tuple[int, ...], **options: Any) -> Ticket:
+    ticket = router.place(prompt_of(chain), **options)
     assert isinstance(ticket, Ticket), ticket
     return ticket
 
@@ -89,19 +104,19 @@ def test_pending_prompts_weigh_as_well_as_requests() -> None:
 def test_all_full_and_none_accepting_are_told_apart() -> None:
     router = router_of("a", "b", capacity=1)
     tickets = [sent(router, ()) for _ in range(2)]
-    assert router.route((), 1, tokens_a_chunk=16) is Refused.FULL
+    assert router.place(prompt_of()) is Refused.FULL
     router.ended(tickets[0])
     assert sent(router, ()).replica == "a"
     for name in ("a", "b"):
         router.report(name, ReplicaLoad(), accepting=False)
-    assert router.route((), 1, tokens_a_chunk=16) is Refused.NONE
+    assert router.place(prompt_of()) is Refused.NONE
 
 
 def test_what_was_tried_is_left_out() -> None:
     router = router_of("a", "b")
     first = sent(router, (1, 2))
     assert sent(router, (1, 2), left_out=(first.replica,)).replica != first.replica
-    assert router.route((1, 2), 32, tokens_a_chunk=16, left_out=("a", "b")) is Refused.NONE
+    assert router.place(prompt_of((1, 2)), ("a", "b")) is Refused.NONE
 
 
 def test_a_replica_that_came_back_has_nothing() -> None:
@@ -161,7 +176,7 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = PrefixRouter(RULES, index_chunks=INDEX_CHUNKS, seed=7)
+        self.router = Placement(RULES, index_chunks=INDEX_CHUNKS, seed=7)
         self.draining: set[str] = set()
         self.open: list[Ticket] = []
         self.joined = 0
@@ -220,7 +235,7 @@ class Histories(RuleBasedStateMachine):
         assert choice.replica in takers
         assert choice.replica not in self.draining
         self._check_bound(fleet, choice, takers)
-        ticket = self.router.route(chain, 16 * len(chain), tokens_a_chunk=16, left_out=left_out)
+        ticket = self.router.place(prompt_of(chain), left_out)
         assert isinstance(ticket, Ticket)
         assert (ticket.replica, ticket.held_chunks) == (choice.replica, choice.held_chunks)
         self.open.append(ticket)

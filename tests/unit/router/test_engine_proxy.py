@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from engine.frontend.errors import ApiError
-from engine.serve_app.passed import Head, PassedRequest, ReplicaLostError
-from engine.serve_app.proxy import EngineProxy
+from engine.router.passed import Head, PassedRequest, ReplicaLostError
+from engine.router.proxy import EngineProxy
 from engine.settings import ServerSettings
 
 Handler = Callable[[httpx.Request], httpx.Response]

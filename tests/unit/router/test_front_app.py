@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from engine.frontend.errors import ApiError, ErrorType
-from engine.serve_app.front import OF_ALL, OF_ONE_ENGINE, PASSED_ON, front_app
-from engine.serve_app.passed import Head, Headers, PassedRequest, ReplicaLostError
-from engine.serve_app.prompt import prefix_of
+from engine.router.front import OF_ALL, OF_ONE_ENGINE, PASSED_ON, front_app
+from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.routing import NO_PROMPT, Prompt
+from engine.serve_app.prompt import prompt_in
 from engine.settings import ServerSettings
 
 EVENTS: Headers = (("content-type", "text/event-stream"), ("x-request-id", "r-1"))
@@ -47,10 +48,14 @@ def head(status: int = 200, headers: Headers = JSON, replica: str = "a") -> Head
     return Head(status=status, headers=headers, replica=replica)
 
 
+async def prompt_of(path: str, body: bytes) -> Prompt:
+    return prompt_in(path, body, 16)
+
+
 def client_of(
     engines: PlayedEngines, settings: ServerSettings | None = None, host: str = "127.0.0.1"
 ) -> httpx.AsyncClient:
-    app = front_app(engines, settings or ServerSettings(), chunk_bytes=16)
+    app = front_app(engines, settings or ServerSettings(), prompt_of)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}:8000")
 
 
@@ -73,8 +78,8 @@ def test_a_request_goes_to_an_engine_as_it_came() -> None:
     (asked,) = engines.asked
     assert (asked.method, asked.target, json.loads(asked.body)) == ("POST", "/generate?x=1", body)
     assert ("authorization", "Bearer k") in asked.headers
-    assert asked.chain == prefix_of("/generate", asked.body, 16)[0]
-    assert len(asked.chain) == 2
+    assert asked.prompt == prompt_in("/generate", asked.body, 16)
+    assert len(asked.prompt.chain) == 2
 
 
 def test_a_stream_passes_through_in_whole_events() -> None:
@@ -157,7 +162,7 @@ def test_a_refusal_of_the_router_has_the_shape_of_all_errors() -> None:
 
 def test_a_bug_is_answered_in_the_shape_of_all_errors() -> None:
     async def ask() -> httpx.Response:
-        app = front_app(PlayedEngines([KeyError("/secret")]), ServerSettings(), chunk_bytes=16)
+        app = front_app(PlayedEngines([KeyError("/secret")]), ServerSettings(), prompt_of)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.post("/generate", json={})
@@ -183,7 +188,7 @@ def test_a_client_that_leaves_ends_its_request() -> None:
                 left.set()
 
     async def leave() -> None:
-        app = front_app(Endless([]), ServerSettings(), chunk_bytes=16)
+        app = front_app(Endless([]), ServerSettings(), prompt_of)
         scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
         body = [{"type": "http.request", "body": b"{}"}]
         arrived = asyncio.Event()
@@ -260,24 +265,24 @@ def test_every_route_of_an_engine_has_its_place(engine_routes: frozenset[str]) -
     ],
 )
 def test_a_prompt_has_a_prefix_in_every_protocol(path: str, body: bytes) -> None:
-    chain, tokens = prefix_of(path, body, 16)
-    assert len(chain) >= 4
-    assert tokens >= 16
+    prompt = prompt_in(path, body, 16)
+    assert len(prompt.chain) >= 4
+    assert prompt.tokens >= 16
 
 
 def test_a_conversation_that_grows_keeps_its_prefix() -> None:
     said = [{"role": "user", "content": "a" * 40}, {"role": "assistant", "content": "b" * 40}]
-    before, _ = prefix_of("/v1/chat/completions", json.dumps({"messages": said}).encode(), 16)
+    before = prompt_in("/v1/chat/completions", json.dumps({"messages": said}).encode(), 16).chain
     more = {"messages": [*said, {"role": "user", "content": "c" * 40}]}
-    after, _ = prefix_of("/v1/chat/completions", json.dumps(more).encode(), 16)
+    after = prompt_in("/v1/chat/completions", json.dumps(more).encode(), 16).chain
     assert after[: len(before)] == before
-    other_model, _ = prefix_of("/v1/chat/completions", json.dumps({"model": "m", **more}).encode(), 16)
+    other_model = prompt_in("/v1/chat/completions", json.dumps({"model": "m", **more}).encode(), 16).chain
     assert not set(other_model) & set(after)
-    other_salt, _ = prefix_of("/v1/chat/completions", json.dumps({"cache_salt": "s", **more}).encode(), 16)
+    other_salt = prompt_in("/v1/chat/completions", json.dumps({"cache_salt": "s", **more}).encode(), 16).chain
     assert not set(other_salt) & set(after)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"text": 7}', b'{"messages": 7}'])
 def test_what_is_no_prompt_is_left_to_the_engine(body: bytes) -> None:
-    assert prefix_of("/generate", body, 16)[0] == ()
-    assert prefix_of("/tokenize", b'{"text": "' + b"x" * 64 + b'"}', 16) == ((), 0)
+    assert prompt_in("/generate", body, 16).chain == ()
+    assert prompt_in("/tokenize", b'{"text": "' + b"x" * 64 + b'"}', 16) == NO_PROMPT

@@ -1,4 +1,4 @@
-"""The messages between the front and an engine's replica: a request with its prefix, and the parts of an answer.
+"""The messages between the front and an engine: a request with its prompt, and the parts of an answer.
 
 Owns these types and the port that the front asks engines through. Knows neither Ray nor HTTP libraries.
 """
@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.routing import NO_PROMPT, Prompt
+
 Headers = tuple[tuple[str, str], ...]
 
 
@@ -16,17 +18,16 @@ Headers = tuple[tuple[str, str], ...]
 class PassedRequest:
     """A client's request as it goes to an engine. ``target`` is the path with its query.
 
-    ``chain`` are the hashes of the prompt's chunks, ``tokens`` about how many it has; ``left_out`` are the replicas
-    that have refused it.
+    ``left_out`` are the replicas that have refused it or were lost with it; ``only`` is the one that the client named.
     """
 
     method: str
     target: str
     headers: Headers
     body: bytes
-    chain: tuple[int, ...] = ()
-    tokens: int = 0
+    prompt: Prompt = NO_PROMPT
     left_out: tuple[str, ...] = ()
+    only: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,11 @@ class Head:
 
 
 class ReplicaLostError(Exception):
-    """The replica that a request was sent to is gone."""
+    """The replica that a request was sent to is gone: ``replica``, where that is known."""
+
+    def __init__(self, message: str, replica: str = "") -> None:
+        super().__init__(message)
+        self.replica = replica
 
 
 class Engines(Protocol):

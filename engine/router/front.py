@@ -1,4 +1,4 @@
-"""The front: takes clients' requests, finds each prompt's prefix, asks an engine, streams the answer.
+"""The front of several engines: takes clients' requests, finds each prompt, asks an engine, streams the answer.
 
 Owns the routes, the second try where an engine refused or was lost before its answer began, and the final message of
 a stream that was cut. Chooses no engine and computes nothing.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -22,16 +22,16 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.frontend.body_reader import BodyReader
+from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.host_check import HostCheck
 from engine.frontend.openai.response_answers import ResponseError
 from engine.frontend.operator_routes import OPERATOR_ROUTES
-from engine.frontend.request_log import REQUEST_ID_HEADER
-from engine.frontend.responses import error_answer, error_of_route
+from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
+from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_of_route
 from engine.frontend.sessions import written
-from engine.serve_app.passed import Engines, Head, PassedRequest, ReplicaLostError
-from engine.serve_app.prompt import prefix_of
+from engine.router.passed import Engines, Head, Headers, PassedRequest, ReplicaLostError
+from engine.routing import Prompt
 from engine.settings import ServerSettings
 
 # The clients' routes. One engine answers as well as any other.
@@ -55,24 +55,39 @@ PASSED_ON: Final = frozenset(
 )
 # Answered for all engines together.
 OF_ALL: Final = frozenset({"/get_load"})
-# Routes that operate or describe one engine; here they would reach any of them.
+# Routes that operate or describe one engine: a request says which one, where one can be named.
 OF_ONE_ENGINE: Final = frozenset({"/server_info", "/metrics", *OPERATOR_ROUTES})
 _METHODS: Final = ("GET", "POST", "OPTIONS")
 _EVENTS: Final = "text/event-stream"
 _END_OF_EVENT: Final = b"\n\n"
 # A request may have caused the death of its engine; this bounds how many engines it may end.
 _MOST_LOST: Final = 2
+# Names an engine: in an answer the one that it comes from, in a request the one that it is for.
+ENGINE_HEADER: Final = "x-engine"
 # The number of an event of a response.
 _NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)', re.MULTILINE)
 _REFUSALS: Final = frozenset({429, 503})
+# Finds the prompt in the body of a request to a path.
+PromptReader = Callable[[str, bytes], Awaitable[Prompt]]
 
 
-def front_app(engines: Engines, settings: ServerSettings, *, chunk_bytes: int) -> ASGIApp:
-    front = _Front(engines, settings, chunk_bytes)
+def front_app(
+    engines: Engines,
+    settings: ServerSettings,
+    prompt_of: PromptReader,
+    *,
+    own: Sequence[Route] = (),
+    names: bool = False,
+) -> ASGIApp:
+    """The application. ``own`` routes come before the others. With ``names`` clients know the engines by name.
+
+    Without it, a server in front of this one tells a client's leaving by cancelling, and gives requests their ids.
+    """
+    front = _Front(engines, settings, prompt_of, names)
     passed = [Route(path, front.passed_on, methods=list(_METHODS)) for path in sorted(PASSED_ON)]
-    alone = [Route(path, front.refused, methods=list(_METHODS)) for path in sorted(OF_ONE_ENGINE)]
+    alone = [Route(path, front.of_one_engine, methods=list(_METHODS)) for path in sorted(OF_ONE_ENGINE)]
     app = Starlette(
-        routes=[*alone, Route("/get_load", front.loads, methods=["GET"]), *passed],
+        routes=[*own, *alone, Route("/get_load", front.loads, methods=["GET"]), *passed],
         exception_handlers={
             ApiError: _answer_error,
             ClientDisconnect: _answer_after_disconnect,
@@ -100,24 +115,25 @@ class _LoopbackNames:
 
 
 class _Front:
-    def __init__(self, engines: Engines, settings: ServerSettings, chunk_bytes: int) -> None:
+    def __init__(self, engines: Engines, settings: ServerSettings, prompt_of: PromptReader, names: bool) -> None:
         self._engines = engines
         self._bodies = BodyReader(settings.max_body_bytes)
-        self._chunk_bytes = chunk_bytes
+        self._prompt_of = prompt_of
+        self._names = names
 
     async def passed_on(self, request: Request) -> Response:
         async with self._bodies.body_of(request) as body:
-            chain, tokens = prefix_of(request.url.path, body, self._chunk_bytes)
-            query = request.url.query
+            target = request.scope["raw_path"].decode("ascii") if "raw_path" in request.scope else request.url.path
             asked = PassedRequest(
                 method=request.method,
-                target=f"{request.url.path}?{query}" if query else request.url.path,
-                headers=tuple(request.headers.items()),
+                target=f"{target}?{request.url.query}" if request.url.query else target,
+                headers=_with_id(request),
                 body=body,
-                chain=chain,
-                tokens=tokens,
+                prompt=await self._prompt_of(request.url.path, body),
+                only=request.headers.get(ENGINE_HEADER, "") if self._names else "",
             )
-        answer = await self._answer(asked)
+        answering = self._answer(asked)
+        answer = await (unless_gone(request, answering) if self._names else answering)
         return _refusal(request, answer) if isinstance(answer, ApiError) else answer
 
     async def loads(self, request: Request) -> Response:
@@ -126,7 +142,15 @@ class _Front:
         numbered = [{**load, "dp_rank": number} for number, load in enumerate(loads)]
         return Response(msgspec.json.encode(numbered), media_type="application/json")
 
-    async def refused(self, request: Request) -> Response:
+    async def of_one_engine(self, request: Request) -> Response:
+        """Pass a request on to the engine that it names. Raises ApiError for one that names none."""
+        if self._names and ENGINE_HEADER in request.headers:
+            return await self.passed_on(request)
+        if self._names:
+            raise ApiError.invalid(
+                f"{request.url.path} is about one engine, and the request must name it in the header "
+                f"{ENGINE_HEADER}; GET /health lists them"
+            )
         raise ApiError(
             404,
             ErrorType.NOT_FOUND,
@@ -149,11 +173,13 @@ class _Front:
             except ApiError as exc:
                 # No engine is left that could take it.
                 return refusal if refusal is not None else exc
-            except ReplicaLostError:
+            except ReplicaLostError as exc:
                 await _close(parts)
                 lost += 1
                 if lost == _MOST_LOST:
                     return ApiError.unavailable(f"{lost} engines were lost while they had this request")
+                if exc.replica:
+                    asked = replace(asked, left_out=(*asked.left_out, exc.replica))
                 continue
             except BaseException:
                 await _close(parts)
@@ -198,6 +224,15 @@ def _last_event(asked: PassedRequest, error: ErrorBody, told: bytes) -> msgspec.
     return ResponseError.of(error, int(numbers[-1]) + 1 if numbers else 0)
 
 
+def _with_id(request: Request) -> Headers:
+    """A request's headers, with the id that its line in this server's log has."""
+    record = current_record()
+    if record is None:
+        return tuple(request.headers.items())
+    others = [(name, value) for name, value in request.headers.items() if name != REQUEST_ID_HEADER]
+    return (*others, (REQUEST_ID_HEADER, record.request_id))
+
+
 async def _close(parts: AsyncIterator[Head | bytes]) -> None:
     """Leave an answer, which ends its request."""
     close = getattr(parts, "aclose", None)
@@ -212,7 +247,8 @@ def _headers(head: Head) -> dict[str, str]:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     """An error of the front's own, with the id that the engines know the request by. Serve adds the id's header."""
-    answer = error_answer(error, request.url.path, request_id=request.headers.get(REQUEST_ID_HEADER))
+    later = {"retry-after": RETRY_AFTER_S} if error.status == 503 else {}
+    answer = error_answer(error, request.url.path, request_id=request.headers.get(REQUEST_ID_HEADER), headers=later)
     if REQUEST_ID_HEADER in answer.headers:
         del answer.headers[REQUEST_ID_HEADER]
     return answer

@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 
 from engine.frontend.errors import ApiError
-from engine.serve_app.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
 from engine.settings import ServerSettings
 
 # Headers of one connection and not of what is sent over it.
@@ -52,7 +52,8 @@ class EngineProxy:
                 async for part in answer.aiter_raw():
                     yield part
         except httpx.TransportError as exc:
-            raise ReplicaLostError(f"the engine of replica {self._replica} is gone ({type(exc).__name__})") from exc
+            words = f"the engine of replica {self._replica} is gone ({type(exc).__name__})"
+            raise ReplicaLostError(words, self._replica) from exc
 
     async def is_serving(self) -> bool:
         """Whether the engine takes requests: it is up, and neither draining nor going down."""
