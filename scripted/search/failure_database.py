@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from scripted.core.named import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure
@@ -66,8 +67,14 @@ class FailureDatabase:
         self._write([*others, new])
 
     def replay(self, adapter: str) -> Iterator[Replayed]:
-        """Run those of an adapter again, newest first. What no longer fails, or cannot be read any more, is dropped."""
-        for saved in [one for one in reversed(self.read()) if one.adapter == adapter]:
+        """Run those of an adapter again, newest first. What no longer fails, or cannot be read any more, is dropped.
+
+        Raises ScriptDefinitionError where the adapter cannot be loaded, which says nothing of its failures.
+        """
+        mine = [one for one in reversed(self.read()) if one.adapter == adapter]
+        if mine:
+            adapter_named(adapter)
+        for saved in mine:
             failure, why = _replayed(saved)
             if failure is None:
                 self._write([one for one in self.read() if one != saved])

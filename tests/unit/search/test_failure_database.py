@@ -85,3 +85,14 @@ def test_a_mutant_leaves_nothing_behind(tmp_path: Path, more: list[str]) -> None
     file = tmp_path / "failures.jsonl"
     CliRunner().invoke(app, ["explore", str(RACE), "--schedules", "1", "--failures", str(file), *more])
     assert not file.exists()
+
+
+def test_an_adapter_that_cannot_be_loaded_loses_no_failure(tmp_path: Path) -> None:
+    file = tmp_path / "failures.jsonl"
+    adapter = tmp_path / "adapter.py"
+    adapter.write_text("import a_scheduler_that_is_not_on_the_path\n")
+    line = f'{{"adapter":"{adapter}","schedule":"1 start a prompt=1","signature":"s","text":"t"}}\n'
+    file.write_text(line)
+    with pytest.raises(ScriptDefinitionError, match="a_scheduler_that_is_not_on_the_path"):
+        list(FailureDatabase(file).replay(str(adapter)))
+    assert file.read_text() == line
