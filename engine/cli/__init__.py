@@ -13,6 +13,7 @@ from engine.cli.bench import bench_app
 from engine.cli.configuration import show_configuration
 from engine.cli.flag_groups import GroupedCommand
 from engine.cli.flags import with_settings_flags
+from engine.cli.route import route
 from engine.cli.serve import serve
 from engine.cli.stage import stage
 from engine.cli.usage_errors import WordedGroup
@@ -57,6 +58,7 @@ def _options(
 
 app.command("serve", epilog=EPILOG, cls=GroupedCommand)(with_settings_flags(serve))
 app.command("config", epilog=EPILOG, cls=GroupedCommand)(with_settings_flags(show_configuration))
+app.command("route")(route)
 app.command("stage")(stage)
 app.add_typer(bench_app, name="bench")
 

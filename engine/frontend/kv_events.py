@@ -19,11 +19,12 @@ import zmq
 
 from engine.errors import EngineError
 from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+from engine.routing import Batch
 
 MAX_KEPT_BATCHES: Final = 10_000
 MAX_KEPT_BYTES: Final = 64 * 2**20
 _NUMBER_BYTES: Final = 8
-_END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _TOPIC: Final = b""
 _POOL, _HOST = "GPU", "CPU"
 
@@ -87,7 +88,7 @@ class KvEvents:
         """One step's changes are one batch."""
         payload = self._encode(EventBatch(time.time(), [_told(event) for event in events]))
         if self._published is not None:
-            self._published.send_multipart((_TOPIC, _written(self._number), payload), zmq.NOBLOCK)
+            self._published.send_multipart((_TOPIC, written(self._number), payload), zmq.NOBLOCK)
         self._kept.append((self._number, payload))
         self._kept_bytes += len(payload)
         self._number += 1
@@ -140,11 +141,11 @@ class KvEvents:
             wanted = int.from_bytes(first, "big")
             for number, payload in self._kept:
                 if number >= wanted:
-                    self._replay.send_multipart((who, b"", _TOPIC, _written(number), payload), zmq.NOBLOCK)
-            self._replay.send_multipart((who, b"", b"", _END, b""), zmq.NOBLOCK)
+                    self._replay.send_multipart((who, b"", _TOPIC, written(number), payload), zmq.NOBLOCK)
+            self._replay.send_multipart((who, b"", b"", END, b""), zmq.NOBLOCK)
 
 
-def _written(number: int) -> bytes:
+def written(number: int) -> bytes:
     return number.to_bytes(_NUMBER_BYTES, "big")
 
 
@@ -166,3 +167,30 @@ def _told(event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
             return BlockRemoved(block_hashes=list(event.keys), medium=_HOST if event.on_host else _POOL)
         case CacheCleared():
             return AllBlocksCleared()
+
+
+_decode = msgspec.msgpack.Decoder(EventBatch).decode
+
+
+def batch_of(number: bytes, payload: bytes) -> Batch:
+    """A batch as a subscriber has it. Raises msgspec.DecodeError for bytes that are none."""
+    told = _decode(payload)
+    return Batch(int.from_bytes(number, "big"), told.ts, [_heard(event) for event in told.events])
+
+
+def _heard(event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheEvent:
+    match event:
+        case BlockStored():
+            salt = event.extra_keys[0] if event.extra_keys else None
+            return PagesStored(
+                parent=event.parent_block_hash,
+                keys=tuple(event.block_hashes),
+                tokens=tuple(event.token_ids),
+                kv_key=(event.lora_id or 0, int(salt[0], 16) if salt else 0),
+                lora_name=event.lora_name or "",
+                on_host=event.medium == _HOST,
+            )
+        case BlockRemoved():
+            return PagesRemoved(keys=tuple(event.block_hashes), on_host=event.medium == _HOST)
+        case AllBlocksCleared():
+            return CacheCleared()

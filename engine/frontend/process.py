@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from engine.clock import MonotonicClock
 from engine.errors import ProcessDiedError
@@ -85,7 +85,7 @@ def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedEr
     folder.remove()
 
 
-class _Server(uvicorn.Server):
+class EventServer(uvicorn.Server):
     """uvicorn, waiting for an event where it would wake ten times a second, and leaving signals to the supervisor."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
@@ -198,7 +198,7 @@ async def _serve(
     loop.add_reader(reading.fileno(), life.lose_reader, reading)
     loop.add_signal_handler(signal.SIGCHLD, reading.look_at_parent)
     loop.set_exception_handler(quiet_resource_errors())
-    server = _Server(_uvicorn_config(app, settings), lambda: control.send(Ready(about=served.dialect.about())))
+    server = EventServer(uvicorn_config(app, settings), lambda: control.send(Ready(about=served.dialect.about())))
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))
         delivering = tasks.create_task(client.deliver_replies())
@@ -219,7 +219,7 @@ async def _serve(
         raise life.death
 
 
-def _uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=Connection.under(ConnectionBounds(settings)),

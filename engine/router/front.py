@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.host_check import HostCheck
@@ -77,13 +78,14 @@ def front_app(
     prompt_of: PromptReader,
     *,
     own: Sequence[Route] = (),
-    names: bool = False,
+    access: Access | None = None,
 ) -> ASGIApp:
-    """The application. ``own`` routes come before the others. With ``names`` clients know the engines by name.
+    """The application. ``own`` routes come before the others.
 
-    Without it, a server in front of this one tells a client's leaving by cancelling, and gives requests their ids.
+    ``access`` are the rules of a server of its own, whose clients may name an engine. Without them a server in front of
+    this one has rules, cancels what a client has left, and gives requests their ids.
     """
-    front = _Front(engines, settings, prompt_of, names)
+    front = _Front(engines, settings, prompt_of, access)
     passed = [Route(path, front.passed_on, methods=list(_METHODS)) for path in sorted(PASSED_ON)]
     alone = [Route(path, front.of_one_engine, methods=list(_METHODS)) for path in sorted(OF_ONE_ENGINE)]
     app = Starlette(
@@ -115,13 +117,17 @@ class _LoopbackNames:
 
 
 class _Front:
-    def __init__(self, engines: Engines, settings: ServerSettings, prompt_of: PromptReader, names: bool) -> None:
+    def __init__(
+        self, engines: Engines, settings: ServerSettings, prompt_of: PromptReader, access: Access | None
+    ) -> None:
         self._engines = engines
         self._bodies = BodyReader(settings.max_body_bytes)
         self._prompt_of = prompt_of
-        self._names = names
+        self._access = access
 
     async def passed_on(self, request: Request) -> Response:
+        if self._access is not None and request.method != "OPTIONS" and request.url.path not in OPERATOR_ROUTES:
+            await self._access.admit_client(request)
         async with self._bodies.body_of(request) as body:
             target = request.scope["raw_path"].decode("ascii") if "raw_path" in request.scope else request.url.path
             asked = PassedRequest(
@@ -130,23 +136,27 @@ class _Front:
                 headers=_with_id(request),
                 body=body,
                 prompt=await self._prompt_of(request.url.path, body),
-                only=request.headers.get(ENGINE_HEADER, "") if self._names else "",
+                only=request.headers.get(ENGINE_HEADER, "") if self._access is not None else "",
             )
         answering = self._answer(asked)
-        answer = await (unless_gone(request, answering) if self._names else answering)
+        answer = await (unless_gone(request, answering) if self._access is not None else answering)
         return _refusal(request, answer) if isinstance(answer, ApiError) else answer
 
     async def loads(self, request: Request) -> Response:
         """Answer with the load of every engine: a list, numbered as SGLang numbers its ranks."""
+        if self._access is not None:
+            await self._access.admit_client(request)
         loads = await self._engines.loads(tuple(request.headers.items()))
         numbered = [{**load, "dp_rank": number} for number, load in enumerate(loads)]
         return Response(msgspec.json.encode(numbered), media_type="application/json")
 
     async def of_one_engine(self, request: Request) -> Response:
         """Pass a request on to the engine that it names. Raises ApiError for one that names none."""
-        if self._names and ENGINE_HEADER in request.headers:
+        if self._access is not None and ENGINE_HEADER in request.headers:
+            if request.url.path in OPERATOR_ROUTES and request.method != "OPTIONS":
+                await self._access.admit_operator(request)
             return await self.passed_on(request)
-        if self._names:
+        if self._access is not None:
             raise ApiError.invalid(
                 f"{request.url.path} is about one engine, and the request must name it in the header "
                 f"{ENGINE_HEADER}; GET /health lists them"
@@ -210,7 +220,8 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
             yield rest
     except (ApiError, ReplicaLostError) as exc:
         error = ApiError.unavailable(f"the stream was cut: {exc}; ask again")
-        yield written([_last_event(asked, error.body_for(head.header(REQUEST_ID_HEADER)), told)])
+        request_id = head.header(REQUEST_ID_HEADER) or dict(asked.headers).get(REQUEST_ID_HEADER)
+        yield written([_last_event(asked, error.body_for(request_id), told)])
     finally:
         await _close(parts)
 

@@ -6,7 +6,7 @@ request in the engine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
 import httpx
@@ -15,9 +15,20 @@ from engine.frontend.errors import ApiError
 from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
 from engine.settings import ServerSettings
 
-# Headers of one connection and not of what is sent over it.
+# Headers of one connection and not of what is sent over it; so are those that a Connection header names.
 _OF_A_CONNECTION: Final = frozenset(
-    {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-connection", "host"}
+    {
+        "connection",
+        "host",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
 )
 # httpx counts the body itself; an engine compresses nothing.
 _NOT_PASSED_ON: Final = _OF_A_CONNECTION | {"content-length", "accept-encoding", "expect"}
@@ -43,7 +54,8 @@ class EngineProxy:
 
     async def answer(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         """The engine's answer. Raises ReplicaLostError when the engine is gone, before the head or in the middle."""
-        headers = [(name, value) for name, value in request.headers if name not in _NOT_PASSED_ON]
+        dropped = _NOT_PASSED_ON | _named_by_connection(request.headers)
+        headers = [(name, value) for name, value in request.headers if name not in dropped]
         try:
             async with self._client.stream(
                 request.method, request.target, headers=headers, content=request.body
@@ -57,11 +69,27 @@ class EngineProxy:
 
     async def is_serving(self) -> bool:
         """Whether the engine takes requests: it is up, and neither draining nor going down."""
+        return await self.why_not_serving() is None
+
+    async def why_not_serving(self) -> str | None:
+        """Why the engine takes no requests; None when it does."""
         try:
             answer = await self._client.get("/health", timeout=_PROBE_S)
-        except httpx.HTTPError:
-            return False
-        return answer.status_code == httpx.codes.OK
+        except httpx.HTTPError as exc:
+            return f"is gone ({type(exc).__name__})"
+        return None if answer.status_code == httpx.codes.OK else f"is draining or starting ({answer.status_code})"
+
+    async def about(self) -> dict[str, Any]:
+        """Its settings and limits. Raises ApiError when it does not say."""
+        try:
+            answer = await self._client.get("/server_info?timeout=0", timeout=_PROBE_S, headers=self._probe_headers)
+        except httpx.HTTPError as exc:
+            raise ApiError.unavailable(f"does not describe itself ({type(exc).__name__})") from exc
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise ApiError.unauthenticated("asks the router for a key; set ENGINE_API_KEY to its own")
+        if answer.status_code != httpx.codes.OK:
+            raise ApiError.unavailable(f"does not describe itself ({answer.status_code})")
+        return dict(answer.json())
 
     async def load(self) -> dict[str, Any] | None:
         """What the engine says of its load; None when it does not say."""
@@ -92,4 +120,11 @@ class EngineProxy:
 
 
 def _passed_back(headers: httpx.Headers) -> Headers:
-    return tuple((name, value) for name, value in headers.multi_items() if name not in _OF_A_CONNECTION)
+    items = headers.multi_items()
+    dropped = _OF_A_CONNECTION | _named_by_connection(items)
+    return tuple((name, value) for name, value in items if name not in dropped)
+
+
+def _named_by_connection(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
+    listed = ",".join(value for name, value in headers if name == "connection")
+    return frozenset(name.strip().lower() for name in listed.split(","))

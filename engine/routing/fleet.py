@@ -126,6 +126,10 @@ class Fleet:
     def weight(self, name: str) -> int:
         return self._members[name].weight
 
+    def in_flight(self, name: str) -> int:
+        """Requests that this router has sent there and not seen end."""
+        return self._members[name].own
+
     def rank(self, name: str) -> Rank:
         """The order of replicas: the smaller one is preferred. No two are equal."""
         member = self._members[name]

@@ -11,6 +11,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from engine.frontend.errors import ApiError, ErrorType
+from engine.router.load_reports import LoadReports
 from engine.router.passed import PassedRequest
 from engine.routing import Placement, Refused, ReplicaLoad, Rules, Ticket
 
@@ -43,8 +44,7 @@ class PrefixRequestRouter(RequestRouter):
         self._placement = Placement(rules, index_chunks=index_chunks, seed=seed)
         # By the id that Serve has for a request; one that is tried again keeps its id.
         self._tickets: dict[str, Ticket] = {}
-        # What was cached at the last report: pages, and the version of the weights that they are of.
-        self._cached: dict[str, tuple[int, int]] = {}
+        self._loads = LoadReports(self._placement)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Learn which replicas there are, and what they say of themselves."""
@@ -119,23 +119,11 @@ class PrefixRequestRouter(RequestRouter):
         if not stats.get("accepting", True):
             self._placement.report(name, ReplicaLoad(), accepting=False)
         elif load is not None:
-            pages, version = cached = load["cached_pages"], load["weights_version"]
-            pages_before, version_before = self._cached.get(name, cached)
-            self._cached[name] = cached
-            self._placement.report(
-                name,
-                ReplicaLoad(
-                    running=load["num_running_reqs"],
-                    waiting=load["num_waiting_reqs"],
-                    pending_prefill_tokens=load["num_pending_tokens"],
-                    free_pages=load["free_pages"],
-                ),
-                is_flushed=version != version_before or (pages_before > 0 and pages == 0),
-            )
+            self._loads.take(name, load)
 
     def _forget(self, name: str) -> None:
         self._placement.leave(name)
-        self._cached.pop(name, None)
+        self._loads.forget(name)
 
 
 def _passed(pending: PendingRequest) -> PassedRequest:

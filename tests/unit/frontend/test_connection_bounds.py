@@ -26,7 +26,7 @@ from engine.frontend.connection import (
     ConnectionBounds,
     quiet_resource_errors,
 )
-from engine.frontend.process import KEEP_ALIVE_S, _uvicorn_config
+from engine.frontend.process import KEEP_ALIVE_S, uvicorn_config
 from engine.frontend.routes.generation import PART_WRITER
 from engine.process.logs import OncePerMinute
 from engine.settings import ServerSettings
@@ -66,7 +66,7 @@ def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs(play) -> Non
     """
 
     async def scene(stage) -> None:
-        config = _uvicorn_config(stage.app, stage.settings)
+        config = uvicorn_config(stage.app, stage.settings)
         config.load()
         connection = config.http_protocol_class(config, ServerState(), {})
         assert isinstance(connection, Connection)

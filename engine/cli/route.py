@@ -1,0 +1,47 @@
+"""``engine route``: one address in front of several ``engine serve`` processes."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
+from engine.routing import Rules
+from engine.settings_sources import read_settings
+
+DEFAULT_PORT = 8000
+RULES = Rules()
+
+
+class Policy(StrEnum):
+    """By what an engine is chosen."""
+
+    PREFIX = "prefix"
+    ROUND_ROBIN = "round-robin"
+
+
+def route(
+    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="the engines: http://HOST:PORT of each")],
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free one")] = DEFAULT_PORT,
+    policy: Annotated[Policy, typer.Option(help="by what an engine is chosen")] = Policy.PREFIX,
+    balance_percent: Annotated[
+        int, typer.Option(min=100, help="load up to which an engine is chosen for a prefix, in percent of the mean")
+    ] = RULES.balance_percent,
+    balance_slack: Annotated[
+        int, typer.Option(min=0, help="the same, in requests above the mean; the larger bound counts")
+    ] = RULES.balance_slack,
+    period_s: Annotated[float, typer.Option(min=0.05, help="seconds between two looks at each engine")] = 1.0,
+) -> None:
+    """Route requests to engines by what they have cached. Keys and limits come from the environment, as for serve."""
+    from engine.router.process import RouterPlan, run_router  # --help and bad flags need none of it
+
+    warn_of_unread_variables()
+    with refuse_bad_configuration():
+        settings = read_settings({"host": host, "port": port}, os.environ)
+        rules = Rules(balance_percent=balance_percent, balance_slack=balance_slack, by_prefix=policy is Policy.PREFIX)
+        plan = RouterPlan(urls=tuple(url.rstrip("/") for url in urls), rules=rules, period_s=period_s)
+    raise typer.Exit(run_router(settings, plan))

@@ -1,0 +1,120 @@
+"""The engines of a router: each request goes to the one that the placement chooses, and is counted until it ends.
+
+Owns what clients and operators are told of the engines: which are there, why one is not, and what was sent where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from engine.frontend.errors import ApiError, ErrorType
+from engine.router.front import ENGINE_HEADER
+from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.router.proxy import EngineProxy
+from engine.routing import FollowedCache, Placement, Refused, Ticket
+
+
+@dataclass
+class RoutedEngine:
+    """One engine. ``why_not`` says why it takes no requests, and is empty when it does."""
+
+    proxy: EngineProxy
+    why_not: str = "was not met yet"
+    cache: FollowedCache | None = None
+    # Called when a request finds the engine gone.
+    look: Callable[[], None] = field(default=lambda: None)
+
+
+@dataclass
+class Counts:
+    """What a router has done, by engine."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    gaps: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    held_tokens: int = 0
+
+
+class RoutedEngines:
+    """The port of the front. ``engines`` are by name, in the order in which they were given."""
+
+    def __init__(self, placement: Placement, engines: Mapping[str, RoutedEngine]) -> None:
+        self.placement = placement
+        self.engines = engines
+        self.counts = Counts()
+
+    async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
+        ticket = None if request.only else self._place(request)
+        name = ticket.replica if ticket is not None else self._named(request.only)
+        self.counts.requests[name] += 1
+        try:
+            answer = self.engines[name].proxy.answer(request)
+            async with contextlib.aclosing(answer):  # type: ignore[type-var] # a generator, typed as what it is used for
+                async for part in answer:
+                    if isinstance(part, Head):
+                        yield replace(part, headers=(*part.headers, (ENGINE_HEADER, name)))
+                    else:
+                        yield part
+        except ReplicaLostError as exc:
+            self.lost(name, str(exc))
+            if request.only:
+                raise ApiError.unavailable(str(exc)) from exc
+            raise
+        finally:
+            if ticket is not None:
+                self.placement.ended(ticket)
+
+    async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
+        """The load of each engine that takes requests. Refused when all refuse."""
+        loads: list[Mapping[str, object]] = []
+        refusal: ApiError | None = None
+        for engine in self.engines.values():
+            try:
+                if not engine.why_not:
+                    loads.append(await engine.proxy.load_for(headers))
+            except ApiError as exc:
+                refusal = exc
+        if refusal is not None and not loads:
+            raise refusal
+        return loads
+
+    def away(self, name: str, why: str) -> None:
+        """An engine takes no requests any more; those that it has may go on."""
+        self.engines[name].why_not = why
+        if self.placement.fleet.is_known(name):
+            self.placement.lost(name)
+
+    def lost(self, name: str, why: str) -> None:
+        """A request found an engine gone: nothing goes there before a look finds it back."""
+        self.counts.lost[name] += 1
+        self.away(name, why)
+        self.engines[name].look()
+
+    def _place(self, request: PassedRequest) -> Ticket:
+        ticket = self.placement.place(request.prompt, request.left_out)
+        if isinstance(ticket, Refused):
+            self.counts.refused[ticket.name] += 1
+            raise self._refusal(ticket)
+        self.counts.prompt_tokens += request.prompt.tokens
+        self.counts.held_tokens += min(request.prompt.tokens, ticket.held_chunks * request.prompt.tokens_a_chunk)
+        return ticket
+
+    def _refusal(self, refused: Refused) -> ApiError:
+        if refused is Refused.FULL:
+            return ApiError(429, ErrorType.BUSY, f"{refused.value}; try again")
+        causes = [f"{name} {engine.why_not}" for name, engine in self.engines.items() if engine.why_not]
+        return ApiError.unavailable(f"{refused.value}: {'; '.join(causes) or 'all have refused this one'}; try again")
+
+    def _named(self, name: str) -> str:
+        if name not in self.engines:
+            raise ApiError(
+                404,
+                ErrorType.NOT_FOUND,
+                f"{ENGINE_HEADER} must be one of {', '.join(self.engines)}, got {name!r}; name one of those",
+            )
+        return name

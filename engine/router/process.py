@@ -1,0 +1,120 @@
+"""The router's process: the front on its socket, and a watch over each engine, until a signal ends it.
+
+Computes nothing and keeps nothing on disk. It runs without a supervisor: it has no other process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from engine.clock import MonotonicClock
+from engine.errors import ConfigError, EngineError
+from engine.frontend.auth import Access
+from engine.frontend.connection import quiet_resource_errors
+from engine.frontend.process import EventServer, uvicorn_config
+from engine.frontend.request_log import RequestLog
+from engine.launch.listener import base_url, bind_listener
+from engine.process.logs import configure_logging
+from engine.router.engines import RoutedEngine, RoutedEngines
+from engine.router.front import front_app
+from engine.router.load_reports import LoadReports
+from engine.router.metrics import RouterPages
+from engine.router.prompt_reader import PromptReader, ReadsPrompts
+from engine.router.proxy import EngineProxy
+from engine.router.watch import EngineWatch
+from engine.routing import Placement, Rules
+from engine.settings import ServerSettings
+
+# Pages that are remembered of an engine which does not tell what it has cached.
+INDEX_PAGES: Final = 32_768
+EXIT_FAILED: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterPlan:
+    """What a router is to do: over which engines, by which rules, and how often it looks at them, in seconds."""
+
+    urls: tuple[str, ...]
+    rules: Rules
+    period_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            parts = urlsplit(url)
+            if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query:
+                raise ConfigError(f"an engine's URL must be http://HOST:PORT, got {url!r}; give that of `engine serve`")
+        if len(set(self.urls)) < len(self.urls):
+            raise ConfigError(f"each engine must be given once, got {' '.join(self.urls)}; drop the second one")
+
+
+class Router:
+    """The parts of a router. ``app`` is what it serves; ``watches`` must run beside it."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        plan: RouterPlan,
+        access: Access,
+        *,
+        reader: ReadsPrompts | None = None,
+        transport_of: Callable[[str], httpx.AsyncBaseTransport | None] = lambda _: None,
+    ) -> None:
+        """``reader`` and the transport of each engine may be others than those of a real router."""
+        placement = Placement(plan.rules, index_chunks=INDEX_PAGES)
+        self._proxies = {url: EngineProxy(url, url, settings, transport_of(url)) for url in plan.urls}
+        self.engines = RoutedEngines(placement, {url: RoutedEngine(proxy) for url, proxy in self._proxies.items()})
+        reader, loads = reader or PromptReader(), LoadReports(placement)
+        self.watches = [EngineWatch(url, self.engines, reader, loads, plan.period_s) for url in plan.urls]
+        pages = RouterPages(self.engines, access)
+        own = (Route("/health", pages.health), Route("/metrics", pages.metrics))
+        front = front_app(self.engines, settings, reader.prompt_of, own=own, access=access)
+        self.app: ASGIApp = RequestLog(front, MonotonicClock())
+
+    async def close(self) -> None:
+        for proxy in self._proxies.values():
+            await proxy.close()
+
+
+def run_router(settings: ServerSettings, plan: RouterPlan) -> int:
+    """Route until SIGTERM or SIGINT, and let live requests end then. Returns the exit status."""
+    configure_logging(settings)
+    try:
+        listener = bind_listener(settings.host, settings.port)
+        asyncio.run(_route(settings, plan, listener))
+    except EngineError as exc:
+        sys.stderr.write(f"error: {exc}\n")
+        return EXIT_FAILED
+    return 0
+
+
+async def _route(settings: ServerSettings, plan: RouterPlan, listener: socket.socket) -> None:
+    router = Router(settings, plan, Access.of(settings, listener.getsockname()[0]))
+    config = uvicorn_config(router.app, settings)
+    config.timeout_graceful_shutdown = int(settings.drain_timeout_s)
+    server = EventServer(config, lambda: _announce(plan.urls, base_url(listener)))
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(quiet_resource_errors())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    async with asyncio.TaskGroup() as tasks:
+        watching = [tasks.create_task(watch.run()) for watch in router.watches]
+        await server.serve(sockets=[listener])
+        for watch in watching:
+            watch.cancel()
+    await router.close()
+
+
+def _announce(urls: Sequence[str], at: str) -> None:
+    sys.stdout.write(f"routing to {', '.join(urls)} at {at}\n")
+    sys.stdout.flush()

@@ -1,0 +1,92 @@
+"""Prompts as an engine will have them: the same code makes the same token ids of a body, so that pages can be compared.
+
+Refuses nothing: a body that is no order has no prompt, and the engine says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, Protocol
+
+from engine.errors import ConfigError
+from engine.frontend.dialect import Dialect
+from engine.frontend.errors import ApiError
+from engine.frontend.long_bodies import is_long
+from engine.frontend.requests import Order, ServedModel
+from engine.frontend.routes.generation import CHAT, CHATS, COMPLETION, MESSAGE, NATIVE, RESPONSE, orders_of
+from engine.frontend.tokenizer import load_tokenizer
+from engine.limits import Limits
+from engine.messages import salt_key
+from engine.routing import NO_PROMPT, Prompt
+from engine.settings import ServerSettings
+
+_KINDS: Final = {
+    "/generate": NATIVE,
+    "/v1/completions": COMPLETION,
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE,
+}
+
+
+class ReadsPrompts(Protocol):
+    """What a router needs to know prompts by."""
+
+    async def learn(self, settings: ServerSettings, limits: Limits) -> None: ...
+
+    async def prompt_of(self, path: str, body: bytes) -> Prompt: ...
+
+
+class PromptReader:
+    """Reads prompts once it has learned the model from the first engine that it met; all must serve the same one."""
+
+    def __init__(self) -> None:
+        self._orders: Mapping[str, Callable[[bytes], Order]] = {}
+        self._served: ServedModel | None = None
+        self._loading = asyncio.Lock()
+
+    async def learn(self, settings: ServerSettings, limits: Limits) -> None:
+        """Take the model of an engine. Raises ConfigError for another one than before, or without a tokenizer here."""
+        async with self._loading:
+            if self._served is None:
+                self._served = await asyncio.to_thread(_served_of, settings, limits)
+                self._orders = orders_of(self._served)
+        known = self._served
+        for what, value, other in (
+            ("model", settings.model_name, known.model_name),
+            ("vocabulary", limits.vocab_size, known.limits.vocab_size),
+            ("page size", limits.page_size, known.limits.page_size),
+        ):
+            if value != other:
+                raise ConfigError(f"engines of one router must have the same {what}, got {value} beside {other}")
+
+    async def prompt_of(self, path: str, body: bytes) -> Prompt:
+        """The prompt in a body; a long one is read beside the event loop."""
+        kind = _KINDS.get(path)
+        if kind is None or kind not in self._orders:
+            return NO_PROMPT
+        if is_long(body, is_chat=kind in CHATS):
+            return await asyncio.to_thread(self._read, kind, body)
+        return self._read(kind, body)
+
+    def _read(self, kind: str, body: bytes) -> Prompt:
+        try:
+            order = self._orders[kind](body)
+        except ApiError:
+            return NO_PROMPT
+        assert self._served is not None, "there are orders of no model"
+        first = order.messages[0]
+        prompt = Prompt.of_ids(
+            first.prompt_ids,
+            self._served.limits.page_size,
+            lora=first.lora or "",
+            salt=salt_key(first.cache_salt),
+        )
+        return replace(prompt, tokens=sum(len(message.prompt_ids) for message in order.messages[:: order.n]))
+
+
+def _served_of(settings: ServerSettings, limits: Limits) -> ServedModel:
+    tokenizer, template = load_tokenizer(settings)
+    return ServedModel(tokenizer, template, limits, settings.model_name, Dialect.of(settings, template.text))

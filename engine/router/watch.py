@@ -1,0 +1,134 @@
+"""Looks at one engine again and again: whether it takes requests, what it serves, how loaded it is, what it has cached.
+
+Owns the order of what is learned: an engine takes requests when it was met, and its picture is used when it is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.frontend.errors import ApiError
+from engine.limits import Limits
+from engine.links.endpoint import Endpoint
+from engine.router.engines import RoutedEngines
+from engine.router.load_reports import LoadReports
+from engine.router.prompt_reader import ReadsPrompts
+from engine.router.subscription import Subscription
+from engine.routing import FollowedCache, ReplicaLoad
+from engine.settings import ServerSettings
+
+# What is the same while an engine is the same.
+_LASTING: Final = ("settings", "limits", "processes")
+
+logger = logging.getLogger(__name__)
+
+
+class EngineWatch:
+    """Watches the engine called ``name``, every ``period_s`` seconds and when a request finds it gone."""
+
+    def __init__(
+        self, name: str, engines: RoutedEngines, reader: ReadsPrompts, loads: LoadReports, period_s: float
+    ) -> None:
+        self._name = name
+        self._engines = engines
+        self._reader = reader
+        self._loads = loads
+        self._period_s = period_s
+        self._engine = engines.engines[name]
+        self._about: dict[str, Any] = {}
+        self._subscription: Subscription | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._engine.look = self._wanted.set
+
+    async def run(self) -> None:
+        """Watch until this is cancelled."""
+        try:
+            while True:
+                self._wanted.clear()
+                await self.look()
+                try:
+                    await asyncio.wait_for(self._wanted.wait(), self._period_s)
+                except TimeoutError:
+                    continue
+                # What has just died is not asked at once: all requests that it had tell of it.
+                await asyncio.sleep(self._period_s / 4)
+        finally:
+            await self._unsubscribe()
+
+    async def look(self) -> None:
+        """Look once."""
+        before = self._engine.why_not
+        why = await self._engine.proxy.why_not_serving() or await self._meet()
+        if why:
+            self._engines.away(self._name, why)
+        else:
+            self._engine.why_not = ""
+            if self._subscription is not None:
+                await self._subscription.ask()
+                self._engines.counts.gaps[self._name] = self._subscription.gaps
+        if why != before:
+            logger.log(logging.WARNING if why else logging.INFO, "%s %s", self._name, why or "takes requests")
+
+    async def _meet(self) -> str:
+        """Learn what an engine is, if it is not the one that was met before, and its load. Says why it cannot be."""
+        try:
+            if self._engine.why_not:
+                about = await self._engine.proxy.about()
+                if any(about[part] != self._about.get(part) for part in _LASTING):
+                    await self._join(about)
+            load = await self._engine.proxy.load()
+        except (ApiError, EngineError, msgspec.ValidationError, KeyError) as exc:
+            return f"cannot be used: {exc}"
+        if load is not None:
+            self._loads.take(self._name, load)
+        elif self._engine.why_not:
+            # A scheduler that is too busy to say its load takes requests all the same.
+            self._engines.placement.report(self._name, ReplicaLoad())
+        return ""
+
+    async def _join(self, about: Mapping[str, Any]) -> None:
+        settings = ServerSettings(**about["settings"])
+        limits = msgspec.convert(about["limits"], Limits)
+        await self._reader.learn(settings, limits)
+        placement = self._engines.placement
+        if placement.fleet.is_known(self._name):
+            placement.leave(self._name)
+        self._loads.forget(self._name)
+        await self._unsubscribe()
+        cache = self._subscribe(settings, limits)
+        self._engine.cache = cache
+        placement.join(self._name, settings.max_running_requests + settings.max_queued_requests, cache)
+        self._about = {part: about[part] for part in _LASTING}
+
+    def _subscribe(self, settings: ServerSettings, limits: Limits) -> FollowedCache | None:
+        """Follow what an engine on this machine publishes; another one's endpoints are on its own loopback."""
+        endpoint, replay_endpoint = settings.kv_events_endpoint, settings.kv_events_replay_endpoint
+        if not (endpoint and replay_endpoint and _is_here(self._name)):
+            logger.warning(
+                "%s tells no KV events that can be followed here, so its cache is guessed by what is sent to it; give "
+                "it --kv-events, --kv-events-endpoint and --kv-events-replay-endpoint",
+                self._name,
+            )
+            return None
+        self._subscription = Subscription(endpoint, replay_endpoint, FollowedCache(limits.page_size))
+        self._listening = asyncio.create_task(self._subscription.run())
+        return self._subscription.cache
+
+    async def _unsubscribe(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        self._listening = self._subscription = None
+
+
+def _is_here(url: str) -> bool:
+    parts = urlsplit(url)
+    return Endpoint(parts.hostname or "", parts.port or 80).is_loopback

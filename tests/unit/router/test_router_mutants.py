@@ -1,0 +1,103 @@
+"""Bugs of routers, put into this one: each is found by the test that is named, with the words that it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from scripted.core.mutant import Mutant
+from tests.unit.router import test_router_app as app
+from tests.unit.routing import test_placement as placement
+
+PICTURE = "engine.routing.picture:FollowedCache"
+
+
+def mutant(name: str, origin: str, bug: str, signature: str, place: str, cut: str, becomes: str) -> Mutant:
+    return Mutant(
+        name=name, origin=origin, bug=bug, signature=signature, test="", target=place, cut=cut, becomes=becomes
+    )
+
+
+MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
+    (
+        mutant(
+            "a-picture-outlives-its-engine",
+            "Dynamo pull request 14796 (a router with a stale picture)",
+            "an engine that was started again has told less than the life before, and its picture keeps those pages",
+            "a picture of an earlier life is used",
+            f"{PICTURE}.answered",
+            "if had and (",
+            "if had and batches and (",
+        ),
+        lambda: placement.test_pages_of_an_earlier_life_are_not_counted_on(3),
+    ),
+    (
+        mutant(
+            "a-loss-of-contact-leaves-the-picture",
+            "Dynamo pull request 13898",
+            "prompts go to an engine for what it had before its connection broke",
+            "a picture of an earlier life is used",
+            f"{PICTURE}.doubt",
+            "self.is_right = False",
+            "pass",
+        ),
+        lambda: placement.test_pages_of_an_earlier_life_are_not_counted_on(3),
+    ),
+    (
+        mutant(
+            "a-gap-is-passed-over",
+            "Dynamo pull request 11984",
+            "a batch is missing, and the picture that lacks it is used",
+            "a picture behind a gap is used",
+            f"{PICTURE}.live",
+            "self.is_right = not self._take(batch)",
+            "self._take(batch)",
+        ),
+        placement.test_pages_behind_a_gap_are_not_counted_on,
+    ),
+    (
+        mutant(
+            "a-request-that-was-left-weighs-for-ever",
+            "Dynamo pull request 10580, as a class: load that is never given back",
+            "a client leaves, and its request stays counted where it was",
+            "is counted for ever",
+            "engine.router.engines:RoutedEngines.ask",
+            "if ticket is not None:",
+            "if ticket is not None and self.engines[name].why_not:",
+        ),
+        lambda: app.test_a_client_that_leaves_ends_its_request_in_the_engine(streams=True),
+    ),
+    (
+        mutant(
+            "a-stream-is-begun-again",
+            "a proxy that tries again whatever was sent, as a class",
+            "an engine dies in the middle of a stream, and the request is sent to another one",
+            "sent again after the first byte",
+            "engine.router.engines:RoutedEngines.ask",
+            "        raise\n    finally:",
+            "        async for part in self.ask(replace(request, left_out=(name,))):\n"
+            "            if isinstance(part, bytes):\n                yield part\n    finally:",
+        ),
+        app.test_after_the_first_byte_a_stream_ends_with_an_error_and_is_not_sent_again,
+    ),
+    (
+        mutant(
+            "a-client-that-leaves-is-not-noticed",
+            "vLLM production-stack, as a class: a proxy that reads on for nobody",
+            "a client that waits for a whole answer leaves, and the engine computes on",
+            "goes on with a request that its client has left",
+            "engine.router.front:_Front.passed_on",
+            "unless_gone(request, answering) if self._access is not None else answering",
+            "answering",
+        ),
+        lambda: app.test_a_client_that_leaves_ends_its_request_in_the_engine(streams=False),
+    ),
+]
+
+
+@pytest.mark.parametrize(("bug", "test"), MUTANTS, ids=[bug.name for bug, _ in MUTANTS])
+def test_a_bug_is_found_with_its_words(bug: Mutant, test: Callable[[], None]) -> None:
+    test()
+    with bug.switched_on(), pytest.raises(AssertionError, match=bug.signature):
+        test()

@@ -1,0 +1,73 @@
+"""KV events over ZMQ, from the publisher of an engine to the picture of a router: gaps and restarts included."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.frontend.kv_events import KvEvents
+from engine.memory.node import page_keys
+from engine.messages import CacheCleared, PagesRemoved, PagesStored
+from engine.router.subscription import Subscription
+from engine.routing import FollowedCache
+
+SIZE = 4
+IDS = tuple(range(1, 13))
+KEYS = tuple(page_keys(IDS, SIZE, (0, 0)))
+STORED = PagesStored(parent=None, keys=KEYS, tokens=IDS)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.005)
+
+
+def test_a_picture_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
+    live, again = f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/again"
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        events = KvEvents(live, again)
+        events.listen(loop)
+        events.publish([STORED])
+        salted = PagesStored(
+            parent=None, keys=(b"k" * 16,), tokens=IDS[:4], kv_key=(3, 0xFFFF_0000_0000_0001), lora_name="x"
+        )
+        events.publish([salted, PagesStored(parent=None, keys=KEYS[:1], on_host=True)])
+        subscription = Subscription(live, again, FollowedCache(SIZE))
+        cache = subscription.cache
+        listening = asyncio.create_task(subscription.run())
+        try:
+            assert not cache.cached_pages(IDS)
+            await subscription.ask()
+            assert cache.cached_pages(IDS) == 3
+            assert (cache.versions, cache.picture.host) == ({"x": 3}, {KEYS[0]})
+            # A subscriber is one when the publisher has heard of it; what was not heard is asked for.
+            await until(lambda: bool(events.publish([PagesRemoved(keys=KEYS[2:])]) or cache.picture.next > 2))
+            await until(lambda: cache.cached_pages(IDS) == 2)
+            loop.remove_reader(events._descriptor)
+            events.close()
+            await until(lambda: not cache.is_right)
+            assert not cache.cached_pages(IDS), "a picture of an earlier life is used"
+            events = KvEvents(live, again)
+            events.listen(loop)
+            for _ in range(5):
+                events.publish([CacheCleared()])
+            await subscription.ask()
+            assert cache.is_right
+            assert not cache.cached_pages(IDS), "a picture of an earlier life is used"
+            events.publish([STORED])
+            await subscription.ask()
+            assert cache.cached_pages(IDS) == 3
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            loop.remove_reader(events._descriptor)
+            events.close()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scene()
+
+    asyncio.run(bounded())
