@@ -6,6 +6,7 @@ a stream that was cut. Chooses no engine and computes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import re
@@ -216,6 +217,8 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
             if end >= len(_END_OF_EVENT):
                 told, rest = rest[:end], rest[end:]
                 yield told
+                # Parts that have come together are each written alone: the loop must see that the client has left.
+                await asyncio.sleep(0)
         if rest:
             yield rest
     except (ApiError, ReplicaLostError) as exc:

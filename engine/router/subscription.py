@@ -48,8 +48,7 @@ class Subscription:
                     tasks.create_task(self._watch(monitor))
                     while True:
                         _, number, payload = await live.recv_multipart()
-                        was_right = self.cache.is_right
-                        if not self.cache.live(batch_of(number, payload)) and was_right:
+                        if self._misses(number, payload):
                             self.gaps += 1
                             tasks.create_task(self.ask())
             finally:
@@ -74,6 +73,16 @@ class Subscription:
                     return
                 if self.cache.answered(first, batches):
                     return
+
+    def _misses(self, number: bytes, payload: bytes) -> bool:
+        """Take a batch as it is published. Returns whether it shows that others are missing."""
+        was_right = self.cache.is_right
+        try:
+            return not self.cache.live(batch_of(number, payload)) and was_right
+        except msgspec.DecodeError as exc:
+            logger.warning("%s published no KV events: %s", self._endpoint, exc)
+            self.cache.doubt()
+            return was_right
 
     async def _answer(self, first: int) -> list[Batch]:
         """What is kept from a number on. The socket is of this question alone, so no answer is another one's."""

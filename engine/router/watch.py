@@ -85,8 +85,10 @@ class EngineWatch:
                 if any(about[part] != self._about.get(part) for part in _LASTING):
                     await self._join(about)
             load = await self._engine.proxy.load()
-        except (ApiError, EngineError, msgspec.ValidationError, KeyError) as exc:
+        except (ApiError, EngineError) as exc:
             return f"cannot be used: {exc}"
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as exc:
+            return f"cannot be used: it is no engine of this version ({exc!r})"
         if load is not None:
             self._loads.take(self._name, load)
         elif self._engine.why_not:
