@@ -144,7 +144,7 @@ def _show(console: Console, run: Rerun) -> None:
     )
     steps = run.log.steps
     if len(steps) > _SHOWN_STEPS:
-        console.print(f"steps {steps[0].step} to {steps[-_SHOWN_STEPS - 1].step} are left out; --trace FILE keeps all")
+        console.print("--trace FILE keeps every step, for `scripted view`")
     for one in run.unreached:
         console.print(f"met nothing to act on: {one}", soft_wrap=True)
     if run.broken is not None:

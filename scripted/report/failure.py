@@ -110,7 +110,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         # The table needs rich, which the import of the harness should not pay for.
         from scripted.report.table import render_text, step_table
 
-        table = step_table(self.log, last=SHOWN_STEPS)
+        table = step_table(self.log, last=SHOWN_STEPS, notes=self.notes)
         return f"The last steps before the end:\n{render_text(table, width).rstrip()}"
 
     def _facts(self, width: int) -> str:

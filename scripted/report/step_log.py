@@ -7,6 +7,8 @@ waits until a step takes it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 import msgspec
@@ -121,11 +123,29 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return bool(self.in_flight) and self.queues_are_clear
 
 
-class Note(msgspec.Struct, frozen=True):
-    """A remark on one step: a window that was reached, a line of the script, a held result."""
+class Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A remark on one step: a window that was reached, or the ``line`` of a script's ``file`` that acted before it."""
 
     step: int
     text: str
+    file: str = ""
+    line: int = 0
+
+    def place(self, own: str = "") -> str:
+        """The line's number, with its file's name where that is not the script's ``own``; empty for a window."""
+        if not self.line:
+            return ""
+        return str(self.line) if self.file == own else f"{PurePath(self.file).name}:{self.line}"
+
+    @property
+    def in_full(self) -> str:
+        """With the place of a line."""
+        return f"{self.place()} {self.text}".strip()
+
+
+def own_file(notes: Sequence[Note]) -> str:
+    """The script's own file among those whose lines acted: that of the last one; a helper's line comes before."""
+    return next((note.file for note in reversed(notes) if note.line), "")
 
 
 class Launch(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from rich.box import Box
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scripted.core.phrases import printable, short_rid
-from scripted.report.step_log import Launch, ShownStep, StepLog
+from scripted.report.step_log import Launch, Note, ShownStep, StepLog, own_file
 
 # Steps shown on each side of the one in question.
 AROUND_STEPS: Final = 8
@@ -29,8 +29,12 @@ _STAGE_COLUMNS: Final = 8
 _BOX: Final = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 
 
-def step_table(log: StepLog, *, last: int | None = None, around: int | None = None) -> Table:
+def step_table(
+    log: StepLog, *, last: int | None = None, around: int | None = None, notes: Sequence[Note] = ()
+) -> Table:
     """One row a step. ``last`` counts the newest to show; ``around`` shows the steps on both sides of one, marked.
+
+    ``notes`` have the lines of a script that acted.
 
     Give all steps of the run: older ones say where microbatches were launched. Raises ValueError for both at once.
     """
@@ -38,14 +42,16 @@ def step_table(log: StepLog, *, last: int | None = None, around: int | None = No
         raise ValueError(f"step_table() takes last or around, got last={last} and around={around}; give one of them")
     shown = _chosen(log.steps, last, around)
     table = Table(box=_BOX, pad_edge=False, padding=(0, 1, 0, 0))
-    table.caption, table.caption_justify = _caption(shown, log), "left"
-    _add_columns(table, log.stages)
+    lines = _lines_of(notes, {step.step for step in shown})
+    _add_columns(table, log.stages, has_lines=bool(lines))
     launched = log.launches()
     marks_window = _is_about_the_window(shown)
-    rows = [(step, _row(step, log, launched, around, marks_window=marks_window)) for step in shown]
-    for step, cells in _collapsed(rows)[-(last or len(rows)) :]:
+    rows = [(step, _row(step, log, launched, around, lines, marks_window=marks_window)) for step in shown]
+    rows = _collapsed(rows, _STEP_COLUMN + 1 + bool(lines))[-(last or len(rows)) :]
+    for step, cells in rows:
         style = "bold red" if step.error else "bold yellow" if step.step == around else None
         table.add_row(*cells, style=style)
+    table.caption, table.caption_justify = _caption([step for step, _ in rows], log, has_lines=bool(lines)), "left"
     return table
 
 
@@ -56,7 +62,7 @@ def render_text(renderable: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
-def _collapsed(rows: list[tuple[ShownStep, list[Text]]]) -> list[tuple[ShownStep, list[Text]]]:
+def _collapsed(rows: list[tuple[ShownStep, list[Text]]], arrived: int) -> list[tuple[ShownStep, list[Text]]]:
     """The rows with each long run of steps that show the same told by its first, its last and a count of the others."""
     shown: list[tuple[ShownStep, list[Text]]] = []
     for _, group in itertools.groupby(rows, key=lambda row: _without_step(row[1])):
@@ -65,7 +71,7 @@ def _collapsed(rows: list[tuple[ShownStep, list[Text]]]) -> list[tuple[ShownStep
             shown += run
             continue
         gap = [Text("") for _ in run[0][1]]
-        gap[_STEP_COLUMN], gap[_STEP_COLUMN + 1] = Text(".."), Text(f"{len(run) - 2} steps like these")
+        gap[_STEP_COLUMN], gap[arrived] = Text(".."), Text(f"{len(run) - 2} steps like these")
         shown += [run[0], (run[-1][0], gap), run[-1]]
     return shown
 
@@ -81,10 +87,21 @@ def _chosen(steps: Sequence[ShownStep], last: int | None, around: int | None) ->
     return list(steps if last is None or last else ())
 
 
-def _add_columns(table: Table, stages: int) -> None:
+def _lines_of(notes: Sequence[Note], steps: Collection[int]) -> dict[int, str]:
+    """The lines of the script by the step that they acted on."""
+    lines: dict[int, list[str]] = {}
+    for note in notes:
+        if note.line and note.step in steps:
+            lines.setdefault(note.step, []).append(note.place(own_file(notes)))
+    return {step: "\n".join(places) for step, places in lines.items()}
+
+
+def _add_columns(table: Table, stages: int, *, has_lines: bool) -> None:
     """Narrow columns fold rather than end in an ellipsis, which is no ASCII and loses what a reader looks for."""
     table.add_column("", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
+    if has_lines:
+        table.add_column("line", justify="right", overflow="fold")
     table.add_column("arrived", ratio=5, overflow="fold")
     table.add_column("launched", ratio=4, overflow="fold")
     for title in _stage_titles(stages):
@@ -101,7 +118,13 @@ def _stage_titles(stages: int) -> list[str]:
 
 
 def _row(
-    step: ShownStep, log: StepLog, launched: dict[int, Launch], around: int | None, *, marks_window: bool
+    step: ShownStep,
+    log: StepLog,
+    launched: dict[int, Launch],
+    around: int | None,
+    lines: dict[int, str],
+    *,
+    marks_window: bool,
 ) -> list[Text]:
     pipeline = log.pipeline_at(step, launched)
     cells = [
@@ -110,6 +133,7 @@ def _row(
         + ("*" if step.in_window and marks_window else "")
         + (">" if step.step == around else ""),
         str(step.step),
+        *([lines.get(step.step, "")] if lines else []),
         "\n".join(said.text for said in step.arrived),
         step.launched.text if step.launched else "",
         *_stage_cells(pipeline.stages),
@@ -145,9 +169,12 @@ def _is_about_the_window(shown: list[ShownStep]) -> bool:
     )
 
 
-def _caption(shown: list[ShownStep], log: StepLog) -> Text:
+def _caption(shown: list[ShownStep], log: StepLog, *, has_lines: bool) -> Text:
     legend = "#n is a microbatch: in stage 0 (s0) at the step that launches it, one stage further each step; at most"
-    lines = [f"{legend} {log.depth} in flight. Queues are as the step left them."]
+    acted = " A line is the script's that acted." if has_lines else ""
+    lines = [f"{legend} {log.depth} in flight. Queues are as the step left them.{acted}"]
+    if shown and shown[0].step > 1:
+        lines.append(f"Steps before {shown[0].step} are left out.")
     if _is_about_the_window(shown):
         lines.append("* the window: no queue holds a request, yet results are in flight.")
     lines += [f"X step {step.step} failed: {printable(step.error)}" for step in shown if step.error]

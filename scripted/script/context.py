@@ -7,7 +7,14 @@ of the scheduler.
 
 from __future__ import annotations
 
+import functools
+import linecache
+import os
+import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 from scripted.core.action import Action, verbs_of
@@ -23,6 +30,10 @@ from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
 from scripted.script.windows import holds_in
 
 _Context = TypeVar("_Context", bound="BaseContext")
+_HARNESS: Final = f"{Path(__file__).parents[1]}{os.sep}"
+# What resumes a script is below it on the stack.
+_EXECUTION: Final = str(Path(__file__).with_name("execution.py"))
+_MOST_LINES: Final = 1000
 STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
 
 # Those whose verbs a class of ``t`` has.
@@ -36,10 +47,21 @@ def with_verbs(actions: Iterable[type[Action]]) -> Callable[[type[_Context]], ty
         _actions[context] = tuple(actions)
         for action in _actions[context]:
             for name, verb in verbs_of(action).items():
-                setattr(context, name, verb)
+                setattr(context, name, _at_its_line(verb))
         return context
 
     return decorate
+
+
+def _at_its_line(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb, with the script's line noted that called it."""
+
+    @functools.wraps(verb)
+    def noted(t: BaseContext, *args: Any, **kwargs: Any) -> Any:
+        t.note_line()
+        return verb(t, *args, **kwargs)
+
+    return noted
 
 
 def actions_behind(t: BaseContext) -> tuple[type[Action], ...]:
@@ -74,6 +96,8 @@ class BaseContext(Asked):
         self._must_reach = must_reach
         self.reached: dict[str, int] = {}
         self.notes: list[Note] = []
+        # The lines that called verbs: the step that meets it, the file, the line; the last ones.
+        self._lines: deque[tuple[int, str, int]] = deque(maxlen=_MOST_LINES)
         self.is_smoke = False
         # What met nothing, by what a summary calls it.
         self._in_vain: dict[str, int] = {}
@@ -120,6 +144,14 @@ class BaseContext(Asked):
     def count_in_vain(self, what: str) -> None:
         """Count, for the summary, something that met nothing."""
         self._in_vain[what] = self._in_vain.get(what, 0) + 1
+
+    def note_line(self) -> None:
+        """Note the line outside of the harness that is being run: a verb of it acts on the next step."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        while frame is not None and frame.f_code.co_filename.startswith(_HARNESS):
+            frame = None if frame.f_code.co_filename == _EXECUTION else frame.f_back
+        if frame is not None:
+            self._lines.append((self._run.step + 1, frame.f_code.co_filename, frame.f_lineno))
 
     def note_failure(self) -> None:
         """The next batch was told to fail; one that no step meets is counted."""
@@ -312,6 +344,11 @@ class BaseContext(Asked):
         wait = Wait(what, generator)
         self._made.append(wait)
         return wait
+
+    def line_notes(self) -> list[Note]:
+        """The lines of the script that acted, each once a step."""
+        lines = dict.fromkeys(self._lines)
+        return [Note(step, linecache.getline(file, line).strip(), file, line) for step, file, line in lines]
 
     def check_waits(self) -> None:
         """Raise BadCall for a wait that was made and never run: without ``yield from`` it does nothing at all."""

@@ -159,8 +159,8 @@ class ScriptExecution:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Each window at its first step."""
-        return () if self.context is None else tuple(self.context.notes)
+        """Each window at its first step, and the lines of the script that acted."""
+        return () if self.context is None else (*self.context.notes, *self.context.line_notes())
 
     @property
     def reached(self) -> dict[str, int]:

@@ -6,10 +6,11 @@ needs, up to a bound.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from scripted.report.step_log import Launch, Said, ShownStep, StepLog
+from scripted.report.step_log import Launch, Note, Said, ShownStep, StepLog
 from scripted.report.timeline.view import Lane
 
 NOTES: Final = "notes"
@@ -31,13 +32,15 @@ _THREE_LINES: Final = 1.8
 class Lanes:
     """Every lane of one run, placed from top to bottom."""
 
-    def __init__(self, log: StepLog, shown: Sequence[ShownStep], launched: dict[int, Launch], *, notes: bool) -> None:
+    def __init__(
+        self, log: StepLog, shown: Sequence[ShownStep], launched: dict[int, Launch], notes: Sequence[Note]
+    ) -> None:
         self.lanes: list[Lane] = []
         self.height = 0.0
         self.slots: dict[str, int] = {}
         self.slot_height: dict[str, float] = {}
         if notes:
-            self._add(NOTES, height=_TWO_LINES)
+            self._add(NOTES, _most(Counter(note.step for note in notes).values()), height=_TWO_LINES)
         self._add(ARRIVED, _most(len(client_events(step)) for step in shown), "in", _TWO_LINES)
         self._add(WAITING, group="queues")
         self._add(CHUNKED)

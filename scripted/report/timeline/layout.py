@@ -13,7 +13,7 @@ import msgspec
 from scripted.core.named import OWN
 from scripted.core.phrases import printable
 from scripted.report.difference import Difference
-from scripted.report.step_log import Said, ShownBatch
+from scripted.report.step_log import Said, own_file
 from scripted.report.timeline.lanes import (
     ANSWERED,
     ARRIVED,
@@ -30,7 +30,7 @@ from scripted.report.timeline.lanes import (
 from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.state import state_of
 from scripted.report.timeline.view import Band, Box, Callout, Chip, DifferenceView, Path, RunView, StepView, Stripe
-from scripted.report.timeline.widths import fitting
+from scripted.report.timeline.widths import fits
 from scripted.report.trace import Trace
 
 # Requests that a box or a queue shows by name; one more only says how many there are.
@@ -50,7 +50,7 @@ class Layout:
         steps = {step.step for _, step in self._shown}
         self._notes = [note for note in trace.notes if note.step in steps]
         shown = [step for _, step in self._shown]
-        self._lanes = Lanes(self._log, shown, self._launched, notes=bool(self._notes))
+        self._lanes = Lanes(self._log, shown, self._launched, self._notes)
         self._first = first
 
     def run(self, difference: Difference | None) -> RunView:
@@ -97,15 +97,21 @@ class Layout:
         if batch not in self._launched:
             return Box(x, y, label, kind, (), f"{label}, launched before this trace")
         shown, step = self._launched[batch]
-        stripes = fitting(label, list(self._stripes(shown)))
+        shares = [(share.rid, share.positions) for share in shown.shares]
+        stripes = self._stripes(label, shares) if shares else (Stripe(shown.kind, None),)
         title = f"{shown.in_full}, launched in step {step}"
         return Box(x, y, label, kind, stripes, title, self._palette.numbers_of(shown.rids))
 
-    def _stripes(self, batch: ShownBatch) -> Iterator[Stripe]:
-        if not batch.shares:
-            yield Stripe(batch.kind, None)
-        yield from (self._stripe(share.rid, share.positions) for share in batch.shares[:_NAMED_IN_BOX])
-        yield from self._more(batch.rids[_NAMED_IN_BOX:])
+    def _stripes(self, label: str, shares: Sequence[tuple[str, str]]) -> tuple[Stripe, ...]:
+        """Requests with their positions, as many as fit; without positions where more fit then."""
+        rids = [rid for rid, _ in shares]
+        for named in range(min(len(shares), _NAMED_IN_BOX), 0, -1):
+            for positions in (True, False):
+                shown = [self._stripe(rid, where if positions else "") for rid, where in shares[:named]]
+                stripes = (*shown, *self._more(rids[named:]))
+                if fits(label, stripes):
+                    return stripes
+        return stripes
 
     def _stripe(self, rid: str, positions: str = "") -> Stripe:
         palette = self._palette
@@ -155,9 +161,11 @@ class Layout:
 
     def _note_chips(self) -> Iterator[Chip]:
         columns = {step.step: x for x, step in self._shown}
+        own = own_file(self._trace.notes)
         for x in dict.fromkeys(columns[note.step] for note in self._notes):
-            texts = [printable(note.text) for note in self._notes if columns[note.step] == x]
-            yield from self._stack(NOTES, x, [_Mark("; ".join(texts), "note")])
+            here = [note for note in self._notes if columns[note.step] == x]
+            texts = [printable(f"{note.place(own)} {note.text}".strip()) for note in here]
+            yield from self._stack(NOTES, x, [_Mark(text, "note") for text in texts])
 
     def _queue_boxes(self) -> Iterator[Box]:
         for x, step in self._shown:
@@ -169,8 +177,8 @@ class Layout:
     def _members(self, lane: str, x: int, rids: Sequence[str]) -> Iterator[Box]:
         """One box for all members of a queue: how many, and the first of them by name."""
         if rids:
-            stripes = (*map(self._stripe, rids[:_NAMED_IN_BOX]), *self._more(rids[_NAMED_IN_BOX:]))
             label = "" if len(rids) == 1 else str(len(rids))
+            stripes = self._stripes(label, [(rid, "") for rid in rids])
             title = f"{lane}: {' '.join(map(printable, rids))}"
             yield Box(x, self._lanes.y(lane), label, "queue", stripes, title, self._palette.numbers_of(rids))
 
@@ -235,7 +243,7 @@ class Layout:
 
     def _states(self, differs_at: int) -> Iterator[StepView]:
         for x, step in self._shown:
-            notes = [note.text for note in self._notes if note.step == step.step]
+            notes = [note.in_full for note in self._notes if note.step == step.step]
             yield state_of(step, self._log, self._launched, x=x, notes=notes, differs=x == differs_at)
 
 

@@ -84,7 +84,7 @@ def run_script(
         reached=execution.reached,
         loose_ends=execution.loose_ends,
         log=adapter.as_log(run.records, config) if options.record else None,
-        notes=execution.notes,
+        notes=execution.notes if options.record else (),
         asked=execution.asked,
     )
 
@@ -121,6 +121,7 @@ def _report(run: SdkRun, script: ScriptExecution, exc: BaseException, mutant: st
         tier=run.tier,
         config=", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration",
         log=run.adapter.as_log(run.records, run.config),
+        notes=script.notes,
         state=_counts(run),
         mutant=mutant,
         replay=script.options.replay,

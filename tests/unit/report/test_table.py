@@ -10,7 +10,7 @@ from engine.limits import Limits
 from engine.messages import Event, PauseGeneration
 from engine.scheduler.ports import StepRecord
 from scripted.adapters.lockstep.step_words import log_of
-from scripted.report.step_log import StepLog
+from scripted.report.step_log import Note, StepLog
 from scripted.report.table import AROUND_STEPS, render_text, step_table
 
 WIDTH = 110
@@ -29,6 +29,28 @@ def row_of(text: str, step: int) -> str:
     rest = lines[first + 1 :]
     until = next((i for i, line in enumerate(rest) if line[:width].strip()), len(rest))
     return " ".join(" ".join(lines[first : first + 1 + until]).split())
+
+
+def test_a_row_names_the_lines_that_acted_and_the_helpers_file() -> None:
+    log = log_of(flush_race(), LIMITS)
+    notes = [
+        Note(1, "the window"),
+        Note(1, "start(t)", "/x/helpers.py", 7),
+        Note(3, "t.flush_cache()", "/x/test_it.py", 19),
+    ]
+    text = render_text(step_table(log, notes=notes), WIDTH)
+    assert "step line arrived" in " ".join(text.split())
+    assert row_of(text, 1).startswith("1 helpers.py:7 generate a")
+    assert row_of(text, 3).startswith("* 3 19 FLUSH")
+    assert "A line is the script's that acted." in " ".join(text.split())
+    assert "line" not in text_of(flush_race()).splitlines()[1]
+
+
+def test_the_table_says_which_steps_it_leaves_out() -> None:
+    assert "left out" not in text_of(flush_race())
+    text = text_of(flush_race(), last=2)
+    shown = [int(line.split()[0]) for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert f"Steps before {min(shown)} are left out." in text
 
 
 def test_the_healthy_race_reads_as_a_story() -> None:

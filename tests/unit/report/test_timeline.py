@@ -32,12 +32,13 @@ from scripted.adapters.lockstep.configs import config_values
 from scripted.adapters.lockstep.step_words import event_text, log_of, reply_text
 from scripted.core.phrases import short_rid
 from scripted.report.difference import first_difference
-from scripted.report.step_log import ShownStep
+from scripted.report.step_log import Note, ShownBatch, ShownShare, ShownStep, StepLog
 from scripted.report.timeline import page, render_timeline, to_perfetto
 from scripted.report.timeline.labels import labels_of
-from scripted.report.timeline.palette import COLOURS, colours_of
+from scripted.report.timeline.layout import Layout
+from scripted.report.timeline.palette import COLOURS, Palette, colours_of
 from scripted.report.timeline.view import Box, Stripe
-from scripted.report.timeline.widths import column_width, fitting
+from scripted.report.timeline.widths import column_width, fits
 from scripted.report.trace import Trace, TraceHeader
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -377,11 +378,38 @@ def test_no_two_labels_are_alike(rids: tuple[str, ...]) -> None:
 
 
 def test_a_box_that_would_be_cut_off_names_its_requests_and_leaves_the_ranges_to_the_tooltip() -> None:
-    one, many = Stripe("scripted-1", 0, "[64:125]"), [Stripe(f"scripted-{i}", 0, "[1024:2048]") for i in range(3)]
-    assert fitting("#1", [one]) == (one,)
-    assert [stripe.positions for stripe in fitting("#1", many)] == 3 * [""]
+    one = Stripe("scripted-1", 0, "[64:125]")
+    assert fits("#1", [one])
+    assert not fits("#1", [one, one])
     wide = column_width([Box(0, 0, "#1", "stage", (Stripe("scripted-1", 0, "[1024:2048]"),), "")])
     assert column_width([]) < column_width([Box(0, 0, "#1", "stage", (one,), "")]) < wide
+
+
+@pytest.mark.parametrize("width", [5, 14, 40])
+def test_no_box_of_a_page_cuts_a_label(width: int) -> None:
+    """Of a full microbatch it names as many requests as it can show whole, and counts the others."""
+    rids = [f"{'r' * width}{number}" for number in range(6)]
+    shares = tuple(ShownShare(rid, "[1024:2048]") for rid in rids)
+    launched = ShownBatch(id=123, kind="prefill", shares=shares, tokens=6144)
+    steps = (
+        ShownStep(step=1, launched=launched, waiting=tuple(rids), in_flight=(123,)),
+        ShownStep(step=2, running=tuple(rids[:3]), in_flight=(123,)),
+    )
+    trace = Trace(TraceHeader(title="full", outcome="passed"), StepLog(2, 2, steps))
+    run = Layout(trace, 0, Palette.of([trace]), 0, 2).run(None)
+    assert run.boxes
+    for box in run.boxes:
+        assert fits(box.label, box.stripes), box
+        more = [int(stripe.text) for stripe in box.stripes if stripe.text.startswith("+")]
+        assert len(box.stripes) - len(more) + sum(more) == len(box.requests)
+
+
+def test_the_lines_that_acted_stand_above_their_step() -> None:
+    steps = (ShownStep(step=1), ShownStep(step=2))
+    notes = (Note(1, "r = start(t)", "/x/helpers.py", 7), Note(2, "t.flush_cache()", "/x/test_it.py", 19))
+    trace = Trace(TraceHeader(title="lines", outcome="passed"), StepLog(1, 1, steps), notes)
+    chips = Layout(trace, 0, Palette.of([trace]), 0, 2).run(None).chips
+    assert [(chip.x, chip.text) for chip in chips] == [(0, "helpers.py:7 r = start(t)"), (1, "19 t.flush_cache()")]
 
 
 def test_the_page_can_be_searched_and_filtered_by_the_keyboard(race: tuple[Trace, Trace]) -> None:

@@ -109,9 +109,9 @@ def test_a_failure_shows_line_steps_and_counts(pytest_of) -> None:
             "E       Violation: c reads block 0, which was written before the cache was flushed",
             "The scheduler broke a promise in step 3.",
             "The last steps before the end:",
-            "*1  start a (4 + 1 tokens)  #0 prefill a?0:4? in blocks 0 *",
-            "*2  abort a * a -> ends: abort",
-            "*3  result #0 (*)*#1 decode c?4:5? in blocks 0 1 *",
+            "*1 *5  start a (4 + 1 tokens)  #0 prefill a?0:4? in blocks 0 *",
+            "*2 *7  abort a * a -> ends: abort",
+            "*3 *10  result #0 (*)*#1 decode c?4:5? in blocks 0 1 *",
             "State:   step 3: waiting=0 running=1 in_flight=1 blocks_free=10",
             "Adapter: *adapter.py, the default configuration",
             "Replay:  pytest 'test_scripts.py::test_found?sim?' --tier sim",
@@ -636,7 +636,7 @@ def test_what_the_scheduler_raises_is_shown_with_its_own_lines(monkeypatch: pyte
     assert "E       KeyError: 'lost'" in text
     assert "The scheduler raised this in step 2." in text
     assert 'raise KeyError("lost")' in text
-    assert re.search(r"X +2 +start scripted-1 \(4 \+ 2 tokens\).* DIED HERE", text)
+    assert re.search(r"X +2 +\d+ +start scripted-1 \(4 \+ 2 tokens\).* DIED HERE", text)
     assert "X step 2 failed: KeyError: 'lost'" in text
 
 

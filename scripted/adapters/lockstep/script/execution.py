@@ -88,7 +88,7 @@ class EngineExecution(ScriptExecution):
             printed=self.take_printed(),
             spent=self._spent,
             records=self._records,
-            notes=self.notes,
+            notes=self.notes if self.options.record else (),
             log=None if self._limits is None else log_of(self._records, self._limits),
         )
 
