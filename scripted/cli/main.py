@@ -169,11 +169,13 @@ def shell(
     ] = None,
     tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the adapter on")] = None,
+    web: Annotated[bool, typer.Option("--web", help="as a page in a browser, beside the timeline")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page; 0 takes a free one")] = 0,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Debug a scheduler by hand, step by step. A session can be read: scripted shell < session.txt."""
     from scripted.cli.single_run import console
-    from scripted.shell import DebugSession, FilePrompt, TerminalPrompt
+    from scripted.shell import DebugSession, FilePrompt, TerminalPrompt, WebPrompt, WebShell
 
     if tier is not Tier.SIM:
         _refuse("the shell runs in the sim tier only; save the session and run its file with pytest --tier server")
@@ -189,6 +191,16 @@ def shell(
         if not separator:
             _refuse(f"--set takes FIELD=VALUE, got {pair!r}; write --set page_size=4")
         fields[name] = value
+    if web:
+        page = WebPrompt()
+        session = DebugSession(known, known.read_config(fields), page, page.console, mutant=mutant)
+        with WebShell(session, page, port) as shell:
+            console.print(
+                f"{shell.url}\nopen it in a browser of this machine; quit there or Ctrl-C here ends it", soft_wrap=True
+            )
+            session.run()
+            page.end()
+        return
     interactive = sys.stdin.isatty()
     prompt = TerminalPrompt() if interactive else FilePrompt(sys.stdin, typer.echo)
     session = DebugSession(known, known.read_config(fields), prompt, console, mutant=mutant)

@@ -150,7 +150,8 @@ class BaseContext(Asked):
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         while frame is not None and frame.f_code.co_filename.startswith(_HARNESS):
             frame = None if frame.f_code.co_filename == _EXECUTION else frame.f_back
-        if frame is not None:
+        # What is typed, in a shell or to eval, has no file.
+        if frame is not None and not frame.f_code.co_filename.startswith("<"):
             self._lines.append((self._run.step + 1, frame.f_code.co_filename, frame.f_lineno))
 
     def note_failure(self) -> None:

@@ -6,5 +6,6 @@ scheduler.
 
 from scripted.shell.debug_session import DebugSession
 from scripted.shell.prompt import FilePrompt, Prompt, TerminalPrompt
+from scripted.shell.web import WebPrompt, WebShell
 
-__all__ = ["DebugSession", "FilePrompt", "Prompt", "TerminalPrompt"]
+__all__ = ["DebugSession", "FilePrompt", "Prompt", "TerminalPrompt", "WebPrompt", "WebShell"]

@@ -21,9 +21,11 @@ from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused
 from scripted.report.failure import FailureReport, ScriptError
 from scripted.report.step_log import StepLog
 from scripted.report.table import render_text, step_table
+from scripted.report.trace import Trace, TraceHeader
 from scripted.script.context import BaseContext
 from scripted.script.handles import BaseRequest
 from scripted.script.options import ScriptOptions
+from scripted.script.state import State
 from scripted.script.wait import Steps
 from scripted.shell.command_line import Command, Look, Save, Show, Undo, completions, help_text, read_command
 from scripted.shell.display import news_of, requests_table, state_table
@@ -58,6 +60,9 @@ class DebugSession:
         self._mutant = mutant
         self._left = self._is_undone = False
         self._saving: Path | None = None
+        # The run that waits for its next line, and the log of one that has died.
+        self._t: BaseContext | None = None
+        self._died_with: FailureReport | None = None
 
     def run(self) -> bool:
         """Run until the input ends or quits; True when the scheduler then drained and every check held."""
@@ -78,25 +83,54 @@ class DebugSession:
                     self._after_death(exc.report)
                 self._save()
             else:
+                self._t = None
                 self._say(_verdict(done))
                 return True
         return False
+
+    def trace(self) -> Trace | None:
+        """The run as it stands, while the session waits for a line; None without a step."""
+        report = self._died_with
+        if report is not None:
+            log = report.log
+        else:
+            log = None if self._t is None else self._adapter.as_log(self._t.history, self._config)
+        if log is None or not log.steps:
+            return None
+        header = TraceHeader(
+            title="session",
+            adapter=self._adapter.name,
+            config=dict(self._adapter.config_words(self._config)),
+            outcome="running" if report is None else report.headline,
+            mutant=self._mutant,
+            died=report is not None,
+        )
+        return Trace(header, log)
+
+    def state(self) -> State | None:
+        """The scheduler as it stands; None when it is dead."""
+        return None if self._t is None else self._t.state
+
+    def completions(self, line: str) -> list[str]:
+        """What may stand where a line ends."""
+        return completions(line, self.words, self.statements)
 
     # -- the script --
 
     def _script(self, t: BaseContext) -> Steps:
         """Catch up with the statements so far, then go on with each line until the input ends."""
+        self._t, self._died_with = t, None
         self.words = words_of(t)
         names: Names = {"t": t}
         for statement in tuple(self.statements):
             yield from statement.perform(names)
-        self._prompt.complete_with(lambda line: completions(line, self.words, self.statements))
+        self._prompt.complete_with(self.completions)
         if self._is_undone:
             self._say(str(t.state))
             self._is_undone = False
         while (command := self._next_command(f"step {t.state.step}> ")) is not None:
             if isinstance(command, Look):
-                self._look(command, t, names)
+                self._look(command, names)
             elif isinstance(command, (Undo, Save)):
                 self._change(command)
             else:
@@ -150,14 +184,17 @@ class DebugSession:
             return None if isinstance(command, Look) and command.what is Show.QUIT else command
         return None
 
-    def _look(self, look: Look, t: BaseContext, names: Names) -> None:
+    def _look(self, look: Look, names: Names) -> None:
         if look.what is Show.STATE:
-            self._say(render_text(state_table(t.state), TABLE_WIDTH_COLUMNS))
+            state = self.state()
+            assert state is not None, "a session that looks has a run"
+            self._say(render_text(state_table(state), TABLE_WIDTH_COLUMNS))
         elif look.what is Show.REQUESTS:
             handles = [value for value in names.values() if isinstance(value, BaseRequest)]
             self._say(render_text(requests_table(handles), TABLE_WIDTH_COLUMNS))
         elif look.what is Show.HISTORY:
-            self._say_history(self._adapter.as_log(t.history, self._config), look.count)
+            assert self._t is not None, "a session that looks has a run"
+            self._say_history(self._adapter.as_log(self._t.history, self._config), look.count)
         elif look.what is Show.VALUE:
             self._show_value(look.expression, names)
         else:
@@ -207,6 +244,7 @@ class DebugSession:
         """The scheduler has died: only looking back, undo, save and quit are possible now."""
         if self._left:
             return
+        self._t, self._died_with = None, report
         self._say("The scheduler is dead. undo takes the last command back; history, script, save, help and quit work.")
         while (command := self._next_command("dead> ")) is not None:
             if isinstance(command, Look) and command.what is Show.HISTORY:

@@ -27,7 +27,7 @@ def state_table(state: State) -> Table:
     table = Table(box=ASCII, title=f"step {state.step}, {state.now:g} s", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in _rows(state):
+    for name, text in state_rows(state):
         table.add_row(Text(name), Text(text))
     return table
 
@@ -56,7 +56,8 @@ def news_of(names: Names) -> Iterator[str]:
             yield f"{name} {value.name} -> {value.status}" + (f": {printable(value.text)}" if value.text else "")
 
 
-def _rows(state: State) -> Iterator[tuple[str, str]]:
+def state_rows(state: State) -> Iterator[tuple[str, str]]:
+    """What the table shows: names and texts."""
     yield "waiting", " ".join(state.waiting) or "-"
     yield "chunked", state.chunked or "-"
     yield "running", " ".join(state.running) or "-"

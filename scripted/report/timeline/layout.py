@@ -37,6 +37,8 @@ from scripted.report.trace import Trace
 _NAMED_IN_BOX: Final = 3
 # Marks that have the colour of their request.
 _COLOURED: Final = ("event", "taken", "token")
+# What a run that has not failed is called; one of a debugger goes on.
+_GOOD: Final = ("passed", "running")
 _SLOT_FULL: Final = "+{} more"
 
 
@@ -61,7 +63,7 @@ class Layout:
         return RunView(
             number=self._number,
             title=printable(header.title),
-            verdict="died" if header.died else "passed" if header.outcome == "passed" else "failed",
+            verdict="died" if header.died else header.outcome if header.outcome in _GOOD else "failed",
             tier=header.tier,
             adapter="" if header.adapter == OWN else printable(header.adapter),
             mutant=printable(header.mutant or ""),

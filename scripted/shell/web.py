@@ -1,0 +1,223 @@
+"""``scripted shell --web``: the session as a page in a browser, beside the timeline of its run.
+
+The page is another prompt: a line that it posts is read by the session, which answers as it does in a terminal. It is
+served on loopback, under an address that nobody can guess, to pages of that address alone, and ends with the session.
+"""
+
+from __future__ import annotations
+
+import io
+import queue
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from rich.console import Console
+
+from scripted.report.timeline import render_timeline
+from scripted.shell.display import state_rows
+
+if TYPE_CHECKING:
+    from scripted.shell.debug_session import DebugSession
+
+_PAGE: Final = Path(__file__).with_name("web.html")
+_MOST_BODY_BYTES: Final = 64 * 1024
+_MOST_SAID_CHARACTERS: Final = 200_000
+# Commands that a page which is loaded again still shows.
+_MOST_EXCHANGES: Final = 200
+_READ_TIMEOUT_S: Final = 10.0
+_WIDTH_COLUMNS: Final = 118
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """A line and what the session said to it; without a prompt the session has ended."""
+
+    line: str
+    said: str
+    prompt: str | None
+
+
+class WebPrompt:
+    """Lines from a page. The session runs in its own thread; while it waits for a line, the page may look at it."""
+
+    is_interactive = True
+
+    def __init__(self) -> None:
+        self._out = io.StringIO()
+        self.console = Console(file=self._out, width=_WIDTH_COLUMNS, color_system=None, force_terminal=False)
+        self.exchanges: deque[Exchange] = deque(maxlen=_MOST_EXCHANGES)
+        # Held while a line is on its way, and while something looks at the session.
+        self.busy = threading.Lock()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
+        self._line = ""
+        self.ready = threading.Event()
+
+    def complete_with(self, completions: Callable[[str], Sequence[str]]) -> None:
+        """The page asks the session itself."""
+
+    def read(self, prompt: str) -> str | None:
+        """Answer the line before, and wait for the next one; an interrupt ends the session."""
+        self._answer(prompt)
+        try:
+            line = self._lines.get()
+        except KeyboardInterrupt:
+            line = None
+        self._line = line or ""
+        return line
+
+    def end(self) -> None:
+        """The session has ended: the last line is answered, and no other will be read."""
+        self._answer(None)
+        # Its page gets that answer before the server ends.
+        self.busy.acquire(timeout=_READ_TIMEOUT_S)
+
+    def take(self, line: str) -> Exchange:
+        """Give the session a line and wait for what it says. The caller holds ``busy``."""
+        self._lines.put(line)
+        return self._answers.get()
+
+    def _answer(self, prompt: str | None) -> None:
+        said = self._out.getvalue()
+        self._out.seek(0)
+        self._out.truncate()
+        if len(said) > _MOST_SAID_CHARACTERS:
+            said = f"{said[:_MOST_SAID_CHARACTERS]}\n({len(said) - _MOST_SAID_CHARACTERS} more characters are left out)"
+        exchange = Exchange(self._line, said.rstrip(), prompt)
+        self.exchanges.append(exchange)
+        if self.ready.is_set():
+            self._answers.put(exchange)
+        self.ready.set()
+
+
+class WebShell:
+    """The server of one session's page, at ``url``, from ``with`` to its end."""
+
+    def __init__(self, session: DebugSession, prompt: WebPrompt, port: int = 0) -> None:
+        self.session, self.prompt = session, prompt
+        self.secret = f"/{secrets.token_urlsafe(24)}/"
+        handler = type("_Handler", (_Handler,), {"shell": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self._server.daemon_threads = True
+        self.host = f"127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{self.host}{self.secret}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="web-shell", daemon=True)
+
+    def __enter__(self) -> WebShell:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def look(self, page: str, query: Mapping[str, list[str]]) -> tuple[str, str] | None:
+        """A page's content type and text; None for one that there is not."""
+        match page:
+            case "":
+                return "text/html", _PAGE.read_text(encoding="utf-8")
+            case "timeline":
+                trace = self.session.trace()
+                last = None if trace is None else trace.log.steps[-1].step
+                return "text/html", "" if trace is None else render_timeline([trace], step=last)
+            case "session":
+                return "application/json", _json(self._standing() | {"exchanges": list(self.prompt.exchanges)})
+            case "completions":
+                return "application/json", _json(self.session.completions("".join(query.get("line", ()))))
+        return None
+
+    def command(self, line: str) -> str:
+        """What the session says to a line, and where it stands then."""
+        exchange = self.prompt.take(line)
+        ended = exchange.prompt is None
+        return _json({"exchange": exchange} | ({} if ended else self._standing()))
+
+    def _standing(self) -> dict[str, Any]:
+        words = [(word.text, word.takes, word.meaning) for word in self.session.words.values()]
+        state = self.session.state()
+        return {"state": None if state is None else dict(state_rows(state)), "words": words}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    shell: WebShell
+    timeout = _READ_TIMEOUT_S
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if (page := self._page()) is None:
+            return
+        self.shell.prompt.ready.wait(_READ_TIMEOUT_S)
+        with self.shell.prompt.busy:
+            found = self.shell.look(page, parse_qs(urlsplit(self.path).query))
+        if found is None:
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", f"there is no page {page!r}")
+        else:
+            self._send(HTTPStatus.OK, *found)
+
+    def do_POST(self) -> None:
+        if self._page() is None:
+            return
+        line = self._line()
+        if line is None:
+            why = f'a command is JSON, {{"line": TEXT}}, of one line and at most {_MOST_BODY_BYTES} bytes'
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", why)
+        elif not self.shell.prompt.busy.acquire(blocking=False):
+            self._send(
+                HTTPStatus.CONFLICT, "text/plain", "the session is busy with the command before; wait for its answer"
+            )
+        else:
+            try:
+                self._send(HTTPStatus.OK, "application/json", self.shell.command(line))
+            finally:
+                self.shell.prompt.busy.release()
+
+    def _page(self) -> str | None:
+        """The page below the secret; None when the request was refused: another address, or a page of another site."""
+        path, shell = urlsplit(self.path).path, self.shell
+        origin = self.headers.get("Origin", f"http://{shell.host}")
+        known = secrets.compare_digest(path[: len(shell.secret)].encode(), shell.secret.encode())
+        if self.headers.get("Host") != shell.host or origin != f"http://{shell.host}" or not known:
+            self.close_connection = True
+            self._send(
+                HTTPStatus.FORBIDDEN, "text/plain", "this is no address of the session; open the one that it printed"
+            )
+            return None
+        return path.removeprefix(shell.secret)
+
+    def _line(self) -> str | None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > _MOST_BODY_BYTES or "json" not in self.headers.get("Content-Type", ""):
+            self.close_connection = True
+            return None
+        with suppress(msgspec.DecodeError):
+            line = msgspec.json.decode(self.rfile.read(int(length)), type=dict[str, str]).get("line")
+            return None if line is None or "\n" in line or "\r" in line else line
+        return None
+
+    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        with suppress(ConnectionError):
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """The terminal is the session's."""
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
