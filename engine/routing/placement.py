@@ -82,7 +82,11 @@ class Placement:
         """Add an engine that takes requests: with an empty cache, or with what it tells of its cache."""
         self.fleet.join(name, capacity)
         if cache is not None:
-            self._followed[name] = _Followed(cache, Counter())
+            self.follow(name, cache)
+
+    def follow(self, name: str, cache: FollowedCache) -> None:
+        """Place by what an engine tells of its cache from now on, where the ids of a prompt are known."""
+        self._followed[name] = _Followed(cache, Counter())
 
     def leave(self, name: str) -> None:
         """Remove an engine and all that is known of it."""
@@ -105,7 +109,8 @@ class Placement:
 
     def place(self, prompt: Prompt, left_out: Collection[str] = ()) -> Ticket | Refused:
         """Choose an engine for a prompt, and count the request as sent there."""
-        held = {name: self._held(followed, prompt) for name, followed in self._followed.items()}
+        told = self._followed if prompt.ids else {}
+        held = {name: self._held(followed, prompt) for name, followed in told.items()}
         choice = choose(
             prompt.chain, self.fleet, self.index, self._rules, held=held, left_out=left_out, seed=self._seed
         )
@@ -113,7 +118,7 @@ class Placement:
             return choice
         to_compute = max(0, prompt.tokens - choice.held_chunks * prompt.tokens_a_chunk)
         report_number = self.fleet.sent(choice.replica, to_compute)
-        followed = self._followed.get(choice.replica)
+        followed = told.get(choice.replica)
         if followed is None:
             self.index.add(choice.replica, prompt.chain)
             return Ticket(choice.replica, choice.held_chunks, to_compute, report_number)

@@ -5,19 +5,25 @@ Owns what Serve is told of both: how many, how healthy, how full. Everything tha
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
+import msgspec
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from engine.errors import EngineError
 from engine.frontend.errors import ApiError
+from engine.limits import Limits
 from engine.router.front import front_app
 from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.router.prompt_reader import PromptReader
 from engine.routing import Prompt
 from engine.serve_app.engine_replica import EngineReplica
 from engine.serve_app.options import AppOptions, read_options
@@ -35,6 +41,8 @@ _PROBE_TIMEOUT_S: Final = 15.0
 # What a replica needs to end after its live requests have.
 _END_S: Final = 20.0
 _SEED: Final = 1
+
+logger = logging.getLogger(__name__)
 
 
 def application_of(arguments: Mapping[str, Any]) -> serve.Application:
@@ -102,6 +110,13 @@ class RayEngines:
             # Of one that has ended this changes nothing; of one that a client left, it ends the request.
             answer.cancel()
 
+    async def about(self) -> dict[str, Any]:
+        """The settings and limits of one engine; they are those of all. Raises ApiError."""
+        answer = await self._handle.about.remote()
+        if isinstance(answer, ApiError):
+            raise answer
+        return dict(answer)
+
     async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
         """Ask every replica; one that is gone or does not say has no load. Refused when all refuse."""
         answers = await self._handle.broadcast("load", headers).results_async(return_exceptions=True)
@@ -119,9 +134,24 @@ class _FrontReplica:
         self._engines = RayEngines(engines)
         self._settings = ServerSettings.model_validate_json(settings_json)
         self._chunk_bytes = chunk_bytes
+        self._reader = PromptReader()
+        self._learning: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        async def prompt_of(path: str, body: bytes) -> Prompt:
-            return prompt_in(path, body, self._chunk_bytes)
+        return front_app(self._engines, self._settings, self._prompt_of)
 
-        return front_app(self._engines, self._settings, prompt_of)
+    async def _prompt_of(self, path: str, body: bytes) -> Prompt:
+        """The prompt in a body: its token ids once the model is known here, its text before, or without the files."""
+        if self._learning is None:
+            self._learning = asyncio.create_task(self._learn())
+        prompt = await self._reader.prompt_of(path, body)
+        return prompt if prompt.ids else prompt_in(path, body, self._chunk_bytes)
+
+    async def _learn(self) -> None:
+        try:
+            about = await self._engines.about()
+            await self._reader.learn(ServerSettings(**about["settings"]), msgspec.convert(about["limits"], Limits))
+        except (ApiError, RayError):
+            self._learning = None
+        except EngineError as exc:
+            logger.warning("prompts are compared by their texts, because the model is not known here: %s", exc)

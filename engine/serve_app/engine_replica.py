@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import ray
 from ray import serve
 
 from engine.errors import ProcessDiedError
@@ -29,6 +30,8 @@ class EngineReplica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._server = OwnServer(settings)
         self._proxy = EngineProxy(self._server.base_url, self._name, settings)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._about: dict[str, Any] = {}
 
     async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         """Pass a request to the engine. Cancelled when the client leaves, which ends it in the engine."""
@@ -48,7 +51,21 @@ class EngineReplica:
         """Tell the routers the load, and whether the engine takes requests."""
         if not await self._proxy.is_serving():
             return {"accepting": False}
-        return {"accepting": True, "load": await self._proxy.load()}
+        if not self._about:
+            with contextlib.suppress(ApiError):
+                self._about = await self._proxy.about()
+        live, replay = self._server.kv_endpoints
+        told = {"node": self._node, "live": live, "replay": replay}
+        if live and self._about:
+            told["page_size"] = self._about["limits"]["page_size"]
+        return {"accepting": True, "load": await self._proxy.load(), "told": told}
+
+    async def about(self) -> dict[str, Any] | ApiError:
+        """The engine's settings and limits, by which a front reads prompts; a refusal is returned."""
+        try:
+            return await self._proxy.about()
+        except ApiError as exc:
+            return exc
 
     async def check_health(self) -> None:
         """Raise when the engine does not serve: Serve then starts another replica."""

@@ -26,10 +26,13 @@ class OwnServer:
 
     def __init__(self, settings: ServerSettings) -> None:
         """Start it and wait until it is ready. Raises StartupError, with the cause."""
-        self._settings = settings
         self._parent = PreloadedParent.start()
         # From the order on the parent removes it, should this process be killed.
         self._folder = Path(tempfile.mkdtemp(prefix="engine-"))
+        if settings.radix_cache:
+            ends = {f"kv_events{end}": f"ipc://{self._folder}/kv{end}" for end in ("_endpoint", "_replay_endpoint")}
+            settings = settings.model_copy(update={"kv_events": True, **ends})
+        self._settings = settings
         try:
             self._server = self._parent.serve(settings, self._folder, _LOG, remove_private_dir=True)
             serving = self._server.wait_ready(settings.start_timeout_s)
@@ -43,6 +46,11 @@ class OwnServer:
             raise
         self.base_url = serving.base_url
         self.pids = serving.pids
+
+    @property
+    def kv_endpoints(self) -> tuple[str, str]:
+        """Where its KV events are published and asked for again, on this node; empty where there are none."""
+        return self._settings.kv_events_endpoint, self._settings.kv_events_replay_endpoint
 
     def fileno(self) -> int:
         """Readable when the server is gone."""

@@ -5,15 +5,18 @@ Owns the translation between both, and nothing of the choice. Lives in the proce
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from engine.frontend.errors import ApiError, ErrorType
 from engine.router.load_reports import LoadReports
 from engine.router.passed import PassedRequest
-from engine.routing import Placement, Refused, ReplicaLoad, Rules, Ticket
+from engine.router.subscription import Subscription
+from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Rules, Ticket
 
 
 def refusal_of(refused: Refused) -> ApiError:
@@ -45,6 +48,10 @@ class PrefixRequestRouter(RequestRouter):
         # By the id that Serve has for a request; one that is tried again keeps its id.
         self._tickets: dict[str, Ticket] = {}
         self._loads = LoadReports(self._placement)
+        # What the engines of this node tell of their caches; those of other nodes publish on their own loopback.
+        self._node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        self._told: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Learn which replicas there are, and what they say of themselves."""
@@ -120,10 +127,26 @@ class PrefixRequestRouter(RequestRouter):
             self._placement.report(name, ReplicaLoad(), accepting=False)
         elif load is not None:
             self._loads.take(name, load)
+            self._follow(name, stats.get("told", {}))
+
+    def _follow(self, name: str, told: Mapping[str, Any]) -> None:
+        """Begin to follow an engine of this node, or ask it for what may be missing."""
+        if "page_size" not in told or told["node"] != self._node:
+            return
+        loop = asyncio.get_running_loop()
+        if name not in self._told:
+            subscription = Subscription(told["live"], told["replay"], FollowedCache(told["page_size"]))
+            self._told[name] = subscription, loop.create_task(subscription.run())
+            self._placement.follow(name, subscription.cache)
+        asking = loop.create_task(self._told[name][0].ask())
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
 
     def _forget(self, name: str) -> None:
         self._placement.leave(name)
         self._loads.forget(name)
+        if name in self._told:
+            self._told.pop(name)[1].cancel()
 
 
 def _passed(pending: PendingRequest) -> PassedRequest:

@@ -7,6 +7,7 @@ of tests. Origin: the replicas of an application; A06, C05. Mutant: none; Ray is
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import threading
@@ -118,6 +119,25 @@ def test_a_conversation_stays_where_its_prefix_is(app: ServedApp) -> None:
             before = answer["meta_info"]["prompt_tokens"]
             said += f"turn {turn} " * 40
     assert all(load["cached_pages"] > 100 for load in app.loads())
+
+
+def test_a_prompt_is_found_by_its_tokens_where_it_was_a_text(app: ServedApp) -> None:
+    """By the KV events of the engines: the bodies have no text in common, and the other engine has nothing to do."""
+    numbers = itertools.count()
+
+    def cached() -> int:
+        text = f"known {next(numbers)} " * 40
+        ids = httpx.post(f"{app.url}/tokenize", json={"prompt": text}, timeout=BOUND_S).json()["tokens"]
+        long = {"text": text, "stream": True, "sampling_params": sampling(LONG)}
+        with httpx.stream("POST", f"{app.url}/generate", json=long, timeout=BOUND_S) as stream:
+            lines = stream.iter_lines()  # Kept: httpx closes the answer with it.
+            next(lines)
+            body = {"input_ids": ids, "sampling_params": sampling(2)}
+            answer = httpx.post(f"{app.url}/generate", json=body, timeout=BOUND_S).json()
+        app.wait(lambda: at_rest(app), "rest")
+        return int(answer["meta_info"]["cached_tokens"])
+
+    app.wait(lambda: all(cached() > 100 for _ in range(3)), "prompts that are known by their tokens")
 
 
 def test_a_client_that_leaves_ends_its_request(app: ServedApp) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,9 @@ from ray.serve.request_router import PendingRequest
 
 from ci.register import register_cpu_ci
 from engine.frontend.errors import ApiError
+from engine.frontend.kv_events import KvEvents
+from engine.memory.node import page_keys
+from engine.messages import PagesStored
 from engine.router.passed import PassedRequest
 from engine.routing import Prompt
 from engine.serve_app.request_router import PrefixRequestRouter
@@ -47,10 +51,14 @@ def load(requests: int = 0, **more: int) -> dict[str, int]:
     return {**zeros, "num_running_reqs": requests, **more}
 
 
-def pending(request_id: str, chain: tuple[int, ...] = CHAIN, left_out: tuple[str, ...] = ()) -> PendingRequest:
-    passed = PassedRequest(
-        method="POST", target="/generate", headers=(), body=b"", prompt=Prompt(chain=chain), left_out=left_out
-    )
+def pending(
+    request_id: str,
+    chain: tuple[int, ...] = CHAIN,
+    left_out: tuple[str, ...] = (),
+    prompt: Prompt | None = None,
+) -> PendingRequest:
+    prompt = prompt or Prompt(chain=chain)
+    passed = PassedRequest(method="POST", target="/generate", headers=(), body=b"", prompt=prompt, left_out=left_out)
     metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
     return PendingRequest(args=[passed], kwargs={}, metadata=metadata)
 
@@ -153,5 +161,40 @@ def test_a_call_without_a_prompt_goes_to_the_lightest() -> None:
         metadata = RequestMetadata(request_id="1", internal_request_id="1")
         assert await chosen(router, PendingRequest(args=[], kwargs={}, metadata=metadata)) == "b"
         assert await router.choose_replicas(router._replicas_list, None) == []
+
+    play(scene)
+
+
+def test_a_prompt_goes_where_an_engine_of_this_node_tells_that_it_is(tmp_path: Path) -> None:
+    async def scene(router: PrefixRequestRouter) -> None:
+        ids = tuple(range(1, 13))
+        events = KvEvents(f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/again")
+        events.listen(asyncio.get_running_loop())
+        keys = tuple(page_keys(ids, 4, (0, 0)))
+        events.publish([PagesStored(parent=None, keys=keys, tokens=ids)])
+        told = {
+            "node": "",
+            "live": f"ipc://{tmp_path}/live",
+            "replay": f"ipc://{tmp_path}/again",
+            "page_size": 4,
+        }
+        router.update_replicas(
+            [
+                replica("a", accepting=True, load=load(), told=told | {"node": "another"}),
+                replica("b", accepting=True, load=load(1), told=told),
+            ]
+        )
+        assert [*router._told] == ["b"]
+        while not router._told["b"][0].cache.is_right:
+            await asyncio.sleep(0.01)
+        assert await chosen(router, pending("1", prompt=Prompt.of_ids(ids, 4))) == "b"
+        # By its text alone it is not known there.
+        assert await chosen(router, pending("2", chain=(7,))) == "a"
+        _, listening = router._told["b"]
+        router.on_replica_actor_died(ReplicaID(unique_id="b", deployment_id=ENGINES))
+        await asyncio.gather(listening, return_exceptions=True)
+        assert not router._told
+        asyncio.get_running_loop().remove_reader(events._descriptor)
+        events.close()
 
     play(scene)

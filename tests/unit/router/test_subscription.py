@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from engine.frontend.kv_events import KvEvents
 from engine.memory.node import page_keys
 from engine.messages import CacheCleared, PagesRemoved, PagesStored
@@ -71,3 +73,15 @@ def test_a_picture_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
             await scene()
 
     asyncio.run(bounded())
+
+
+def test_what_is_no_batch_leaves_the_picture_in_doubt(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        subscription = Subscription("ipc:///none", "ipc:///none", FollowedCache(SIZE))
+        subscription.cache.answered(0, [])
+        assert subscription._misses(bytes(8), b"\xc1")
+        assert not subscription.cache.is_right
+        subscription._context.term()
+
+    asyncio.run(scene())
+    assert "ipc:///none published no KV events" in caplog.text

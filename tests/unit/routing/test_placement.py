@@ -173,6 +173,15 @@ def test_engines_that_tell_and_engines_that_do_not_are_one_fleet() -> None:
     assert engines.visit((*IDS, 18, 19, 20)) == ("a", 5)
 
 
+def test_a_prompt_whose_ids_are_not_known_goes_by_what_was_sent() -> None:
+    engines, prompt = Engines("a", "b"), Prompt(chain=(1, 2), tokens=8, tokens_a_chunk=4)
+    first = engines.placement.place(prompt)
+    again = engines.placement.place(prompt)
+    assert isinstance(first, Ticket)
+    assert isinstance(again, Ticket)
+    assert (again.replica, again.held_chunks) == (first.replica, 2)
+
+
 def test_a_choice_of_ten_thousand_is_the_longest_prefix_that_is_light_enough() -> None:
     """The rule restated over all engines, with prompts, evictions, gaps, restarts, deaths and ends by chance."""
     rng = random.Random(2)
