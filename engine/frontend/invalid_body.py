@@ -6,7 +6,7 @@ Owns the bound on the work and on the length: a body of a million wrong entries 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -34,6 +34,13 @@ SYNONYMS = {
 KEY = "[key]"
 # The ends of the validator's words for a value of another type than a branch takes.
 OF_A_TYPE = ("_type", "literal_error")
+# What a value is counted in that is too short or too long.
+LENGTHS = {
+    "too_short": "entries",
+    "too_long": "entries",
+    "string_too_short": "characters",
+    "string_too_long": "characters",
+}
 
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = MAX_SHOWN_VALUE_CHARS
@@ -88,7 +95,7 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
             remedy = _meant(str(path[-1]), owner)
             others.append(f"{_joined(path)} is not a field here, got {_shown(error['input'])}; {remedy}")
         else:
-            value = "" if error["type"] in ("missing", "json_invalid") else f", got {_shown(error['input'])}"
+            value = "" if error["type"] in ("missing", "json_invalid") else f", got {_measured(error)}"
             rules.setdefault((_joined(path) or "the body", value), []).append(rule)
     return [f"{path} {joined_rules(broken)}{value}" for (path, value), broken in rules.items()] + others
 
@@ -105,6 +112,12 @@ def _meant(name: str, owner: type[BaseModel]) -> str:
 
 def _has(kind: Any, name: str) -> bool:
     return _is_body(kind) and name in _fields_of(kind)
+
+
+def _measured(error: ErrorDetails) -> str:
+    """The value that broke a rule; of one that is too long or too short, its length."""
+    value, unit = error["input"], LENGTHS.get(error["type"])
+    return _shown(value) if unit is None or not isinstance(value, Sized) else f"{len(value)} {unit}"
 
 
 def _shown(value: object) -> str:

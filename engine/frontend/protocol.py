@@ -26,6 +26,7 @@ from pydantic_core import PydanticKnownError, from_json
 
 from engine.config import MAX_LORA_NAME_CHARS
 from engine.frontend.errors import ApiError, FieldError
+from engine.frontend.foreign_fields import GENERATE_FIELDS, SAMPLING_FIELDS, without_neutral
 from engine.frontend.invalid_body import invalid_body
 from engine.grammar import MAX_GRAMMAR_CHARS, schema_grammar
 from engine.messages import FinishReason, Grammar, GrammarKind, SamplingParams
@@ -107,7 +108,7 @@ class StrictBody(BaseModel):
 
 
 class NullableBody(StrictBody):
-    """A body in which null stands for a field's default, as the OpenAI protocol has it."""
+    """A body in which null stands for a field's default, as other servers have it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -262,7 +263,12 @@ class SamplingFields(StrictBody):
         )
 
 
-class SamplingBody(SamplingFields):
+def _is_known(data: Any, fields: Mapping[str, Any]) -> bool:
+    """True for what has no field beside these."""
+    return not isinstance(data, dict) or data.keys() <= fields.keys()
+
+
+class SamplingBody(SamplingFields, NullableBody):
     """``sampling_params`` of a request."""
 
     n: int = Field(default=1, ge=1, le=MAX_N, description="answers to the prompt; a given seed counts up with them")
@@ -273,6 +279,13 @@ class SamplingBody(SamplingFields):
     json_schema: Schema | None = Field(default=None, description="the output is JSON of this schema")
     regex: GrammarText | None = Field(default=None, description="the whole output matches this")
     ebnf: GrammarText | None = Field(default=None, description="the output follows this grammar, in GBNF or Lark")
+    skip_special_tokens: bool = Field(default=True, description="false: the text shows special tokens")
+    no_stop_trim: bool = Field(default=False, description="a text ends with its stop string")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _foreign_fields(cls, data: Any) -> Any:
+        return data if _is_known(data, cls.model_fields) else without_neutral(data, cls.model_fields, SAMPLING_FIELDS)
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> SamplingBody:
@@ -302,7 +315,7 @@ class SamplingBody(SamplingFields):
         return self.sampling_params(self.max_new_tokens, self.min_new_tokens, self.grammar)
 
 
-class GenerateBody(RequestFields):
+class GenerateBody(RequestFields, NullableBody):
     """The body of ``POST /generate``: exactly one of ``text`` and ``input_ids``."""
 
     text: str | None = None
@@ -314,6 +327,11 @@ class GenerateBody(RequestFields):
         default=-1, ge=-1, le=MAX_INT32, description="the prompt's logprobs too, from this position on; -1: none"
     )
     lora_path: LoraName | None = Field(default=None, description="the name of the LoRA to compute with")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _foreign_fields(cls, data: Any) -> Any:
+        return data if _is_known(data, cls.model_fields) else without_neutral(data, cls.model_fields, GENERATE_FIELDS)
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:

@@ -103,7 +103,14 @@ def native_order(data: bytes, served: ServedModel) -> Order:
     grammar = body.sampling_params.grammar
     field = None if grammar is None else f"sampling_params.{grammar[0]}"
     return Order(
-        rid=message.rid, messages=messages, stream=body.stream, n=n, grammar_field=field, lora_field="lora_path"
+        rid=message.rid,
+        messages=messages,
+        stream=body.stream,
+        n=n,
+        shows_special=not body.sampling_params.skip_special_tokens,
+        shows_stop=body.sampling_params.no_stop_trim,
+        grammar_field=field,
+        lora_field="lora_path",
     )
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mistakes import MISTAKES, answers
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from engine.cli.flag_groups import GROUPS, kind_of, range_of
+from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.openai.foreign_fields import FOREIGN_FIELDS
+from engine.frontend.protocol import GenerateBody, SamplingBody
 from engine.messages import EngineStats
 from engine.serve_app.options import AppOptions
 from engine.settings import ServerSettings
@@ -64,19 +67,25 @@ def metrics_page() -> str:
 
 def fields_page() -> str:
     about = (
-        "Fields of other servers of the OpenAI protocol. One that is not served is taken with the values\n"
-        "named here, which change nothing, and refused with any other."
+        "Fields of other servers, by route. One that is not served is taken with the values named here,\n"
+        "which change nothing, and refused with any other."
     )
-    bodies = {"chat": ChatBody.model_fields, "completion": CompletionBody.model_fields}
-    rows = []
-    for field in FOREIGN_FIELDS:
+    openai = _fields_table(FOREIGN_FIELDS, {"chat": ChatBody, "completion": CompletionBody})
+    generate = _fields_table(GENERATE_FIELDS, {"`/generate`": GenerateBody})
+    sampling = _fields_table(SAMPLING_FIELDS, {"`sampling_params`": SamplingBody})
+    parts = ["# Fields of other servers", about, HOW, "## The OpenAI protocol", openai]
+    return "\n\n".join([*parts, "## `/generate`", generate, "## `/generate`: `sampling_params`", sampling]) + "\n"
+
+
+def _fields_table(fields: Iterable[ForeignField], bodies: Mapping[str, type[BaseModel]]) -> str:
+    rows = [*_head("field", "of", *bodies, "taken only as")]
+    for field in fields:
         neutral = " or ".join(f"`{json.dumps(value)}`" for value in (None, *field.neutral))
-        routes = ["served" if field.name in fields else "" for fields in bodies.values()]
+        routes = ["served" if field.name in body.model_fields else "" for body in bodies.values()]
         rows.append(
             _row(f"`{field.name}`", field.servers, *routes, f"{neutral}: {field.reason}" if field.reason else "")
         )
-    head = _head("field", "of", *bodies, "taken only as")
-    return "\n\n".join(["# Fields of other servers", about, HOW, "\n".join([*head, *rows])]) + "\n"
+    return "\n".join(rows)
 
 
 def mistakes_page() -> str:

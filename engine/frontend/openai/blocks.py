@@ -15,10 +15,11 @@ from typing import NamedTuple
 import msgspec
 
 from engine.frontend.openai.answers import ChatDelta
-from engine.frontend.openai.shapes import Counts, plain_deltas
+from engine.frontend.openai.shapes import Counts, plain_deltas, spelled_logprobs
 from engine.frontend.openai.spoken import SpokenChoice, turns_of
 from engine.frontend.protocol import GenerateAnswer, MetaInfo
-from engine.frontend.sessions import Shaping
+from engine.frontend.sessions import Shaping, finished
+from engine.frontend.token_texts import TokenTexts
 from engine.messages import FinishReason
 
 
@@ -30,13 +31,17 @@ class BlockKind(Enum):
 
 @dataclass
 class Block:
-    """``index`` counts the blocks of the answer; ``name`` and ``call_id`` are those of a call."""
+    """``index`` counts the blocks of the answer; ``name`` and ``call_id`` are those of a call.
+
+    ``logprobs`` are the insides of the lists of its tokens' logprobs, where they are shown.
+    """
 
     kind: BlockKind
     index: int
     name: str = ""
     call_id: str = ""
     written: list[str] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -51,6 +56,7 @@ class Begun(NamedTuple):
 class Grown(NamedTuple):
     block: Block
     text: str
+    logprobs: bytes = b""
 
 
 class Ended(NamedTuple):
@@ -63,13 +69,15 @@ Change = Begun | Grown | Ended
 class BlockShape(ABC):
     """The part of a protocol's shape that takes an answer of one choice apart.
 
-    ``new_choice`` makes what finds the parts of an answer; None: it is plain text.
+    ``new_choice`` makes what finds the parts of an answer; None: it is plain text. ``texts`` spell the logprobs of an
+    answer that is plain text; None: they are not shown.
     """
 
     end = b""
 
-    def __init__(self, new_choice: Callable[[], SpokenChoice] | None) -> None:
+    def __init__(self, new_choice: Callable[[], SpokenChoice] | None, texts: TokenTexts | None = None) -> None:
         self._spoken = None if new_choice is None else new_choice()
+        self._texts = texts
         self._counts = Counts(1)
         self._meta: MetaInfo | None = None
         self._blocks: list[Block] = []
@@ -77,10 +85,13 @@ class BlockShape(ABC):
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
         """The body of an answer in one."""
+        logprobs = b"" if self._texts is None else (yield from spelled_logprobs(answers[0], self._texts))
         for part in turns_of(answers[0]):
-            for _ in self._changes(part):
+            for _ in self._changes(part, says=bool(logprobs)):
                 continue
             yield
+        if logprobs:
+            self._blocks[0].logprobs = [logprobs]
         return self._answer()
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:  # noqa: ARG002 - there is one
@@ -88,7 +99,11 @@ class BlockShape(ABC):
         if self._meta is None:
             self._meta = piece.meta_info
             yield from self._first_events()
-        for change in self._changes(piece):
+        logprobs = b"" if self._texts is None else finished(spelled_logprobs(piece, self._texts))
+        for change in self._changes(piece, says=bool(logprobs)):
+            if isinstance(change, Grown) and logprobs:
+                change.block.logprobs.append(logprobs)
+                change = change._replace(logprobs=logprobs)
             yield from self._shown(change)
 
     @abstractmethod
@@ -101,9 +116,12 @@ class BlockShape(ABC):
     @abstractmethod
     def _shown(self, change: Change) -> Iterator[msgspec.Struct]: ...
 
-    def _changes(self, piece: GenerateAnswer) -> Iterator[Change]:
+    def _changes(self, piece: GenerateAnswer, *, says: bool = False) -> Iterator[Change]:
+        """What a piece changes. One that ``says`` more than text does so with an empty text too."""
         self._meta = piece.meta_info
         deltas = plain_deltas(piece) if self._spoken is None else self._spoken.deltas(piece)
+        if says and not deltas:
+            deltas = [ChatDelta(content="")]
         self._counts.note(0, piece.meta_info)
         if self._spoken is not None and self._spoken.reasoning_tokens is not None:
             self._counts.reasoning[0] = self._spoken.reasoning_tokens

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from engine.frontend.errors import FieldError
-from engine.frontend.openai.foreign_fields import without_neutral
+from engine.frontend.foreign_fields import FOREIGN_FIELDS, without_neutral
 from engine.frontend.openai.tool_bodies import (
     MAX_CALL_ID_CHARS,
     MAX_TOOLS,
@@ -141,7 +141,7 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
     @model_validator(mode="before")
     @classmethod
     def _foreign_fields(cls, data: Any) -> Any:
-        return without_neutral(data, set(cls.model_fields)) if isinstance(data, dict) else data
+        return without_neutral(data, cls.model_fields, FOREIGN_FIELDS)
 
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.frontend.errors import ErrorBody
+from engine.frontend.openai.answers import ChatLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -17,7 +18,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text"):
     text: str
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: list[ChatLogprob]
 
 
 class ReasoningContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"):
@@ -104,6 +105,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     text: dict[str, Any]
     tool_choice: Any
     tools: list[Any]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     user: str | None
@@ -164,12 +166,12 @@ class PartDone(_OfPart, frozen=True, kw_only=True, tag="response.content_part.do
 
 class TextDelta(_OfPart, frozen=True, kw_only=True, tag="response.output_text.delta"):
     delta: str
-    logprobs: tuple[()] = ()
+    logprobs: list[ChatLogprob]
 
 
 class TextDone(_OfPart, frozen=True, kw_only=True, tag="response.output_text.done"):
     text: str
-    logprobs: tuple[()] = ()
+    logprobs: list[ChatLogprob]
 
 
 class ReasoningDelta(_OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
+from engine.frontend.errors import FieldError
 from engine.frontend.openai.bodies import (
     MAX_MESSAGES,
     MAX_METADATA,
@@ -21,12 +22,15 @@ from engine.frontend.openai.tool_bodies import MAX_CALL_ID_CHARS, MAX_NAME_CHARS
 from engine.frontend.protocol import (
     MAX_DESCRIPTION_CHARS,
     MAX_INT32,
+    MAX_TOP_LOGPROBS,
     NullableBody,
     RequestFields,
     SamplingFields,
     StrictBody,
 )
 
+# What ``include`` has for the logprobs of an answer.
+LOGPROBS = "message.output_text.logprobs"
 # The longest id of an item that an answer gives: an answer's id and a number.
 MAX_ITEM_ID_CHARS = 512
 _Nothing = Annotated[list[JsonValue], Field(max_length=0)]
@@ -192,11 +196,15 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
     conversation: None = Field(None, description="nothing is stored: send the items of the conversation")
     background: Literal[False] = Field(default=False, description="nothing is stored: only false")
     prompt: None = Field(None, description="nothing is stored: only null")
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] = Field(
-        default=[], description="changes nothing: reasoning is shown in clear"
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
+        default=[],
+        max_length=2,
+        description="logprobs of the answer's tokens; reasoning is shown in clear, with its word and without",
     )
     truncation: Literal["disabled"] = Field("disabled", description="nothing is cut out of the input")
-    top_logprobs: Literal[0] = Field(0, description="not honoured: only 0; /v1/chat/completions has them")
+    top_logprobs: int = Field(
+        0, ge=0, le=MAX_TOP_LOGPROBS, description="the most likely tokens in each place; needs logprobs in include"
+    )
     max_tool_calls: int | None = Field(None, ge=1, description="of tools that a server runs: changes nothing")
     metadata: dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARS)]] = Field(
         default={}, max_length=MAX_METADATA, description="shown in the answer"
@@ -207,6 +215,15 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
     prompt_cache_key: str | None = Field(None, max_length=MAX_USER_CHARS, description="changes nothing")
     prompt_cache_options: PromptCacheOptions | None = Field(None, description="changes nothing")
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description="changes nothing")
+
+    @model_validator(mode="after")
+    def _logprobs_are_asked_for(self) -> ResponseBody:
+        if self.top_logprobs and LOGPROBS not in self.include:
+            raise FieldError(
+                "top_logprobs",
+                f"top_logprobs needs {LOGPROBS!r} in include, got top_logprobs={self.top_logprobs} without it; add it",
+            )
+        return self
 
     @property
     def chat_fields(self) -> dict[str, Any]:
@@ -229,6 +246,8 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
             "response_format": self._format(),
             "reasoning_effort": self.reasoning.effort,
             "verbosity": self.text.verbosity,
+            "logprobs": LOGPROBS in self.include,
+            "top_logprobs": self.top_logprobs,
         }
 
     @property
@@ -236,7 +255,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
         """The fields that the answer has too."""
         tools = self.model_dump(include={"tools", "tool_choice", "text"}, by_alias=True)
         same = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "top_p", "user")
-        shown = {name: getattr(self, name) for name in same}
+        shown = {name: getattr(self, name) for name in (*same, "top_logprobs")}
         effort = {"effort": self.reasoning.effort, "summary": None}
         return shown | tools | {"tool_choice": tools["tool_choice"] or "auto", "reasoning": effort}
 

@@ -41,11 +41,13 @@ from engine.frontend.openai.response_answers import (
     TextDelta,
     TextDone,
 )
-from engine.frontend.openai.response_bodies import ResponseBody
+from engine.frontend.openai.response_bodies import LOGPROBS, ResponseBody
 from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.openai.translated import Translation
 from engine.frontend.protocol import parse_body
 from engine.frontend.requests import Order, ServedModel
+from engine.frontend.sessions import listed
+from engine.frontend.token_texts import TokenTexts
 from engine.messages import FinishReason
 
 _AS_CHAT = Translation(
@@ -81,6 +83,12 @@ def response_order(data: bytes, served: ServedModel) -> Order:
             param="tools",
         )
     order = _AS_CHAT.order(lambda: order_of_chat(chat, served, "resp"))
+    if order.logprobs and order.parsing is not None:
+        raise ApiError.invalid(
+            f"{LOGPROBS} needs an answer of text alone, and this one may have reasoning or calls; leave it out, or "
+            "send /v1/chat/completions, which has the logprobs of all tokens",
+            param="include",
+        )
     return msgspec.structs.replace(order, shown_request=shown)
 
 
@@ -88,7 +96,7 @@ class ResponseShape(BlockShape):
     """Each block of the answer is an item of the response."""
 
     def __init__(self, order: Order, served: ServedModel, new_choice: Callable[[], SpokenChoice] | None = None) -> None:
-        super().__init__(new_choice)
+        super().__init__(new_choice, TokenTexts(served.tokenizer) if order.logprobs else None)
         self._id = order.rid
         self._head: dict[str, Any] = msgspec.json.decode(order.shown_request, type=dict[str, msgspec.Raw]) | {
             "id": order.rid,
@@ -142,14 +150,18 @@ class ResponseShape(BlockShape):
                 yield ItemAdded(sequence_number=self._next(), output_index=block.index, item=added)
                 if block.kind is not BlockKind.CALL:
                     yield PartAdded(sequence_number=self._next(), **place, part=_part(block))
-            case Grown(text=text):
-                yield _DELTAS[block.kind](sequence_number=self._next(), **place, delta=text)
+            case Grown(text=text, logprobs=logprobs):
+                more = {"logprobs": listed(logprobs)} if block.kind is BlockKind.TEXT else {}
+                yield _DELTAS[block.kind](sequence_number=self._next(), **place, delta=text, **more)
             case Ended():
                 if block.kind is BlockKind.CALL:
                     yield ArgumentsDone(sequence_number=self._next(), **place, name=block.name, arguments=block.text)
                 else:
-                    done = TextDone if block.kind is BlockKind.TEXT else ReasoningDone
-                    yield done(sequence_number=self._next(), **place, text=block.text)
+                    if block.kind is BlockKind.TEXT:
+                        logprobs = listed(*block.logprobs)
+                        yield TextDone(sequence_number=self._next(), **place, text=block.text, logprobs=logprobs)
+                    else:
+                        yield ReasoningDone(sequence_number=self._next(), **place, text=block.text)
                     yield PartDone(sequence_number=self._next(), **place, part=_part(block))
                 item = self._item(block, self._status(block))
                 yield ItemDone(sequence_number=self._next(), output_index=block.index, item=item)
@@ -168,7 +180,7 @@ class ResponseShape(BlockShape):
                 content = [ReasoningContent(text=block.text)] if block.written else []
                 return OutputReasoning(id=item_id, status=status, content=content)
             case BlockKind.TEXT:
-                texts = [OutputText(text=block.text)] if block.written else []
+                texts = [_output_text(block)] if block.written else []
                 return OutputMessage(id=item_id, status=status, content=texts)
 
     def _item_id(self, block: Block) -> str:
@@ -188,4 +200,8 @@ _PREFIXES = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "
 
 
 def _part(block: Block) -> OutputText | ReasoningContent:
-    return OutputText(text=block.text) if block.kind is BlockKind.TEXT else ReasoningContent(text=block.text)
+    return _output_text(block) if block.kind is BlockKind.TEXT else ReasoningContent(text=block.text)
+
+
+def _output_text(block: Block) -> OutputText:
+    return OutputText(text=block.text, logprobs=listed(*block.logprobs))

@@ -274,10 +274,13 @@ class ChatShape(_Shape):
         entries = _entries(piece)
         if not self._logprobs or not entries:
             return None
-        return ChatLogprobs(content=listed((yield from spelled(entries, _width(entries), self._spelled_entry))))
+        return ChatLogprobs(content=listed((yield from spelled_logprobs(piece, self._texts))))
 
-    def _spelled_entry(self, entry: OutputLogprob) -> ChatLogprob:
-        texts = self._texts
+
+def spelled_logprobs(piece: GenerateAnswer, texts: TokenTexts) -> Shaping[bytes]:
+    """The inside of a list of the logprobs of a piece's tokens, as chats and responses spell them."""
+
+    def spell(entry: OutputLogprob) -> ChatLogprob:
         return ChatLogprob(
             token=texts.text_of(entry.token_id),
             logprob=entry.logprob,
@@ -287,6 +290,9 @@ class ChatShape(_Shape):
                 for token_id, logprob in entry.top
             ],
         )
+
+    entries = _entries(piece)
+    return (yield from spelled(entries, _width(entries), spell))
 
 
 def plain_deltas(piece: GenerateAnswer) -> list[ChatDelta]:

@@ -12,26 +12,31 @@ import pytest
 from pydantic import BaseModel
 
 from engine.frontend.errors import ApiError
+from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.openai.foreign_fields import FOREIGN_FIELDS
-from engine.frontend.protocol import parse_body
+from engine.frontend.protocol import GenerateBody, SamplingBody, parse_body
 from engine.messages import FinishReason, TokenOutput
 
 HELLO = [{"role": "user", "content": "hello"}]
-BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [
-    (ChatBody, {"messages": HELLO}),
-    (CompletionBody, {"prompt": "hello"}),
+Bodies = list[tuple[type[BaseModel], dict[str, Any]]]
+BODIES: Bodies = [(ChatBody, {"messages": HELLO}), (CompletionBody, {"prompt": "hello"})]
+NATIVE: Bodies = [(GenerateBody, {"text": "hello"})]
+SAMPLING: Bodies = [(SamplingBody, {})]
+FIELDS = [
+    (field, bodies)
+    for fields, bodies in ((FOREIGN_FIELDS, BODIES), (GENERATE_FIELDS, NATIVE), (SAMPLING_FIELDS, SAMPLING))
+    for field in fields
 ]
 
 
-@pytest.mark.parametrize("field", FOREIGN_FIELDS, ids=lambda field: field.name)
-def test_a_field_is_served_or_taken_where_it_changes_nothing_or_refused(field) -> None:
-    for model, body in BODIES:
+@pytest.mark.parametrize(("field", "bodies"), FIELDS, ids=lambda value: getattr(value, "name", ""))
+def test_a_field_is_served_or_taken_where_it_changes_nothing_or_refused(field: ForeignField, bodies: Bodies) -> None:
+    for model, body in bodies:
         if field.name in model.model_fields:
             assert not field.reason or field.name in ("best_of", "echo")
             continue
         if not field.reason:
-            assert field.name in ChatBody.model_fields
+            assert field.name in bodies[0][0].model_fields
             continue
         for value in (None, *field.neutral):
             assert parse_body(model, json.dumps(body | {field.name: value}).encode()) == model(**body)
@@ -41,10 +46,10 @@ def test_a_field_is_served_or_taken_where_it_changes_nothing_or_refused(field) -
         assert field.reason in caught.value.body.error.message
 
 
-@pytest.mark.parametrize("field", [field for field in FOREIGN_FIELDS if field.reason], ids=lambda field: field.name)
-def test_a_field_that_a_reason_says_to_send_is_served(field) -> None:
+@pytest.mark.parametrize(("field", "bodies"), FIELDS, ids=lambda value: getattr(value, "name", ""))
+def test_a_field_that_a_reason_says_to_send_is_served(field: ForeignField, bodies: Bodies) -> None:
     sent = re.search(r"\bsend (\w+)(?: or (\w+))?$", field.reason)
-    served = {name for model, _ in BODIES for name in model.model_fields}
+    served = {name for model, _ in bodies for name in model.model_fields}
     assert sent is None or {name for name in sent.groups() if name} <= served
 
 
@@ -106,6 +111,21 @@ def test_the_prompt_is_cut_to_its_end_and_ids_and_special_tokens_are_shown(play)
     assert chat["choices"][0]["message"]["content"] == "a<end>bc"
     assert chat["choices"][0]["token_ids"] == [97, 263, 98, 99]
     assert chat["prompt_token_ids"] == list(message.prompt_ids) == list(b"lo]")
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({}, "ab"),
+        ({"skip_special_tokens": False}, "a<end>b"),
+        ({"stop": "b"}, "a"),
+        ({"stop": "b", "no_stop_trim": True, "stop_token_ids": None}, "ab"),
+    ],
+)
+def test_special_tokens_and_stop_strings_are_shown_in_native_answers(play, asked: dict[str, Any], text: str) -> None:
+    said = (output(97, 263), output(98, end=FinishReason.LENGTH))
+    (answer,), _ = answered(play, "/generate", {"text": "x", "rid": "r", "sampling_params": asked}, said)
+    assert answer["text"] == text
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])

@@ -138,6 +138,31 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert [entry.token for piece in pieces if piece for entry in piece.content] == [entry.token for entry in entries]
 
 
+@pytest.mark.parametrize("top", [0, 3])
+def test_response_logprobs(client: openai.OpenAI, top: int) -> None:
+    """C02: the same numbers as a chat's, in the response, in its deltas and where its text ends."""
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    chat = client.chat.completions.create(messages=said, max_tokens=5, logprobs=True, top_logprobs=top, **GREEDY)
+    expected = [entry.model_dump() for entry in chat.choices[0].logprobs.content]
+    asked: dict[str, Any] = {"input": said, "max_output_tokens": 5, "include": ["message.output_text.logprobs"]}
+
+    def logprobs_of(response: Any) -> list[Any]:
+        (message,) = response.output
+        return [entry.model_dump() for entry in message.content[0].logprobs]
+
+    response = client.responses.create(**asked, top_logprobs=top, **GREEDY)
+    assert (logprobs_of(response), response.top_logprobs) == (expected, top)
+    with client.responses.create(**asked, top_logprobs=top, stream=True, **GREEDY) as stream:
+        events = list(stream)
+    pieces = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    (done,) = [event.logprobs for event in events if event.type == "response.output_text.done"]
+    assert len(pieces) > 1
+    for entries in ([entry for piece in pieces for entry in piece], done):
+        assert [entry.logprob for entry in entries] == [entry["logprob"] for entry in expected]
+        assert [len(entry.top_logprobs) for entry in entries] == [top] * 5
+    assert logprobs_of(events[-1].response) == expected
+
+
 def test_completion_logprobs(client: openai.OpenAI) -> None:
     """C02"""
     choice = client.completions.create(prompt="hello", max_tokens=6, logprobs=2, **GREEDY).choices[0]

@@ -16,8 +16,10 @@ def test_defaults_are_those_of_the_engine() -> None:
 
 def test_every_sampling_parameter_reaches_the_engine() -> None:
     """C02: a parameter missing here would be unusable, one missing in the engine ignored."""
-    # Three fields say what the output must be, the engine has one for it. Each of n choices is a request.
+    # Three fields say what the output must be, the engine has one for it. Each of n choices is a request. Two say what
+    # the text shows.
     fields = set(SamplingBody.model_fields) - {"json_schema", "regex", "ebnf", "n"}
+    fields -= {"skip_special_tokens", "no_stop_trim"}
     assert fields | {"grammar"} == set(SamplingParams.__struct_fields__)
     body = b"""{"text": "x", "sampling_params": {"max_new_tokens": 5, "min_new_tokens": 1, "temperature": 0,
         "top_p": 0.5, "top_k": 3, "min_p": 0.1, "frequency_penalty": 1, "presence_penalty": -1,

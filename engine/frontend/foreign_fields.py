@@ -1,12 +1,14 @@
-"""Fields that other servers of the OpenAI protocol take: which of them are served, and what is said of the others.
+"""Fields that other servers take: which of them are served, and what is said of the others.
 
-Owns the one list of them; docs/tables/fields.md is made from it. A field that is not served is taken with null and with
-values that change nothing, because programs send those, and refused with any other, by its name and with the reason.
+Owns the lists of them, by route; docs/tables/fields.md is made from these. A field that is not served is taken with
+null and with values that change nothing, because programs send those, and refused with any other, by its name and with
+the reason.
 """
 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Container, Iterable
 from typing import Any, Final, NamedTuple
 
 from engine.frontend.errors import FieldError
@@ -97,18 +99,51 @@ FOREIGN_FIELDS: Final = (
     ForeignField("use_beam_search", VLLM, "there is no beam search; send n", (False,)),
     ForeignField("vllm_xargs", VLLM, "there are no plugins that would read it", ({},)),
 )
-_NOT_SERVED: Final = {field.name: field for field in FOREIGN_FIELDS if field.reason}
+_BY_NAME: Final = {field.name: field for field in FOREIGN_FIELDS}
+# Of SGLang's ``/generate``, beside its ``sampling_params``.
+GENERATE_FIELDS: Final = (
+    ForeignField("audio_data", SGLANG, _ONE_TEXT, ([],)),
+    ForeignField("background", SGLANG, "an answer goes to the client that asks for it", (False,)),
+    *(_BY_NAME[name] for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_logit_processor")),
+    ForeignField("conversation_id", SGLANG, "a request stands alone; equal prefixes are found by themselves"),
+    ForeignField("custom_labels", SGLANG, "metrics have the labels of the server", ({},)),
+    *(_BY_NAME[name] for name in ("data_parallel_rank", "extra_key")),
+    ForeignField("image_data", SGLANG, _ONE_TEXT, ([],)),
+    ForeignField("input_embeds", SGLANG, "a prompt is text or token ids"),
+    ForeignField("log_metrics", SGLANG, "the metrics count every request", (True,)),
+    ForeignField("lora_id", SGLANG, "name the LoRA in lora_path"),
+    ForeignField("modalities", SGLANG, _ONE_TEXT, ([],)),
+    ForeignField("no_logs", SGLANG, "the server's settings say what is logged", (False,)),
+    _BY_NAME["return_hidden_states"],
+    ForeignField("return_routed_experts", SGLANG, "routes to experts do not leave the engine", (False,)),
+    ForeignField("return_text_in_logprobs", SGLANG, "logprobs name tokens by their ids", (False,)),
+    _BY_NAME["session_params"],
+    ForeignField("token_ids_logprob", SGLANG, "logprobs are those of chosen and of the most likely tokens", ([],)),
+    ForeignField("video_data", SGLANG, _ONE_TEXT, ([],)),
+)
+# Of SGLang's ``sampling_params``.
+SAMPLING_FIELDS: Final = (
+    _BY_NAME["custom_params"],
+    ForeignField("no_stop_trim", SGLANG),
+    ForeignField("sampling_seed", SGLANG, "send seed"),
+    ForeignField("skip_special_tokens", SGLANG),
+    *(_BY_NAME[name] for name in ("spaces_between_special_tokens", "stop_regex")),
+    ForeignField("stream_interval", SGLANG, "a stream shows every token as it comes", (1,)),
+    ForeignField("structural_tag", SGLANG, "send json_schema, regex or ebnf"),
+)
 _shown = reprlib.Repr()
 
 
-def without_neutral(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    """A body without the fields that change nothing. Raises FieldError for one that would change something.
+def without_neutral(data: Any, known: Container[str], fields: Iterable[ForeignField]) -> Any:
+    """A body without those of these fields that change nothing. Raises FieldError for one that would change something.
 
-    ``known`` are the fields of the body itself.
+    ``known`` are the fields of the body itself. What is no object is returned as it is.
     """
-    found = [name for name in data if name in _NOT_SERVED and name not in known]
-    for name in found:
-        field, value = _NOT_SERVED[name], data[name]
+    if not isinstance(data, dict):
+        return data
+    found = {field.name: field for field in fields if field.reason and field.name in data and field.name not in known}
+    for name, field in found.items():
+        value = data[name]
         if value is not None and not any(_is_same(value, neutral) for neutral in field.neutral):
             raise FieldError(
                 name,
