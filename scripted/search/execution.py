@@ -6,6 +6,7 @@ A failure is a broken promise, or whatever the adapter raises in a step. Any oth
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import traceback
 from collections import Counter
@@ -187,6 +188,9 @@ class Prefixes:
         self._passed: list[tuple[Any, int, int]] = []
         self._extras = extras_of(base)
         self.acting: list[frozenset[Action]] = []
+        # Of the newest step; most steps have what the one before had.
+        self._reached: list[bool] = []
+        self._acting: frozenset[Action] = frozenset()
         # Runs that looked like the base before each step; and looks by what was added that showed another state.
         self._alike: Counter[int] = Counter()
         self._in_vain: Counter[tuple[str, ...]] = Counter()
@@ -288,7 +292,10 @@ class Prefixes:
             gate.watch = None
             return
         self._passed.append((_outline(gate), len(gate.cells), len(gate.unreached)))
-        self.acting.append(frozenset(extra for extra in self._extras if extra.reaches(gate)))
+        reached = [extra.reaches(gate) for extra in self._extras]
+        if reached != self._reached:
+            self._reached, self._acting = reached, frozenset(itertools.compress(self._extras, reached))
+        self.acting.append(self._acting)
 
     def _leave_copied(self, gate: Run) -> None:
         """The copy before the first step is of a run that is not recorded, as those that start from it are not."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Final
 
 from engine.config import (
@@ -469,12 +469,13 @@ class SimulatedPipeline:
         """All tokens of a row before ``end``, from its KV; None when one was never written."""
         size = self._page_size
         tokens: list[int] = []
-        for position in range(end):
-            slots, offset = self._kv[row.pages[position // size]], position % size
-            if len(slots) < offset + 2:
+        for start in range(0, end, size):
+            slots, count = self._kv[row.pages[start // size]], min(size, end - start)
+            if len(slots) <= count:
                 return None
             # The inverse of a link of the chain.
-            tokens.append((slots[offset + 1] - slots[offset] * CHAIN - 1) & MASK)
+            links = pairwise(slots[: count + 1])
+            tokens += [(after - before * CHAIN - 1) & MASK for before, after in links]
         return tokens
 
     def _strange_window_place(self, segment: Segment, row: _Row, last: int) -> int | None:
