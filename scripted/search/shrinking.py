@@ -75,7 +75,9 @@ class _Search:
 
     def __init__(self, schedule: Schedule, signature: str | None, budget_s: float) -> None:
         self.started = time.monotonic()
-        self._deadline = self.started + budget_s
+        # A process that was stopped or starved for a while shrinks no less.
+        self._clock = time.process_time
+        self._deadline = self._clock() + budget_s
         self.best = schedule
         self.runs = 1
         self._tried: set[Schedule] = set()
@@ -84,11 +86,12 @@ class _Search:
         self.signature = None if failure is None else failure.signature
         if failure is not None and failure.hangs:
             # It has shown that it never ends; what is left of it will show so sooner.
-            self._timeout_s, self._deadline = budget_s / _HANGING_RUNS, time.monotonic() + budget_s
+            self._clock = time.monotonic
+            self._timeout_s, self._deadline = budget_s / _HANGING_RUNS, self._clock() + budget_s
 
     @property
     def is_overdue(self) -> bool:
-        return time.monotonic() >= self._deadline
+        return self._clock() >= self._deadline
 
     def improve(self) -> bool:
         """Try every kind of smaller schedule once; True when one of them became the best."""
