@@ -211,11 +211,12 @@ def _cell(rows: Sequence[TimedSearch]) -> str:
 
 
 def _sum(cells: Sequence[Sequence[TimedSearch]]) -> str:
-    """Mutants that any seed found, of those that were searched; the median of the medians."""
+    """Mutants that any seed found, of those that were searched; searches that found theirs; the median of medians."""
     searched = [rows for rows in cells if rows]
     found = [[row for row in rows if row.is_found] for rows in searched]
     medians = [statistics.median(row.schedules for row in rows) for rows in found if rows]
     if not medians:
         return f"**0 of {len(searched)}**"
-    share = 100 * len(medians) // len(searched)
-    return f"**{len(medians)} of {len(searched)} ({share} %), median {statistics.median(medians):,.0f}**"
+    share, total = 100 * len(medians) // len(searched), sum(map(len, searched))
+    of_all = f", {sum(map(len, found))} of {total} searches" if total > len(searched) else ""
+    return f"**{len(medians)} of {len(searched)} ({share} %){of_all}, median {statistics.median(medians):,.0f}**"

@@ -15,8 +15,8 @@ from typing import Final
 # Of each feature that is on, its level.
 Row = Mapping[str, str]
 _Level = tuple[str, str]
-_FEWEST_ON: Final = 3
-_MOST_ON: Final = 14
+_FEWEST_ON: Final = 6
+_MOST_ON: Final = 18
 
 
 def pairs_of(features: Mapping[str, Sequence[str]], allows: Callable[[Row], bool]) -> list[tuple[_Level, _Level]]:

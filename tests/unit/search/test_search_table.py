@@ -79,7 +79,7 @@ def test_the_table_counts_seeds_and_takes_medians() -> None:
     assert table_of(ROWS, ["a", "b", "d", "c", "e"]).splitlines() == [
         "| bug | alone | random |",
         "| --- | --- | --- |",
-        "| **all 4** | **1 of 3 (33 %), median 9** | **0 of 1** |",
+        "| **all 4** | **1 of 3 (33 %), 2 of 5 searches, median 9** | **0 of 1** |",
         "| `a` | 2 of 3, 9, 1.00 s | 0 of 1 in 100 |",
         "| `b` | 0 of 1 in 100 | not searched |",
         "| `c` | not searched | not searched |",
