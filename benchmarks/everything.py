@@ -14,7 +14,16 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import gate_cost, live_gate, live_loop, recording_cost, scheduler_steps, scripted_server, stage_links
+from benchmarks import (
+    gate_cost,
+    live_gate,
+    live_loop,
+    recording_cost,
+    scheduler_steps,
+    scripted_server,
+    stage_links,
+    tracing_cost,
+)
 from benchmarks.measurement import Measurement, MeasurementReport, as_table, output_file, write_report
 
 __all__ = ["main"]
@@ -69,4 +78,5 @@ BENCHMARKS: Final[dict[str, Callable[[], Iterable[Measurement]]]] = {
     "processes": live_loop.measure,
     "recording": recording_cost.measure,
     "links": stage_links.measure,
+    "tracing": tracing_cost.measure,
 }
