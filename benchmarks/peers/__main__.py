@@ -30,6 +30,7 @@ from benchmarks.peers.offline import Offline, OfflinePeer
 from benchmarks.peers.results import CLIENTS, PeerResult, PeersRun, ratios
 from benchmarks.peers.served import PROMPT_WORDS, Served, ServedPeer, Workload, started
 from benchmarks.peers.shown import console_tables, write_page
+from benchmarks.quantized import QUANTIZED, quantize
 from engine.interruption import interruptible
 
 _MIB: Final = 2**20
@@ -107,6 +108,13 @@ def _arguments() -> argparse.Namespace:
         metavar="'OPTIONS'",
         help="one more server of ours with OpenVINO, with these options of `engine serve`; may be repeated",
     )
+    parser.add_argument(
+        "--quantized",
+        action="append",
+        default=[],
+        choices=tuple(QUANTIZED),
+        help="one more server of ours with OpenVINO, of the checkpoint with layers of this kind; may be repeated",
+    )
     parser.add_argument("--tree", type=Path, help="one more server of ours with OpenVINO, of another source tree")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="S")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -167,6 +175,11 @@ def _served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) ->
         for options in arguments.variant:
             command = (*computed, *shlex.split(options))
             yield ServedPeer(name=f"lockstep, OpenVINO {options}", command=command, environment=kept)
+        for kind in arguments.quantized:
+            quantize(folder, kind, scratch / kind)
+            # Asked for by the name that all have.
+            command = (*computed, "--model", str(scratch / kind), "--served-model-name", str(folder))
+            yield ServedPeer(name=f"lockstep, OpenVINO, {kind}", command=command, environment=kept, keeps=True)
         if arguments.tree is not None:
             other = {"PYTHONPATH": str(arguments.tree), "XDG_CACHE_HOME": str(scratch / "other-cache")}
             yield ServedPeer(

@@ -39,6 +39,34 @@ _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _INT8_LARGEST: Final = 127.0
 _WORD_BITS: Final = 32
 _VALUES: Final = ("weight_packed", "qweight", "weight")
+# Integers that a graph can keep.
+_KEPT_BITS: Final = (4, 8)
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A weight as a scheme keeps it: ``(values - zeros) * scales``.
+
+    ``values`` [out, in] have ``bits`` bits each. ``zeros`` (None: 0, and values are signed) and ``scales`` are [out,
+    groups]; ``groups`` is the group of each input, None where groups are neighbours, all of one size.
+    """
+
+    values: torch.Tensor
+    bits: int
+    zeros: torch.Tensor | None
+    scales: torch.Tensor
+    groups: torch.Tensor | None = None
+
+    def whole(self) -> torch.Tensor:
+        """The weight in fp32. Raises ValueError for groups that do not divide its inputs."""
+        columns, count = self.values.shape[1], self.scales.shape[1]
+        groups = self.groups
+        if groups is None:
+            if columns % count:
+                raise ValueError(f"{count} groups do not divide {columns} inputs")
+            groups = torch.arange(columns) // (columns // count)
+        values = self.values.float() if self.zeros is None else self.values - self.zeros[:, groups]
+        return values * self.scales[:, groups]
 
 
 @dataclass(frozen=True)
@@ -51,6 +79,15 @@ class QuantizedWeight:
 
     def read(self, read: _Reader) -> torch.Tensor:
         """The weight in fp32, [out, in]. Raises CheckpointError, naming it, when its parts do not fit together."""
+        made = self._made(read)
+        return made.whole() if isinstance(made, Integers) else made
+
+    def integers(self, read: _Reader) -> Integers | None:
+        """The weight in its own integers; None for one that has none, or whose groups are not neighbours."""
+        made = self._made(read)
+        return made if isinstance(made, Integers) and made.groups is None and made.bits in _KEPT_BITS else None
+
+    def _made(self, read: _Reader) -> Integers | torch.Tensor:
         parts = {part: read(name) for part, name in self.parts.items()}
         try:
             if "weight_packed" in parts:
@@ -58,7 +95,7 @@ class QuantizedWeight:
             if "qweight" in parts:
                 return (_from_awq if self.scheme.method == "awq" else _from_gptq)(parts, self.scheme)
             if "SCB" in parts:
-                return parts["weight"].float() * (parts["SCB"].float()[:, None] / _INT8_LARGEST)
+                return Integers(parts["weight"], 8, None, parts["SCB"].float()[:, None] / _INT8_LARGEST)
             return _scaled(parts, self.scheme)
         except (RuntimeError, ValueError, IndexError) as exc:
             raise CheckpointError(
@@ -95,10 +132,13 @@ def _companions(values: str | None) -> set[str]:
             return {"weight_scale", "weight_scale_inv", "weight_zero_point", "SCB"}
 
 
-def _scaled(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> torch.Tensor:
+def _scaled(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integers | torch.Tensor:
     """Values of 8 bits each, times scales of a tensor, of rows, of groups in a row or of blocks."""
-    weight = parts["weight"].float()
+    weight = parts["weight"]
     scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
+    if weight.dtype is torch.int8 and "weight_zero_point" not in parts and scale.numel() == len(weight):
+        return Integers(weight, 8, None, scale.float().reshape(-1, 1))
+    weight = weight.float()
     if "weight_zero_point" in parts:
         weight -= _spread(parts["weight_zero_point"].float(), weight.shape, scheme.block)
     return weight * _spread(scale.float(), weight.shape, scheme.block)
@@ -118,54 +158,46 @@ def _spread(scale: torch.Tensor, shape: torch.Size, block: tuple[int, int] | Non
     raise ValueError(f"scales of shape {tuple(scale.shape)} are none of a weight of shape {tuple(shape)}")
 
 
-def _from_compressed_tensors(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _from_compressed_tensors(parts: Mapping[str, torch.Tensor]) -> Integers:
     packed, scale = parts["weight_packed"], parts["weight_scale"].float()
     rows, columns = (int(size) for size in _part(parts, "weight_shape"))
     widths = [bits for bits in (4, 8) if math.ceil(columns * bits / _WORD_BITS) == packed.shape[1]]
     if not widths or packed.shape[0] != rows:
         raise ValueError(f"values packed as {tuple(packed.shape)} are none of a weight of shape {(rows, columns)}")
-    offset = 1 << (widths[0] - 1)
-    values = _unpacked(packed, widths[0], dim=1)[:, :columns] - offset
+    bits = widths[0]
     if scale.dim() < 2:
         scale = scale.reshape(-1, 1)
-    if "weight_g_idx" in parts:
-        group = parts["weight_g_idx"].long()
-    elif columns % scale.shape[1] == 0:
-        group = torch.arange(columns) // (columns // scale.shape[1])
-    else:
-        raise ValueError(f"{scale.shape[1]} groups do not divide {columns} columns")
+    scale = scale.expand(rows, -1)
+    zeros = torch.full_like(scale, 1 << (bits - 1))
     if "weight_zero_point" in parts:
         zeros = parts["weight_zero_point"]
-        if zeros.dtype is torch.int32:
-            zeros = _unpacked(zeros, widths[0], dim=0)[:rows] - offset
-        values = values - zeros[:, group]
-    return values * scale[:, group]
+        zeros = _unpacked(zeros, bits, dim=0)[:rows] if zeros.dtype is torch.int32 else zeros + (1 << (bits - 1))
+    groups = parts["weight_g_idx"].long() if "weight_g_idx" in parts else None
+    return Integers(_unpacked(packed, bits, dim=1)[:, :columns], bits, zeros, scale, _unless_neighbours(groups))
 
 
-def _from_awq(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> torch.Tensor:
+def _from_awq(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integers:
     unordered = [_unpacked(_part(parts, part), scheme.bits, dim=1) for part in ("qweight", "qzeros")]
     values, zeros = (part.reshape(len(part), -1, len(_AWQ_ORDER))[..., _AWQ_ORDER].flatten(1) for part in unordered)
-    return _grouped(values, zeros, _part(parts, "scales"), None)
+    return Integers(values.t(), scheme.bits, zeros.t(), _part(parts, "scales").float().t())
 
 
-def _from_gptq(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> torch.Tensor:
+def _from_gptq(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integers:
     values = _unpacked(parts["qweight"], scheme.bits, dim=0)
     zeros = _unpacked(_part(parts, "qzeros"), scheme.bits, dim=1)
     if scheme.zeros_are_less_one:
         zeros = (zeros + 1) & ((1 << scheme.bits) - 1)
-    return _grouped(values, zeros, _part(parts, "scales"), parts.get("g_idx"))
+    groups = _unless_neighbours(parts["g_idx"].long() if "g_idx" in parts else None)
+    return Integers(values.t(), scheme.bits, zeros.t(), _part(parts, "scales").float().t(), groups)
 
 
-def _grouped(
-    values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor | None
-) -> torch.Tensor:
-    """Values [in, out] with a scale and a zero point of each output for each group of inputs, as [out, in]."""
-    if groups is None:
-        if len(values) % len(scales):
-            raise ValueError(f"{len(scales)} groups do not divide {len(values)} inputs")
-        groups = torch.arange(len(values)) // (len(values) // len(scales))
-    groups = groups.long()
-    return ((values - zeros[groups]) * scales.float()[groups]).t()
+def _unless_neighbours(groups: torch.Tensor | None) -> torch.Tensor | None:
+    """The group of each input, None where each is as many neighbouring inputs as the next."""
+    if groups is None or not len(groups):
+        return None
+    count = int(groups.max()) + 1
+    is_plain = len(groups) % count == 0 and torch.equal(groups, torch.arange(len(groups)) // (len(groups) // count))
+    return None if is_plain else groups
 
 
 def _part(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

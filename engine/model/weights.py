@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
-from engine.model.dequantization import QuantizedWeight, quantized_weights
+from engine.model.dequantization import Integers, QuantizedWeight, quantized_weights
 from engine.model.file_pages import forget_pages, mapped_places
 from engine.model.quantization import Quantization
 
@@ -110,6 +110,11 @@ class WeightFiles:
         weight = self._conversions[converted].apply(self._read, self._model.config)
         self._require_shape(converted, tuple(weight.shape), shape)
         return weight
+
+    def integers(self, name: str) -> Integers | None:
+        """A quantized weight in its own integers; None for every other."""
+        weight = self._quantized.get(name)
+        return None if weight is None else weight.integers(self._read_stored)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names

@@ -39,6 +39,9 @@ class CompiledStage:
             # Processes of several stages, or of several servers, would be bound to the same core.
             "ENABLE_CPU_PINNING": False,
         }
+        if facts.quantization is not None:
+            # Otherwise what is multiplied with integers would be rounded to 8 bits as well.
+            settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
         try:
             compiled = ov.Core().compile_model(with_paged_attention(graph, facts), "CPU", settings)
         except RuntimeError as exc:

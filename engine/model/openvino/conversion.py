@@ -6,6 +6,7 @@ stage: the graph is kept.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -23,8 +24,10 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.errors import OpenVINOError, StepFailedError
+from engine.model.dequantization import Integers
 from engine.model.openvino.paging import Place, StageGraph, mark
 from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
+from engine.model.weights import WeightFiles
 
 IMPLEMENTATION: Final = "lockstep_openvino"
 _TRACED_TOKENS: Final = 5
@@ -33,6 +36,9 @@ _LEAST_MATRIX_VALUES: Final = 1024
 _INT8_LARGEST: Final = 127
 # Rows of a matrix that are widened at a time.
 _WIDENED_ROWS: Final = 8192
+# How a graph names the weights of the model that it was traced from, whose layers are counted in the stage.
+_MODULE: Final = "self.module."
+_LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
 
 _library = torch.library.Library("lockstep", "DEF")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
@@ -118,6 +124,8 @@ class TracedStage(nn.Module):
             parameter.set_element_type(kind)
             parameter.set_partial_shape(ov.PartialShape(shape))
         graph.validate_nodes_and_infer_types()
+        if self._facts.quantization is not None:
+            _keep_integers(graph, self._facts)
         if self._int8:
             _round_matrices_to_int8(graph)
         if self._facts.dtype is torch.bfloat16:
@@ -233,6 +241,50 @@ def _matrices(graph: ov.Model) -> list[Any]:
     constants = [node for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"]
     whole = [node for node in constants if node.get_element_type() == ov.Type.f32 and len(node.shape) == 2]
     return [node for node in whole if np.prod(node.shape) >= _LEAST_MATRIX_VALUES]
+
+
+def _keep_integers(graph: ov.Model, facts: StageFacts) -> None:
+    """Multiply with the integers that the checkpoint has, where it has them, and widen them there."""
+    with WeightFiles(facts.folder, quantization=facts.quantization, is_part=facts.is_text_part) as files:
+        for node in [node for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"]:
+            name = _LAYER.sub(lambda found: f".layers.{int(found[1]) + facts.layers.start}.", node.get_friendly_name())
+            kept = files.integers(name.removeprefix(_MODULE))
+            if kept is None or tuple(kept.values.shape) != tuple(node.shape):
+                continue
+            # What is in 16 bits is widened before it is multiplied with.
+            for place in node.output(0).get_target_inputs():
+                if (used := place.get_node()).get_type_name() == "Convert":
+                    used.output(0).replace(_widened(kept).output(0))
+                elif used.get_type_name() == "MatMul":
+                    place.replace_source_output(_widened(kept).output(0))
+
+
+def _widened(kept: Integers) -> Any:
+    """The node of a weight that is kept in integers, in fp32."""
+    rows, columns = kept.values.shape
+    count = kept.scales.shape[1]
+    grouped = [rows, columns] if count == 1 else [rows, count, columns // count]
+    beside = [rows, 1] if count == 1 else [rows, count, 1]
+    widened = ov.opset15.convert(_integers(kept.values, kept.bits, grouped, signed=kept.zeros is None), "f32")
+    if kept.zeros is not None:
+        zeros = ov.opset15.convert(_integers(kept.zeros, kept.bits, beside, signed=False), "f32")
+        widened = ov.opset15.subtract(widened, zeros)
+    widened = ov.opset15.multiply(widened, op.Constant(kept.scales.float().reshape(beside).numpy()))
+    if count > 1:
+        widened = ov.opset15.reshape(widened, op.Constant(np.array([rows, columns], np.int64)), special_zero=False)
+    return widened
+
+
+def _integers(values: torch.Tensor, bits: int, shape: list[int], *, signed: bool) -> Any:
+    """A constant of these values; two of 4 bits share a byte, the first in its lower half."""
+    if signed:
+        return op.Constant(values.to(torch.int8).reshape(shape).numpy())
+    flat = values.to(torch.uint8).flatten()
+    if bits == 8:
+        return op.Constant(flat.reshape(shape).numpy())
+    flat = functional.pad(flat, (0, len(flat) % 2))
+    packed = (flat[::2] | (flat[1::2] << 4)).numpy()
+    return op.Constant(ov.Tensor(packed, ov.Shape(shape), ov.Type.u4), shared_memory=False)
 
 
 def _round_matrices_to_int8(graph: ov.Model) -> None:
