@@ -24,7 +24,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     ``window_tokens`` is how many tokens its window layers see, 0 for a model without such layers. Of the two sizes in
     bytes one is for the window layers, and ``kv_bytes_per_token`` for all others: 0 when there are no others.
-    ``draft_kv_bytes_per_token`` is the part of a draft model in these.
+    ``draft_kv_bytes_per_token`` is the part of a draft model in these. ``embedding_size`` is that of the vectors of a
+    model that embeds, 0 for one that generates text; without ``shares_prefixes`` it needs all of a prompt computed.
     """
 
     name: str
@@ -36,6 +37,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     window_kv_bytes_per_token: int = 0
     draft_kv_bytes_per_token: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    embedding_size: int = 0
+    shares_prefixes: bool = True
 
     def with_draft(self, draft: ModelFacts) -> ModelFacts:
         """The same with the KV of a draft model beside its own. Raises ConfigError for one that cannot guess for it."""
@@ -91,7 +94,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
     ``ngram_max`` and ``ngram_min`` are. With ``drafts_itself`` the draft model has the weights of the model. ``loras``
     are the LoRAs that are there from the start, by name and path; ``max_loras`` is 0 where there can be none.
-    ``waiting_timeout_s`` is in seconds, None for no limit.
+    ``waiting_timeout_s`` is in seconds, None for no limit. ``embedding_size`` is 0 where text is generated.
     """
 
     pp_size: int
@@ -127,6 +130,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     host_pages: int = 0
     async_scheduling: bool = False
     kv_events: bool = False
+    embedding_size: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -154,6 +158,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 f"host_kv_tokens must be 0 for model {facts.name!r}, whose window layers keep their KV on the device "
                 f"alone, got {config.host_kv_tokens}; leave it out"
             )
+        if not facts.shares_prefixes and (config.host_kv_tokens or config.kv_events):
+            field = "host_kv_tokens" if config.host_kv_tokens else "kv_events"
+            raise ConfigError(
+                f"{field} must be left out for model {facts.name!r}: it embeds by the mean of a prompt's tokens, "
+                "so that no prefix is shared"
+            )
+        if facts.embedding_size and config.speculative_algorithm != "off":
+            raise ConfigError(
+                f"speculative_algorithm must be 'off' for model {facts.name!r}, which generates no text, got "
+                f"{config.speculative_algorithm!r}; leave it out"
+            )
         speculates, looks_up = config.speculative_algorithm != "off", config.speculative_algorithm == "ngram"
         limits = cls(
             pp_size=config.pp_size,
@@ -168,7 +183,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             context_length=context_length,
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
-            radix_cache=config.radix_cache,
+            radix_cache=config.radix_cache and facts.shares_prefixes,
             schedule_policy=config.schedule_policy,
             priority_preemption=config.priority_preemption,
             seed=config.seed,
@@ -186,8 +201,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             max_loras=config.most_loras,
             loras=loras_of(config.lora),
             host_pages=config.host_kv_tokens // config.page_size,
-            async_scheduling=config.async_scheduling,
+            async_scheduling=config.async_scheduling and not facts.embedding_size,
             kv_events=config.kv_events,
+            embedding_size=facts.embedding_size,
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 

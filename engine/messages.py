@@ -239,10 +239,14 @@ ClientMessage = (
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The natural-log probability of one sampled token, and of the most likely ones as (token id, logprob)."""
+    """The natural-log probability of one sampled token, and of the most likely ones as (token id, logprob).
+
+    A model that embeds samples nothing: ``vector`` is that of the prompt, fp32 in the machine's byte order.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    vector: bytes = b""
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

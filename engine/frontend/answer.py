@@ -53,7 +53,8 @@ class Answer:
             output_logprobs=_logprobs(ids, output.logprobs) if self._message.return_logprob else msgspec.UNSET,
             **inputs,
         )
-        return GenerateAnswer(text=text, output_ids=ids, meta_info=meta)
+        vector = output.logprobs[0].vector if output.logprobs and output.logprobs[0] is not None else b""
+        return GenerateAnswer(text=text, output_ids=ids, meta_info=meta, vector=vector or msgspec.UNSET)
 
     def _show(self, output: TokenOutput) -> tuple[tuple[int, ...], str]:
         """What the client may see of an output: nothing after a stop string, no text of a stop token."""
@@ -100,6 +101,7 @@ def joined(pieces: Sequence[GenerateAnswer]) -> GenerateAnswer:
         text="".join(piece.text for piece in pieces),
         output_ids=tuple(token_id for piece in pieces for token_id in piece.output_ids),
         meta_info=meta,
+        vector=pieces[-1].vector,
     )
 
 

@@ -34,13 +34,8 @@ SYNONYMS = {
 KEY = "[key]"
 # The ends of the validator's words for a value of another type than a branch takes.
 OF_A_TYPE = ("_type", "literal_error")
-# What a value is counted in that is too short or too long.
-LENGTHS = {
-    "too_short": "entries",
-    "too_long": "entries",
-    "string_too_short": "characters",
-    "string_too_long": "characters",
-}
+# What a value is counted in that is too long.
+LENGTHS = {"too_long": "entries", "string_too_long": "characters"}
 
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = MAX_SHOWN_VALUE_CHARS
@@ -115,7 +110,7 @@ def _has(kind: Any, name: str) -> bool:
 
 
 def _measured(error: ErrorDetails) -> str:
-    """The value that broke a rule; of one that is too long or too short, its length."""
+    """The value that broke a rule; of one that is too long, its length."""
     value, unit = error["input"], LENGTHS.get(error["type"])
     return _shown(value) if unit is None or not isinstance(value, Sized) else f"{len(value)} {unit}"
 

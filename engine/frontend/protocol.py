@@ -389,13 +389,15 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of ``/generate``; in a stream, one event of it with what is new since the last event.
 
-    With n > 1 the answer is a list of these, and ``index`` says which one it is.
+    With n > 1 the answer is a list of these, and ``index`` says which one it is. ``vector`` is that of the prompt, in
+    fp32, from a model that embeds; ``/v1/embeddings`` shows it.
     """
 
     text: str
     output_ids: tuple[int, ...]
     meta_info: MetaInfo
     index: int | msgspec.UnsetType = msgspec.UNSET
+    vector: bytes | msgspec.UnsetType = msgspec.UNSET
 
 
 def parse_body(model: type[Body], data: bytes) -> Body:

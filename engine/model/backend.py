@@ -23,6 +23,7 @@ from engine.model.batch import Batch
 from engine.model.checkpoint import dtype_name, read_model_config, resolve_folder
 from engine.model.kv_pool import KVPool
 from engine.model.lora import StageLoras
+from engine.model.pooling import Pooling, read_pooling
 from engine.model.prompt_logprobs import ScoreTaker
 from engine.model.stage_slice import OnLoad
 from engine.plan import Segment
@@ -50,6 +51,7 @@ class ComputingStage(Protocol):
     hidden_size: int
     pool: KVPool
     lora: StageLoras | None
+    pooling: Pooling | None
 
     @property
     def is_lean(self) -> bool:
@@ -137,8 +139,10 @@ def why_not_openvino(config: EngineConfig) -> str | None:
         return reason
     if config.device == "auto" and torch.cuda.device_count():
         return "there is a CUDA device; use device='cpu'"
-    model = read_model_config(resolve_folder(config), trust_remote_code=config.trust_remote_code)
-    return _why_not_model(config, model)
+    folder = resolve_folder(config)
+    if read_pooling(folder) is not None:
+        return "the model embeds, which torch computes"
+    return _why_not_model(config, read_model_config(folder, trust_remote_code=config.trust_remote_code))
 
 
 def _why_not_model(config: EngineConfig, model: PreTrainedConfig) -> str | None:

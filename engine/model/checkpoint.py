@@ -17,6 +17,7 @@ from engine.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, e
 from engine.errors import CheckpointError
 from engine.limits import ModelFacts, embedded_facts
 from engine.model.embedded import embedded_folder
+from engine.model.pooling import PoolingKind, read_pooling
 from engine.model.quantization import Quantization, quantization_of
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
     model = _read_text_config(folder, trust_remote_code=config.trust_remote_code)
     heads, head_dim = heads_of(model, folder)
     window, windowed = window_layers(model)
+    pooling = read_pooling(folder)
     if config.kv_cache_dtype == "u8":
         # A scale and an offset for each channel of a block of keys, and for the values of each token.
         values_a_head = head_dim + _SCALE_AND_OFFSET_BYTES
@@ -129,6 +131,8 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
         window_tokens=window,
         window_kv_bytes_per_token=layer_bytes * windowed.count(True),
         eos_token_ids=_eos_token_ids(folder, model),
+        embedding_size=0 if pooling is None else model.hidden_size,
+        shares_prefixes=pooling is None or pooling.kind is not PoolingKind.MEAN,
     )
 
 

@@ -56,17 +56,25 @@ class LeanDecoder:
     """The layers of one stage, with embedding and head where the stage has them.
 
     Weights of the same type are shared with ``model``, whose parameters become views; ``layers`` are the attentions of
-    its layers, in order.
+    its layers, in order. A last stage without a head gives states after the norm, with ``shows_all`` of all tokens.
     """
 
-    def __init__(self, model: _Transformer, layers: Sequence[PagedAttention], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: _Transformer,
+        layers: Sequence[PagedAttention],
+        dtype: torch.dtype,
+        *,
+        shows_all: bool = False,
+    ) -> None:
         decoder = model.base_model
+        self._shows_all = shows_all
         self._dtype = dtype
         self._embedding = None if decoder.embed_tokens is None else decoder.embed_tokens.weight
         self._angles = _RotaryAngles(decoder.rotary_emb, dtype, next(decoder.layers.parameters()).device)
         self._layers = [_lean_layer(layer, paged, dtype) for layer, paged in zip(decoder.layers, layers, strict=True)]
         head = model.get_output_embeddings()
-        self._norm = None if head is None else _norm(decoder.norm, dtype)
+        self._norm = None if isinstance(decoder.norm, nn.Identity) else _norm(decoder.norm, dtype)
         self._head = None if head is None else _head_weight(head, self._embedding, dtype)
 
     def forward(
@@ -87,8 +95,10 @@ class LeanDecoder:
         cos, sin = self._angles.of(batch)
         for index, layer in enumerate(self._layers):
             states = layer(states, cos, sin, index, loras)
-        if self._norm is None or self._head is None:
+        if self._norm is None:
             return states
+        if self._head is None:
+            return self._norm(states if self._shows_all else states.index_select(0, batch.emitting))
         if take_scored is not None:
             for rows in slices_of(scored_rows(batch.segments)):
                 take_scored(torch.mm(self._norm(states[rows]), self._head))

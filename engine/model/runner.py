@@ -37,6 +37,7 @@ from engine.model.lora import LoadedLora, StageLoras
 from engine.model.newest_tokens import DeviceTokens, NewestTokens
 from engine.model.profiling import StageProfile
 from engine.model.prompt_logprobs import PromptScores, ScoreTaker
+from engine.model.prompt_vectors import PromptVectors
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
@@ -111,6 +112,8 @@ class StageRunner:
         self._sampler = Sampler(
             never=never, vocab_size=limits.vocab_size, device=self.model.device, grammars=self.grammars
         )
+        pooling = self.model.pooling
+        self._vectors = PromptVectors(pooling) if pooling is not None and self.model.is_last else None
         has_draft_model = limits.has_draft_model and self.model.is_last
         self._draft_model = None
         if has_draft_model:
@@ -444,6 +447,8 @@ class StageRunner:
         output = self._forward(batch, hidden, take_scored)
         if not self.model.is_last:
             return output
+        if self._vectors is not None:
+            return verify(microbatch, *self._vectors.take(output, microbatch.segments))
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
         result = verify(microbatch, token_ids, logprobs, self._sampler.dead_ends)
         if self._draft_model is not None:

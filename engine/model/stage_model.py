@@ -25,6 +25,7 @@ from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
 from engine.model.kv_pool import KVPool
 from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.lora import BatchLoras, StageLoras
+from engine.model.pooling import PoolingKind
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach
 from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
@@ -65,6 +66,8 @@ class StageModel:
             # What belongs to no tensor (pinned memory, streams, graphs) would otherwise be made on the first GPU.
             torch.cuda.set_device(self.device)
         self.dtype, self.hidden_size, self.layers = facts.dtype, facts.hidden_size, facts.layers
+        self.pooling = facts.pooling
+        self._shows_all = facts.pooling is not None and facts.pooling.kind is PoolingKind.MEAN
         self._vocab_size = int(facts.model_config.vocab_size)
         model_config, windowed = facts.model_config, facts.windowed
         kv_heads, head_dim = heads_of(model_config, self.folder)
@@ -121,7 +124,8 @@ class StageModel:
         self._warm_up()
         if lean:
             self._become_lean(self._paged)
-        self._graph_choice = config.cuda_graphs
+        # Prompts of one token would be its only decodes.
+        self._graph_choice = config.cuda_graphs if self.pooling is None else "off"
         if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
             raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
 
@@ -146,7 +150,8 @@ class StageModel:
         """Compute this stage's layers for one batch.
 
         ``hidden`` is [tokens, hidden size] from the stage before, None on the first. Returns the same shape, or on the
-        last stage the logits [emitting tokens, vocabulary]; ``take_scored`` is given those of prompt logprobs.
+        last stage the logits [emitting tokens, vocabulary]; ``take_scored`` is given those of prompt logprobs. A model
+        that embeds gives states there, after its norm: of the emitting tokens, or of all where it takes their mean.
         """
         if self.device.type == "cuda" and self.is_first:
             self._require_known(batch)
@@ -193,11 +198,11 @@ class StageModel:
 
     def _call(self, batch: LayersBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         inputs = {"input_ids": batch.token_ids} if hidden is None else {"inputs_embeds": hidden[None]}
-        if not self.is_last:
+        if not self.is_last or self.pooling is not None:
             output: torch.Tensor = self._decoder(
                 **inputs, position_ids=batch.positions, use_cache=False
             ).last_hidden_state
-            return output[0]
+            return output[0, batch.emitting] if self.is_last and not self._shows_all else output[0]
         logits: torch.Tensor = self._model(
             **inputs, position_ids=batch.positions, use_cache=False, logits_to_keep=batch.emitting
         ).logits
@@ -260,7 +265,7 @@ class StageModel:
         dtype = compute_dtype(self.dtype, self.device.type)
         # Parameters that became views in inference mode could not be used outside of it.
         with torch.inference_mode(mode=False):
-            lean = LeanDecoder(self._model, paged, dtype)
+            lean = LeanDecoder(self._model, paged, dtype, shows_all=self._shows_all)
         expected = self._compare_outputs()
         self._lean = lean
         try:

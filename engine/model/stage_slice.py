@@ -28,6 +28,7 @@ from engine.model.checkpoint import (
     resolve_folder,
     window_layers,
 )
+from engine.model.pooling import read_pooling
 from engine.model.weights import WeightFiles
 from engine.process.control import Loading
 
@@ -69,6 +70,7 @@ class StageFacts:
         self.model_config = read_model_config(self.folder, trust_remote_code=config.trust_remote_code)
         self.quantization = read_quantization(self.folder)
         self.is_text_part = is_text_part(self.folder)
+        self.pooling = read_pooling(self.folder)
         # Taken before the model is cut down, which changes its configuration.
         self.description: Mapping[str, object] = self.model_config.to_dict()
         self.is_first = stage == 0
@@ -125,7 +127,13 @@ class StageSlice:
         loaded: dict[int, nn.Parameter] = {}
         total = len({id(parameter) for parameter in self.model.parameters()})
         facts = self._facts
-        with WeightFiles(facts.folder, self.model, facts.quantization, is_part=facts.is_text_part) as files:
+        with WeightFiles(
+            facts.folder,
+            self.model,
+            facts.quantization,
+            is_part=facts.is_text_part,
+            is_headless=facts.pooling is not None,
+        ) as files:
             files.require_all_used(known)
             for module, key, meta in buffers:
                 kept = tuple(name for name in names[id(meta)] if name in files)
@@ -175,6 +183,7 @@ class StageSlice:
             decoder.embed_tokens = None
         if not self._facts.is_last:
             decoder.norm = nn.Identity()
+        if not self._facts.is_last or self._facts.pooling is not None:
             self.model.set_output_embeddings(None)
 
     @torch.inference_mode()

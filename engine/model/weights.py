@@ -46,7 +46,8 @@ class WeightFiles:
 
     ``model``, of transformers, says what may be kept under other names or in pieces; without it nothing may. Likewise
     ``quantization`` says that weights may be quantized. With ``is_part`` the files hold a model of several kinds of
-    input, of which ``model`` is the part for text.
+    input, of which ``model`` is the part for text. With ``is_headless`` they may hold the decoder alone, under its own
+    names.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class WeightFiles:
         quantization: Quantization | None = None,
         *,
         is_part: bool = False,
+        is_headless: bool = False,
     ) -> None:
         self._folder = folder
         self._model = model
         self._quantization = quantization
         self._is_part = is_part
+        self._prefix = f"{model.base_model_prefix}." if is_headless else ""
         self._files: dict[str, Any] = {}
         # What each weight is called in its file.
         self._stored_as: dict[str, str] = {}
@@ -79,6 +82,9 @@ class WeightFiles:
             for stored in file.keys():  # noqa: SIM118 - a file of tensors is no mapping
                 name = stored.replace(_TEXT_PART, "", 1) if self._is_part else stored
                 self._files[name], self._stored_as[name] = file, stored
+        if self._prefix and not any(name.startswith(self._prefix) for name in self._files):
+            self._files = {self._prefix + name: file for name, file in self._files.items()}
+            self._stored_as = {self._prefix + name: stored for name, stored in self._stored_as.items()}
         self._names = set(self._files)
         if self._quantization is not None:
             self._quantized, unneeded = quantized_weights(self._files, self._quantization)

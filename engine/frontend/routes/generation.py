@@ -30,6 +30,7 @@ from engine.frontend.long_bodies import BodyWork, LongBodies, is_long
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
+from engine.frontend.openai.embeddings import EmbeddingAnswer, EmbeddingBody, EmbeddingShape, embedding_order
 from engine.frontend.openai.requests import chat_order, completion_order
 from engine.frontend.openai.response_answers import RESPONSE_EVENTS, ResponseAnswer
 from engine.frontend.openai.response_bodies import ResponseBody
@@ -49,11 +50,17 @@ COMPLETION = "completion"
 CHAT = "chat"
 RESPONSE = "response"
 MESSAGE = "message"
+EMBEDDING = "embedding"
 # The kinds whose bodies a chat template reads.
 CHATS = frozenset({CHAT, RESPONSE, MESSAGE})
 OPENAI = "openai"
 ANTHROPIC = "anthropic"
 ERRORS = (404, 409, 429, 500, 504)
+_GENERATES: Final = (
+    "embeddings need a model that was trained for them, and {0!r} is one that generates text: its folder has no "
+    "modules.json that names a pooling; serve an embedding model, or use /v1/completions here"
+)
+_EMBEDS: Final = "{0!r} is a model that embeds and generates no text; use /v1/embeddings here, or serve another model"
 # Makes the shape of a chat's answers, with what finds their parts where they have some.
 ShapeMaker = Callable[[Order, ServedModel, Callable[[], SpokenChoice] | None], Shape]
 # Bytes of an answer that are written before the event loop turns.
@@ -75,6 +82,7 @@ def orders_of(served: ServedModel) -> Mapping[str, Callable[[bytes], Order]]:
         CHAT: functools.partial(chat_order, served=served),
         RESPONSE: functools.partial(response_order, served=served),
         MESSAGE: functools.partial(message_order, served=served),
+        EMBEDDING: functools.partial(embedding_order, served=served),
     }
 
 
@@ -127,7 +135,8 @@ class GenerationRoutes:
             tag=ANTHROPIC,
         )
         router.post("/v1/messages", **messages)(self.messages)
-        router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))(self.embeddings)
+        embeddings = description.route(body=EmbeddingBody, answer=EmbeddingAnswer, errors=ERRORS, tag=OPENAI)
+        router.post("/v1/embeddings", **embeddings)(self.embeddings)
 
     async def generate(self, request: Request) -> Response:
         """Generate from a text or token ids."""
@@ -161,16 +170,16 @@ class GenerationRoutes:
         decoder = MarkerDecoder(self._served.tokenizer, self._served.special_ids, markers)
         return await self._respond(request, order, shape, decoder)
 
-    async def embeddings(self) -> Response:
-        """Refuse: the model is there to generate, and its hidden states are no embeddings that it was trained for."""
-        raise ApiError.invalid(
-            f"embeddings need a model that was trained for them, and {self._served.model_name!r} is one that generates "
-            "text; serve an embedding model with another engine, or use /v1/completions here",
-            param="model",
-        )
+    async def embeddings(self, request: Request) -> Response:
+        """Give the vector of each text. Only models that were trained for it do: their folders say so."""
+        order = await self.take_order(EMBEDDING, request)
+        return await self._respond(request, order, EmbeddingShape(order, self._served))
 
     async def take_order(self, kind: str, request: Request) -> Order:
         """The order of a request, which can be carried out. A long body delays no stream. Raises ApiError."""
+        embeds, name = bool(self._served.limits.embedding_size), self._served.model_name
+        if embeds != (kind == EMBEDDING):
+            raise ApiError.invalid(_EMBEDS.format(name) if embeds else _GENERATES.format(name), param="model")
         async with self._bodies.body_of(request) as data:
             if is_long(data, is_chat=kind in CHATS):
                 order = await unpacked(await unless_gone(request, self._long_bodies.work_on(kind, data)))

@@ -29,6 +29,7 @@ from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.kept import compiled_graph
 from engine.model.openvino.paging import StageGraph
 from engine.model.openvino.threads import stage_threads
+from engine.model.pooling import Pooling
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import OnLoad, StageFacts
 from engine.plan import Segment
@@ -52,6 +53,7 @@ class OpenVINOStage:
     backend = "openvino"
     is_lean = False
     lora: StageLoras | None = None
+    pooling: Pooling | None = None
 
     def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, on_load: OnLoad | None = None) -> None:
         self._facts = facts = StageFacts(config, limits, stage)

@@ -287,7 +287,7 @@ def test_another_version_of_openvino_leaves_the_model_to_torch(
 ) -> None:
     monkeypatch.setitem(sys.modules, "engine.model.openvino.stage", None)
     config = EngineConfig(model=str(checkpoint_of("llama")), page_size=32)
-    assert StageRunner(config, limits_for(config), 0).backend == "torch"
+    assert StageRunner(config, limits_for(config), 0).model.backend == "torch"
     assert "must be of the version that 'lockstep-engine[openvino]' installs" in caplog.text
 
 
@@ -311,7 +311,7 @@ def test_a_graph_that_differs_is_refused_and_auto_falls_back(
     asked, auto = (EngineConfig(model=model, page_size=32, backend=name) for name in ("openvino", "auto"))
     with pytest.raises(OpenVINOError, match="must compute what transformers does, but differs by"):
         StageRunner(asked, limits_for(asked), 0)
-    assert StageRunner(auto, limits_for(auto), 0).backend == "torch"
+    assert StageRunner(auto, limits_for(auto), 0).model.backend == "torch"
     assert "stage 0 is computed by torch, not by OpenVINO: the converted LlamaForCausalLM" in caplog.text
     assert list(kept.iterdir()) == []
 
@@ -327,5 +327,5 @@ def test_a_model_that_cannot_be_converted_is_left_to_torch(
 
     monkeypatch.setattr("engine.model.openvino.conversion.TorchScriptPythonDecoder", broken)
     config = EngineConfig(model=str(checkpoint_of("llama")), page_size=32)
-    assert StageRunner(config, limits_for(config), 0).backend == "torch"
+    assert StageRunner(config, limits_for(config), 0).model.backend == "torch"
     assert "LlamaForCausalLM cannot be converted for OpenVINO: it has sinks" in caplog.text

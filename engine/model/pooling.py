@@ -1,0 +1,77 @@
+"""What a folder in the layout of sentence-transformers says of embeddings: how one vector is made of a prompt.
+
+Reads configuration files only, never a weight.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from engine.errors import CheckpointError
+
+_MODULES: Final = "modules.json"
+_POOLING: Final = "config.json"
+_SERVED: Final = "last-token and mean pooling, with or without normalization, are served"
+
+
+class PoolingKind(StrEnum):
+    LAST = "last"
+    MEAN = "mean"
+
+
+# The names of the modes that are served, as older configurations have them in flags and newer ones in a word.
+_KINDS: Final = {
+    "pooling_mode_lasttoken": PoolingKind.LAST,
+    "pooling_mode_mean_tokens": PoolingKind.MEAN,
+    "lasttoken": PoolingKind.LAST,
+    "mean": PoolingKind.MEAN,
+}
+
+
+class Pooling(NamedTuple):
+    """The hidden states of a prompt become one: that of its last token, or their mean; of length 1 if normalized."""
+
+    kind: PoolingKind
+    is_normalized: bool
+
+
+def read_pooling(folder: Path) -> Pooling | None:
+    """How the folder's model embeds; None for one that generates text. Raises CheckpointError for another way."""
+    path = folder / _MODULES
+    if not path.is_file():
+        return None
+    kind, is_normalized = None, False
+    for module in _read(path, list):
+        name = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else repr(module)
+        if name == "Pooling":
+            kind = _kind_of(folder / str(module.get("path", "")) / _POOLING)
+        elif name == "Normalize":
+            is_normalized = True
+        elif name != "Transformer":
+            raise CheckpointError(f"{path} must name modules that are served, got {name!r:.100}; {_SERVED}")
+    if kind is None:
+        raise CheckpointError(f"{path} must name a module of type Pooling, but does not; fetch the folder again")
+    return Pooling(kind, is_normalized)
+
+
+def _kind_of(path: Path) -> PoolingKind:
+    said = _read(path, dict)
+    mode = said.get("pooling_mode")
+    modes = [mode] if mode is not None else [name for name, on in said.items() if name.startswith("pooling_") and on]
+    kinds = [_KINDS.get(str(name)) for name in modes]
+    if len(kinds) != 1 or kinds[0] is None:
+        raise CheckpointError(f"{path} must say a pooling that is served, got {modes!r:.200}; {_SERVED}")
+    return kinds[0]
+
+
+def _read(path: Path, kind: type) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise CheckpointError(f"{path} must be JSON, but: {exc}; fetch the file again") from exc
+    if not isinstance(content, kind):
+        raise CheckpointError(f"{path} must hold a {kind.__name__}, got {content!r:.100}; fetch the file again")
+    return content

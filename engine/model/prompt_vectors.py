@@ -1,0 +1,51 @@
+"""One vector of each prompt, from the hidden states of its tokens: what the last stage of an embedding model gives.
+
+A mean is summed up part by part, by row. That a prompt is computed from its first token on is the scheduler's: a model
+whose vectors are means shares no prefixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.messages import TokenLogprob
+from engine.model.choice import Sampled
+from engine.model.pooling import Pooling, PoolingKind
+from engine.plan import Segment
+
+
+class PromptVectors:
+    """The vectors of a stage's prompts, in fp32."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._sums: dict[int, torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def take(self, states: torch.Tensor, segments: Sequence[Segment]) -> Sampled:
+        """What stands for the tokens that the segments choose: id 0, with the vector of the prompt.
+
+        ``states`` are those after the final norm: [emitting tokens, hidden size], or of all tokens where vectors are
+        means.
+        """
+        vectors = self._means(states.float(), segments) if self._pooling.kind is PoolingKind.MEAN else states.float()
+        if self._pooling.is_normalized:
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        rows = vectors.cpu().numpy()
+        return (0,) * len(rows), tuple(TokenLogprob(0.0, (), row.tobytes()) for row in rows)
+
+    def _means(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+        means, first = [states[:0]], 0
+        for segment in segments:
+            count = len(segment.token_ids)
+            total = states[first : first + count].sum(dim=0)
+            first += count
+            if segment.start:
+                total = total + self._sums.pop(segment.row)
+            if segment.emits:
+                means.append((total / (segment.start + count))[None])
+            else:
+                self._sums[segment.row] = total
+        return torch.cat(means)
