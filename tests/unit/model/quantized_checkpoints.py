@@ -73,6 +73,22 @@ def int8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"weight": values.to(torch.int8), "weight_scale": scales}, values * scales
 
 
+def int8_blocks(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Blocks of two outputs and 32 inputs."""
+    rows, columns = weight.shape
+    scales = torch.rand(rows // 2, columns // 32) * 0.01 + 0.001
+    spread = torch.kron(scales, torch.ones(2, 32))
+    values = (weight / spread).round().clamp(-127, 127)
+    return {"weight": values.to(torch.int8), "weight_scale": scales}, values * spread
+
+
+def plain_zeros(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Packed values of 8 bits whose zero points are not packed."""
+    kept, made = packed(8, symmetric=False)(weight)
+    _, zeros, _ = grouped(weight, 8)
+    return kept | {"weight_zero_point": (zeros - 128).to(torch.int8)}, made
+
+
 def packed(bits: int, *, symmetric: bool) -> Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]:
     def make(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         values, zeros, scales = grouped(weight, bits)
@@ -141,6 +157,12 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], tuple[Tensors, t
     "compressed int4": (compressed("pack-quantized", num_bits=4, symmetric=True), packed(4, symmetric=True)),
     "compressed int4 zeros": (compressed("pack-quantized", num_bits=4), packed(4, symmetric=False)),
     "compressed packed int8": (compressed("pack-quantized", num_bits=8), packed(8, symmetric=False)),
+    "compressed plain zeros": (compressed("pack-quantized", num_bits=8), plain_zeros),
+    "compressed int8 blocks": (
+        # Matrices with 64 inputs have as many scales as rows, those with 96 have more.
+        compressed("int-quantized", num_bits=8, type="int", strategy="block", block_structure=[2, 32]),
+        int8_blocks,
+    ),
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": GROUP}, awq),
     "gptq": ({"quant_method": "gptq", "bits": 4}, gptq(4, first_format=True, ordered=False)),
     "gptq ordered 8": (
