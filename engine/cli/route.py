@@ -34,14 +34,24 @@ def route(
     balance_slack: Annotated[
         int, typer.Option(min=0, help="the same, in requests above the mean; the larger bound counts")
     ] = RULES.balance_slack,
+    patience_s: Annotated[
+        float, typer.Option(min=0.1, help="seconds that an engine has for its part of a call of all engines")
+    ] = 10.0,
+    update_patience_s: Annotated[float, typer.Option(min=0.1, help="the same, for the change itself")] = 600.0,
     period_s: Annotated[float, typer.Option(min=0.05, help="seconds between two looks at each engine")] = 1.0,
 ) -> None:
     """Route requests to engines by what they have cached. Keys and limits come from the environment, as for serve."""
+    from engine.router.operators import Patience
     from engine.router.process import RouterPlan, run_router  # --help and bad flags need none of it
 
     warn_of_unread_variables()
     with refuse_bad_configuration():
         settings = read_settings({"host": host, "port": port}, os.environ)
         rules = Rules(balance_percent=balance_percent, balance_slack=balance_slack, by_prefix=policy is Policy.PREFIX)
-        plan = RouterPlan(urls=tuple(url.rstrip("/") for url in urls), rules=rules, period_s=period_s)
+        plan = RouterPlan(
+            urls=tuple(url.rstrip("/") for url in urls),
+            rules=rules,
+            period_s=period_s,
+            patience=Patience(answer_s=patience_s, change_s=update_patience_s),
+        )
     raise typer.Exit(run_router(settings, plan))

@@ -5,16 +5,19 @@ Owns what clients and operators are told of the engines: which are there, why on
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.router.front import ENGINE_HEADER
 from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
 from engine.router.proxy import EngineProxy
-from engine.routing import FollowedCache, Placement, Refused, Ticket
+from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Ticket
+from engine.routing.operators import OWED, Message, Operators
 
 
 @dataclass
@@ -47,11 +50,22 @@ class RoutedEngines:
         self.placement = placement
         self.engines = engines
         self.counts = Counts()
+        self.operators = Operators(tuple(engines))
+        # What the machine of the operators wants sent; requests at an engine, and those that wait for an act to end.
+        self.on_messages: Callable[[list[Message]], None] = lambda _: None
+        self.sent = 0
+        self.held = 0
+        self._is_open = asyncio.Event()
+        self._is_open.set()
 
     async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
+        await self._admit(request)
         ticket = None if request.only else self._place(request)
         name = ticket.replica if ticket is not None else self._named(request.only)
+        if request.only and request.target.partition("?")[0] in OPERATOR_ROUTES:
+            self.operators.operated_alone(name)
         self.counts.requests[name] += 1
+        self.sent += 1
         try:
             answer = self.engines[name].proxy.answer(request)
             async with contextlib.aclosing(answer):  # type: ignore[type-var] # a generator, typed as what it is used for
@@ -66,8 +80,11 @@ class RoutedEngines:
                 raise ApiError.unavailable(str(exc)) from exc
             raise
         finally:
+            self.sent -= 1
             if ticket is not None:
                 self.placement.ended(ticket)
+            if self.operators.is_draining and not self.sent:
+                self.on_messages(self.operators.drained())
 
     async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
         """The load of each engine that takes requests. Refused when all refuse."""
@@ -83,6 +100,28 @@ class RoutedEngines:
             raise refusal
         return loads
 
+    def open_or_close(self) -> None:
+        """Let requests pass, or have them wait, as the operators' act needs it, and leave out who is owed something."""
+        for name, engine in self.engines.items():
+            why = self.operators.why_not(name)
+            if why and not engine.why_not:
+                self.away(name, why)
+            elif not why and engine.why_not == OWED:
+                engine.why_not = ""
+                self.placement.report(name, ReplicaLoad())
+                engine.look()
+        (self._is_open.clear if self.operators.is_closed else self._is_open.set)()
+
+    def gone(self, name: str, why: str) -> None:
+        """An engine does not answer, or refuses all requests."""
+        self.on_messages(self.operators.lost(name, why))
+        self.away(name, why)
+
+    def met(self, name: str) -> str:
+        """An engine answers. Says why it takes no requests all the same, which an operator's act may be."""
+        self.on_messages(self.operators.met(name))
+        return self.operators.why_not(name)
+
     def away(self, name: str, why: str) -> None:
         """An engine takes no requests any more; those that it has may go on."""
         self.engines[name].why_not = why
@@ -92,8 +131,24 @@ class RoutedEngines:
     def lost(self, name: str, why: str) -> None:
         """A request found an engine gone: nothing goes there before a look finds it back."""
         self.counts.lost[name] += 1
-        self.away(name, why)
+        self.gone(name, why)
         self.engines[name].look()
+
+    async def _admit(self, request: PassedRequest) -> None:
+        """Wait while an act needs engines without requests. What operates one engine is refused during any act."""
+        path = request.target.partition("?")[0]
+        if path in OPERATOR_ROUTES:
+            if self.operators.is_acting:
+                raise ApiError.unavailable(
+                    f"{path} must wait for the call of all engines that is in progress; ask again"
+                )
+        elif request.method == "POST":
+            self.held += 1
+            try:
+                while self.operators.is_closed:
+                    await self._is_open.wait()
+            finally:
+                self.held -= 1
 
     def _place(self, request: PassedRequest) -> Ticket:
         ticket = self.placement.place(request.prompt, request.left_out)

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import ipaddress
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -71,6 +72,8 @@ _NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)',
 _REFUSALS: Final = frozenset({429, 503})
 # Finds the prompt in the body of a request to a path.
 PromptReader = Callable[[str, bytes], Awaitable[Prompt]]
+Answers = Callable[[Request], Awaitable[Response]]
+NO_ROUTES: Final[Mapping[str, Answers]] = MappingProxyType({})
 
 
 def front_app(
@@ -80,13 +83,14 @@ def front_app(
     *,
     own: Sequence[Route] = (),
     access: Access | None = None,
+    of_all: Mapping[str, Answers] = NO_ROUTES,
 ) -> ASGIApp:
-    """The application. ``own`` routes come before the others.
+    """The application. ``own`` routes come before the others. ``of_all`` are those of operators who name no engine.
 
     ``access`` are the rules of a server of its own, whose clients may name an engine. Without them a server in front of
     this one has rules, cancels what a client has left, and gives requests their ids.
     """
-    front = _Front(engines, settings, prompt_of, access)
+    front = _Front(engines, settings, prompt_of, access, of_all)
     passed = [Route(path, front.passed_on, methods=list(_METHODS)) for path in sorted(PASSED_ON)]
     alone = [Route(path, front.of_one_engine, methods=list(_METHODS)) for path in sorted(OF_ONE_ENGINE)]
     app = Starlette(
@@ -119,12 +123,18 @@ class _LoopbackNames:
 
 class _Front:
     def __init__(
-        self, engines: Engines, settings: ServerSettings, prompt_of: PromptReader, access: Access | None
+        self,
+        engines: Engines,
+        settings: ServerSettings,
+        prompt_of: PromptReader,
+        access: Access | None,
+        of_all: Mapping[str, Answers],
     ) -> None:
         self._engines = engines
         self._bodies = BodyReader(settings.max_body_bytes)
         self._prompt_of = prompt_of
         self._access = access
+        self._of_all = of_all
 
     async def passed_on(self, request: Request) -> Response:
         if self._access is not None and request.method != "OPTIONS" and request.url.path not in OPERATOR_ROUTES:
@@ -157,6 +167,8 @@ class _Front:
             if request.url.path in OPERATOR_ROUTES and request.method != "OPTIONS":
                 await self._access.admit_operator(request)
             return await self.passed_on(request)
+        if request.url.path in self._of_all and request.method == "POST":
+            return await self._of_all[request.url.path](request)
         if self._access is not None:
             raise ApiError.invalid(
                 f"{request.url.path} is about one engine, and the request must name it in the header "

@@ -100,6 +100,9 @@ class _RouterCollector(Collector):
         for reason, count in counts.refused.items():
             refused.add_metric((reason.lower(),), count)
         yield refused
+        held = GaugeMetricFamily(f"{PREFIX}router_requests_held", "Requests that wait for an operator's call to end.")
+        held.add_metric((), float(self._engines.held))
+        yield held
         for name, help_text, count in (
             ("prompt_tokens", "Tokens of the prompts that were placed.", counts.prompt_tokens),
             ("prompt_tokens_held", "Tokens that the chosen engine was to have cached.", counts.held_tokens),

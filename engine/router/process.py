@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -30,6 +30,7 @@ from engine.router.engines import RoutedEngine, RoutedEngines
 from engine.router.front import front_app
 from engine.router.load_reports import LoadReports
 from engine.router.metrics import RouterPages
+from engine.router.operators import VERBS, FleetOperators, Patience
 from engine.router.prompt_reader import PromptReader, ReadsPrompts
 from engine.router.proxy import EngineProxy
 from engine.router.watch import EngineWatch
@@ -48,6 +49,7 @@ class RouterPlan:
     urls: tuple[str, ...]
     rules: Rules
     period_s: float = 1.0
+    patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         for url in self.urls:
@@ -78,10 +80,13 @@ class Router:
         self.watches = [EngineWatch(url, self.engines, reader, loads, plan.period_s) for url in plan.urls]
         pages = RouterPages(self.engines, access)
         own = (Route("/health", pages.health), Route("/metrics", pages.metrics))
-        front = front_app(self.engines, settings, reader.prompt_of, own=own, access=access)
+        self.operators = FleetOperators(self.engines, settings, access, plan.patience)
+        of_all = dict.fromkeys(VERBS, self.operators.answer)
+        front = front_app(self.engines, settings, reader.prompt_of, own=own, access=access, of_all=of_all)
         self.app: ASGIApp = RequestLog(front, MonotonicClock())
 
     async def close(self) -> None:
+        await self.operators.close()
         for proxy in self._proxies.values():
             await proxy.close()
 

@@ -45,6 +45,10 @@ class EngineProxy:
     ) -> None:
         self._replica = replica
         key = settings.api_key
+        operators_key = settings.admin_key or key
+        self._operator_headers = (
+            {} if operators_key is None else {"authorization": f"Bearer {operators_key.get_secret_value()}"}
+        )
         self._probe_headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
         # As many connections as there are requests: the engine bounds both.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -90,6 +94,17 @@ class EngineProxy:
         if answer.status_code != httpx.codes.OK:
             raise ApiError.unavailable(f"does not describe itself ({answer.status_code})")
         return dict(answer.json())
+
+    async def operate(self, method: str, target: str, body: object = None) -> tuple[int, str]:
+        """Ask as an operator, with the router's own key: the status and the text of the answer.
+
+        Raises ReplicaLostError when the engine is gone before it has answered.
+        """
+        try:
+            answer = await self._client.request(method, target, headers=self._operator_headers, json=body)
+        except httpx.TransportError as exc:
+            raise ReplicaLostError(f"is gone ({type(exc).__name__})", self._replica) from exc
+        return answer.status_code, answer.text
 
     async def load(self) -> dict[str, Any] | None:
         """What the engine says of its load; None when it does not say."""

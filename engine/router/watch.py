@@ -68,6 +68,8 @@ class EngineWatch:
         before = self._engine.why_not
         why = await self._engine.proxy.why_not_serving() or await self._meet()
         if why:
+            self._engines.gone(self._name, why)
+        elif why := self._engines.met(self._name):
             self._engines.away(self._name, why)
         else:
             self._engine.why_not = ""

@@ -34,6 +34,8 @@ _MOST_SAID_CHARACTERS: Final = 200_000
 # Commands that a page which is loaded again still shows.
 _MOST_EXCHANGES: Final = 200
 _READ_TIMEOUT_S: Final = 10.0
+# A command waits so long for looks at the state, which are short.
+_LOOK_TIME_S: Final = 1.0
 _WIDTH_COLUMNS: Final = 118
 
 
@@ -170,15 +172,17 @@ class _Handler(BaseHTTPRequestHandler):
         if line is None:
             why = f'a command is JSON, {{"line": TEXT}}, of one line and at most {_MOST_BODY_BYTES} bytes'
             self._send(HTTPStatus.BAD_REQUEST, "text/plain", why)
-        elif not self.shell.prompt.busy.acquire(blocking=False):
+        elif not self.shell.prompt.busy.acquire(timeout=_LOOK_TIME_S):
             self._send(
                 HTTPStatus.CONFLICT, "text/plain", "the session is busy with the command before; wait for its answer"
             )
         else:
+            # Let go before it is sent: who has read an answer may give the next command.
             try:
-                self._send(HTTPStatus.OK, "application/json", self.shell.command(line))
+                answer = self.shell.command(line)
             finally:
                 self.shell.prompt.busy.release()
+            self._send(HTTPStatus.OK, "application/json", answer)
 
     def _page(self) -> str | None:
         """The page below the secret; None when the request was refused: another address, or a page of another site."""

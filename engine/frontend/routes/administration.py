@@ -15,7 +15,13 @@ from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
-from engine.frontend.operator_routes import OPERATOR_ROUTES, LoadLoraBody, MessageBody, UnloadLoraBody
+from engine.frontend.operator_routes import (
+    OPERATOR_ROUTES,
+    LoadLoraBody,
+    MessageBody,
+    UnloadLoraBody,
+    UpdateWeightsBody,
+)
 from engine.frontend.origins import require_json
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, Body, parse_body, read_timeout
 from engine.frontend.requests import check_lora_name
@@ -91,7 +97,11 @@ class Administration:
         """A route that sends the message of its body."""
 
         async def answer(request: Request) -> Response:
-            return await self._ask((await self._read(request, body)).message)
+            asked = await self._read(request, body)
+            response = await self._ask(asked.message)
+            if isinstance(asked, UpdateWeightsBody):
+                self._state.weights = asked.model_path
+            return response
 
         return answer
 

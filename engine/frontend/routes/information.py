@@ -39,13 +39,14 @@ class ServerState:
     """What changes while a server runs. ``pids`` are the engine's processes by name, known once all are ready.
 
     ``loras`` are the paths of those that were loaded and not unloaded, by name, as the scheduler has answered.
-    ``created_s`` is the start in seconds since the epoch.
+    ``created_s`` is the start in seconds since the epoch. ``weights`` is the path of the last update, if there was one.
     """
 
     loras: dict[str, str]
     serving: bool = False
     pids: dict[str, int] = field(default_factory=dict)
     created_s: int = field(default_factory=lambda: int(time.time()))
+    weights: str = ""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +66,16 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``/server_info``. ``stats`` is null when the scheduler did not answer in time."""
+    """The answer of ``/server_info``. ``stats`` is null when the scheduler did not answer in time.
+
+    ``weights`` is the model of the start, or the path of the last update.
+    """
 
     version: str
     settings: dict[str, str | int | float | bool | None]
     limits: Limits
     processes: dict[str, int]
+    weights: str
     open_requests: int
     open_calls: int
     stats: EngineStats | None
@@ -198,6 +203,7 @@ def add_information(
                 settings=settings.model_dump(mode="json", exclude=set(HIDDEN_SETTINGS)),
                 limits=served.limits,
                 processes=state.pids,
+                weights=state.weights or settings.model,
                 open_requests=client.sessions.open_requests,
                 open_calls=open_calls,
                 stats=await client.stats(timeout_s) if timeout_s else None,

@@ -13,12 +13,14 @@ import msgspec
 
 from engine.frontend.auth import Access
 from engine.limits import EMBEDDED_FACTS, Limits
+from engine.router.operators import VERBS, Patience
 from engine.router.process import Router, RouterPlan
 from engine.routing import NO_PROMPT, Prompt, Rules
 from engine.settings import ServerSettings
 
 NAMES = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 SIZE = 16
+PATIENCE = Patience(answer_s=0.2, change_s=0.2)
 EVENTS = {"content-type": "text/event-stream"}
 # What an engine answers with: parts of a body, and what happens between them.
 Parts = Sequence[bytes | Exception | asyncio.Event]
@@ -58,6 +60,11 @@ class PlayedEngine:
         self.parts: Parts = [b"{}"]
         self.asked: list[httpx.Request] = []
         self.bodies: list[Body] = []
+        # What operators change, and what an engine does with the next call of a path instead of it.
+        self.paused: str | None = None
+        self.weights = "embedded"
+        self.alive = 0
+        self.instead: dict[str, httpx.Response | Exception | asyncio.Event] = {}
         self.load: dict[str, int] = dict.fromkeys(
             (
                 "num_running_reqs",
@@ -83,6 +90,8 @@ class PlayedEngine:
             hidden = {"api_key", "admin_key", "gate_options", "stage_probe"}
             settings = self.settings.model_dump(mode="json", exclude=hidden)
             return httpx.Response(200, json={"settings": settings, "limits": limits, "processes": {"engine": 7}})
+        if request.url.path == "/server_info" or request.url.path in VERBS:
+            return await self._operated(request)
         if request.url.path == "/get_load":
             return httpx.Response(200, json=[self.load])
         self.asked.append(request)
@@ -90,6 +99,28 @@ class PlayedEngine:
             raise self.parts[0]
         self.bodies.append(Body(self.parts))
         return httpx.Response(self.status, headers=self.headers, stream=self.bodies[-1])
+
+    async def _operated(self, request: httpx.Request) -> httpx.Response:
+        """An operator's call, or a look with counters."""
+        path, body = request.url.path, json.loads(request.content or b"{}")
+        self.asked.append(request)
+        instead = self.instead.pop(path, None)
+        if isinstance(instead, asyncio.Event):
+            await instead.wait()
+        elif isinstance(instead, Exception):
+            raise instead
+        elif instead is not None:
+            return instead
+        if path == "/server_info":
+            stats = {"paused": self.paused, "alive": self.alive}
+            return httpx.Response(200, json={"stats": stats, "weights": self.weights, "open_calls": 0})
+        if path == "/pause_generation":
+            self.paused = body["mode"]
+        elif path == "/continue_generation":
+            self.paused = None
+        elif path == "/update_weights_from_disk":
+            self.weights = body["model_path"]
+        return httpx.Response(200, stream=Body([b"done"]))
 
 
 class PlainReader:
@@ -172,7 +203,7 @@ class Scene:
         self.one, self.other = engines
         self.router = Router(
             settings,
-            RouterPlan(urls=NAMES, rules=rules),
+            RouterPlan(urls=NAMES, rules=rules, patience=PATIENCE),
             Access.of(settings, "127.0.0.1"),
             reader=PlainReader(),
             transport_of=lambda name: httpx.MockTransport(self.engines[name].answer),

@@ -207,7 +207,7 @@ def test_an_engine_that_asks_the_router_for_a_key_is_named() -> None:
 
 def test_what_is_about_one_engine_must_name_it() -> None:
     async def scene(stage: Scene) -> None:
-        unnamed = stage.ask("/flush_cache")
+        unnamed = stage.ask("/start_profile")
         assert "must name it in the header x-engine" in await unnamed.error()
         assert unnamed.status == 400
         named = stage.ask("/flush_cache", headers={"x-engine": NAMES[1]})
@@ -216,7 +216,7 @@ def test_what_is_about_one_engine_must_name_it() -> None:
         wrong = stage.ask("/flush_cache", headers={"x-engine": "http://127.0.0.1:3"})
         assert f"must be one of {', '.join(NAMES)}, got 'http://127.0.0.1:3'" in await wrong.error()
         assert wrong.status == 404
-        stage.other.parts = [GONE]
+        stage.other.instead["/flush_cache"] = GONE
         dead = stage.ask("/flush_cache", headers={"x-engine": NAMES[1]})
         assert "is gone" in await dead.error()
         assert not stage.one.asked, "an operator's call went to another engine"

@@ -8,8 +8,10 @@ import pytest
 
 from scripted.core.mutant import Mutant
 from tests.unit.router import test_router_app as app
+from tests.unit.routing import test_operators as operators
 from tests.unit.routing import test_placement as placement
 
+OPERATORS = "engine.routing.operators:Operators"
 PICTURE = "engine.routing.picture:FollowedCache"
 
 
@@ -92,6 +94,54 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
             "answering",
         ),
         lambda: app.test_a_client_that_leaves_ends_its_request_in_the_engine(streams=False),
+    ),
+    (
+        mutant(
+            "a-failed-act-is-not-taken-back",
+            "vLLM issue 37608, as a class: a pause that not every replica agreed to",
+            "an engine has refused, and the others stay as the act has left them",
+            "was not put back",
+            f"{OPERATORS}._decide",
+            "engine.before if act.has_failed",
+            "(engine.known or engine.before) if act.has_failed",
+        ),
+        operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step,
+    ),
+    (
+        mutant(
+            "an-engine-is-left-paused",
+            "vLLM pull request 38009, as a class: an engine that was paused for an act that failed",
+            "an engine that answers after the act has ended is not put back",
+            "is said to have done|was not put back|kept out for ever",
+            f"{OPERATORS}._missing",
+            "if known.paused != wanted.paused:",
+            "if known.paused is None and wanted.paused:",
+        ),
+        operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step,
+    ),
+    (
+        mutant(
+            "requests-go-on-during-an-update",
+            "prime-rl issue 2168, as a class: a request computed by two versions of the weights",
+            "new requests are sent to engines while weights are updated",
+            "two versions of the weights|flushed under its requests|has no end",
+            f"{OPERATORS}.is_closed",
+            "return self._act is not None and self._act.order.verb in _QUIET",
+            "return False",
+        ),
+        operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step,
+    ),
+    (
+        mutant(
+            "a-restarted-engine-has-old-weights",
+            "vLLM issue 36594, as a class: a replica that was away during an update",
+            "an engine that was started again takes requests with the weights of its start",
+            "takes requests with the weights of its start",
+            f"{OPERATORS}.lost",
+            "engine.owed = engine.owed or engine.wanted is not None",
+            "pass",
+        ),
+        operators.test_an_engine_that_restarts_gets_the_weights_of_the_others_before_its_first_request,
     ),
 ]
 

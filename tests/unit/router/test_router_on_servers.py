@@ -27,7 +27,7 @@ PROMPT = list(range(1, 82))
 @contextmanager
 def router_before(*urls: str) -> Iterator[httpx.Client]:
     """The command as users run it, on a free port; ended by SIGTERM."""
-    command = [sys.executable, "-m", "engine", "route", *urls, "--port", "0", "--period-s", "0.2"]
+    command = [sys.executable, "-m", "engine", "route", *urls, "--port", "0", "--period-s", "0.2", "--patience-s", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
         try:
             assert process.stdout is not None
@@ -108,3 +108,55 @@ def test_two_engines_and_a_kill(parent: PreloadedParent, tmp_path: Path) -> None
         until(lambda: health()[first]["why_not"] is None and health()[first]["cache"] == "right")
         assert health()[first]["cached_pages"] == 0, "a picture of an earlier life is used"
         assert asked(PROMPT)[0] == other
+
+
+def test_operators_calls_are_of_both_engines_or_of_none(parent: PreloadedParent, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = []
+        for number in (1, 2):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            servers.append(stack.enter_context(running(parent, folder, port=free_port())))
+        first, second = servers
+        client = stack.enter_context(router_before(first.url, second.url))
+
+        def states() -> list[tuple[str | None, str]]:
+            infos = [server.http.get("/server_info").json() for server in servers]
+            return [(info["stats"]["paused"], info["weights"]) for info in infos]
+
+        def told(path: str, body: Any = None) -> tuple[int, str]:
+            answer = client.post(path, json=body)
+            return answer.status_code, answer.text
+
+        def tokens() -> tuple[str, list[int]]:
+            body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 6, "temperature": 0}}
+            answer = client.post("/generate", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.headers["x-engine"], answer.json()["output_ids"]
+
+        until(lambda: all(one["why_not"] is None for one in client.get("/health").json()["engines"]))
+        _, before = tokens()
+        assert told("/pause_generation", {"mode": "in_place"}) == (200, "pause done by 2 engines")
+        assert states() == [("in_place", "embedded")] * 2
+        assert told("/continue_generation") == (200, "continue done by 2 engines")
+        update = "/update_weights_from_disk"
+        assert told(update, {"model_path": "embedded:2"}) == (200, "weight update done by 2 engines")
+        assert states() == [(None, "embedded:2")] * 2
+        assert tokens()[1] != before
+        assert told(update, {"model_path": str(tmp_path / "none")})[0] == 400
+        assert states() == [(None, "embedded:2")] * 2
+        assert told(update, {"model_path": "embedded"}) == (200, "weight update done by 2 engines")
+        assert tokens()[1] == before
+        assert told("/flush_cache") == (200, "flush done by 2 engines")
+        os.kill(second.serving.pids["scheduler"], signal.SIGSTOP)
+        try:
+            slow, words = told("/pause_generation", {"mode": "in_place"})
+        finally:
+            os.kill(second.serving.pids["scheduler"], signal.SIGCONT)
+        assert slow == 503
+        assert second.url in words
+        assert first.url not in words
+        assert states()[0] == (None, "embedded")
+        # The slow one is put back too, and takes requests again.
+        until(lambda: states()[1] == (None, "embedded"))
+        until(lambda: told("/flush_cache")[0] == 200)

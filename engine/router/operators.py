@@ -1,0 +1,178 @@
+"""The operators' routes of a router: one call for all engines, done by all or by none.
+
+Runs the pure machine of ``engine.routing.operators``: carries its asks to the engines over HTTP, tells it the answers,
+and bounds its stages in time. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import PlainTextResponse
+
+from engine.frontend.auth import Access
+from engine.frontend.body_reader import BodyReader
+from engine.frontend.errors import ApiError
+from engine.frontend.operator_routes import PauseBody, UpdateWeightsBody
+from engine.frontend.origins import Origins, admit_json
+from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
+from engine.frontend.routes.administration import MAX_BODY_BYTES
+from engine.router.engines import RoutedEngines
+from engine.router.passed import ReplicaLostError
+from engine.routing.operators import Ask, Message, Order, Outcome, Seen, State, Verb
+from engine.settings import ServerSettings
+
+# The routes that are of all engines when none is named.
+VERBS: Final = {
+    "/pause_generation": Verb.PAUSE,
+    "/continue_generation": Verb.CONTINUE,
+    "/flush_cache": Verb.FLUSH,
+    "/update_weights_from_disk": Verb.UPDATE,
+}
+_TARGETS: Final = {verb: path for path, verb in VERBS.items()}
+# An engine may still carry out a call whose connection was lost; it is looked at again until it has none.
+_LOOK_AGAIN_S: Final = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long an engine may take, in seconds: for the change itself, and for everything else."""
+
+    answer_s: float = 10.0
+    change_s: float = 600.0
+
+
+class FleetOperators:
+    """Acts over all ``engines``, one at a time, with the keys that the router has."""
+
+    def __init__(self, engines: RoutedEngines, settings: ServerSettings, access: Access, patience: Patience) -> None:
+        self._engines = engines
+        self._access = access
+        self._origins = Origins(settings.origins)
+        self._bodies = BodyReader(min(MAX_BODY_BYTES, settings.max_body_bytes))
+        self._patience = patience
+        self._machine = engines.operators
+        self._asking: set[asyncio.Task[None]] = set()
+        self._ended: asyncio.Future[Outcome] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed_stage = 0
+        self._drain_s = 0.0
+        engines.on_messages = self._send
+
+    async def answer(self, request: Request) -> Response:
+        """Carry out an operator's call on all engines. An operator who leaves does not end it."""
+        await self._origins.admit(request)
+        await self._access.admit_operator(request)
+        await admit_json(request)
+        order, drain_s = await self._read(request)
+        outcome = await asyncio.shield(self.act(order, drain_s))
+        if outcome.is_done:
+            return PlainTextResponse(outcome.words)
+        raise (ApiError.invalid if outcome.is_refusal else ApiError.unavailable)(outcome.words)
+
+    async def act(self, order: Order, drain_s: float) -> Outcome:
+        """One act over all engines; ``drain_s`` is how long requests that run may go on before a flush or an update."""
+        away = {name: engine.why_not for name, engine in self._engines.engines.items() if engine.why_not}
+        is_first = not self._machine.is_acting
+        if is_first:
+            self._drain_s, self._ended = drain_s, asyncio.get_running_loop().create_future()
+        messages = self._machine.begin(order, away)
+        if messages and isinstance(messages[0], Outcome):
+            return messages[0]
+        self._send(messages)
+        assert self._ended is not None, "an act has an end"
+        return await self._ended
+
+    async def close(self) -> None:
+        """Leave what was not answered."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    async def _read(self, request: Request) -> tuple[Order, float]:
+        verb = VERBS[request.url.path]
+        timeout_s = read_timeout(request.query_params, MAX_CALL_TIMEOUT_S) if verb is Verb.FLUSH else None
+        async with self._bodies.body_of(request) as data:
+            if verb is Verb.PAUSE:
+                return Order(verb, parse_body(PauseBody, data).mode), 0.0
+            if verb is Verb.UPDATE:
+                body = parse_body(UpdateWeightsBody, data)
+                return Order(verb, body.model_path), body.timeout or 0.0
+        return Order(verb), timeout_s or 0.0
+
+    def _send(self, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, Outcome):
+                assert self._ended is not None, "an act that ends was begun"
+                self._ended.set_result(message)
+            else:
+                task = asyncio.create_task(self._ask(message))
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
+        self._engines.open_or_close()
+        if self._machine.stage != self._timed_stage:
+            self._time_stage()
+        if self._machine.is_draining and not self._engines.sent:
+            self._send(self._machine.drained())
+
+    def _time_stage(self) -> None:
+        """Bound the stage that has begun, if the act goes on."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        stage = self._timed_stage = self._machine.stage
+        if not self._machine.is_acting:
+            return
+        machine, patience = self._machine, self._patience
+        limit_s = patience.change_s if machine.is_changing else patience.answer_s
+        words = f"did not answer within {limit_s:g} s"
+        if machine.is_draining:
+            limit_s = self._drain_s
+            words = f"has sent requests that had not ended within {limit_s:g} s; give a timeout, or pause with abort"
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(limit_s, lambda: self._send(machine.late(stage, words)))
+
+    async def _ask(self, ask: Ask) -> None:
+        try:
+            ok, words, seen = await (self._look(ask) if ask.verb is Verb.LOOK else self._change(ask))
+        except ReplicaLostError as exc:
+            self._send(self._machine.unanswered(ask.engine, str(exc)))
+            return
+        except (LookupError, TypeError, ValueError) as exc:
+            ok, words, seen = False, f"it is no engine of this version ({exc!r})", None
+        self._send(self._machine.answered(ask.engine, ok=ok, words=words, seen=seen))
+
+    async def _look(self, ask: Ask) -> tuple[bool, str, Seen | None]:
+        proxy = self._engines.engines[ask.engine].proxy
+        while True:
+            status, text = await proxy.operate("GET", "/server_info")
+            if status != 200:
+                return False, _words(text), None
+            info = json.loads(text)
+            if info["stats"] is None:
+                raise ReplicaLostError("has a scheduler that does not answer", ask.engine)
+            if not info["open_calls"]:
+                state = State(info["stats"]["paused"], info["weights"])
+                return True, "", Seen(state, info["stats"]["alive"])
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _change(self, ask: Ask) -> tuple[bool, str, None]:
+        body = {Verb.PAUSE: {"mode": ask.argument}, Verb.UPDATE: {"model_path": ask.argument}}.get(ask.verb)
+        proxy = self._engines.engines[ask.engine].proxy
+        status, text = await proxy.operate("POST", _TARGETS[ask.verb], body)
+        return status == 200, _words(text), None
+
+
+def _words(text: str) -> str:
+    """What an engine's answer says: the message of an error, or the text."""
+    try:
+        return str(msgspec.json.decode(text)["error"]["message"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return text

@@ -1,0 +1,382 @@
+"""Operators' acts over all engines of a router: pause, continue, flush and weight update, by all of them or by none.
+
+A machine without sockets, threads and clocks: events go in, what is to be asked of which engine comes out. Owns what
+state each engine is to be in, and so which engines take no requests until they are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from typing import Final
+
+
+class Verb(StrEnum):
+    """What is asked of an engine: how it is, or to change."""
+
+    LOOK = "look"
+    PAUSE = "pause"
+    CONTINUE = "continue"
+    FLUSH = "flush"
+    UPDATE = "weight update"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What acts change of an engine: the mode in which it is ``paused``, if it is, and where its weights are from.
+
+    Of an engine without requests all modes are alike. A wanted state without weights leaves them as they are.
+    """
+
+    paused: str | None
+    weights: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """``argument`` is the mode of a pause or the path of an update."""
+
+    engine: str
+    verb: Verb
+    argument: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The answer to a look: the engine's state, and how many requests it has."""
+
+    state: State
+    alive: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An act as the operator asked for it: one of the verbs that change."""
+
+    verb: Verb
+    argument: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an act has ended. ``is_refusal`` says that engines have refused, and none was gone or slow."""
+
+    is_done: bool
+    words: str
+    is_refusal: bool = False
+
+
+class Stage(IntEnum):
+    """Where an act is. All engines are through one before the next begins; ``CHANGE`` is the last that may fail."""
+
+    LOOK = 0
+    DRAIN = 1
+    STOP = 2
+    CHECK = 3
+    CHANGE = 4
+    SETTLE = 5
+
+
+# Why an engine takes no requests that is not known to be as acts have left it.
+OWED: Final = "is not yet as the operators' last call left the others"
+Message = Ask | Outcome
+# The pause around a flush or an update: no engine has requests then, so no mode differs.
+STOP_MODE: Final = "in_place"
+# These need engines without requests: new ones wait at the router until the act has ended.
+_QUIET: Final = (Verb.FLUSH, Verb.UPDATE)
+
+
+@dataclass(slots=True)
+class _Engine:
+    """``known`` is its state where that is known. ``wanted`` is where acts have left it; None before the first.
+
+    It is ``owed`` when it is not known to be as wanted. ``asked`` has not been answered.
+    """
+
+    asked: Ask | None = None
+    known: State | None = None
+    before: State | None = None
+    wanted: State | None = None
+    owed: bool = False
+
+
+@dataclass(slots=True)
+class _Act:
+    order: Order
+    stage: Stage = Stage.LOOK
+    waiting: set[str] = field(default_factory=set)
+    faults: dict[str, str] = field(default_factory=dict)
+    has_failed: bool = False
+    is_refusal: bool = True
+
+
+class Operators:
+    """One act at a time. Every method is an event; what it returns is to be sent.
+
+    ``stage`` counts the stages of all acts: a time limit is of one of them. Every ask is answered once, by ``answered``
+    or by ``unanswered``.
+    """
+
+    def __init__(self, engines: tuple[str, ...]) -> None:
+        self._engines = {name: _Engine() for name in engines}
+        self._act: _Act | None = None
+        self._out: list[Message] = []
+        self.stage = 0
+
+    @property
+    def is_acting(self) -> bool:
+        return self._act is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """No request may be sent to any engine now."""
+        return self._act is not None and self._act.order.verb in _QUIET
+
+    @property
+    def is_draining(self) -> bool:
+        """The act waits until every request that was sent has ended."""
+        return self._act is not None and self._act.stage is Stage.DRAIN
+
+    @property
+    def is_changing(self) -> bool:
+        """The act waits for the change itself, which may take longer than the rest."""
+        return self._act is not None and self._act.stage is Stage.CHANGE
+
+    def why_not(self, name: str) -> str:
+        """Why an engine takes no requests, empty when it may."""
+        return OWED if self._engines[name].owed else ""
+
+    def _why_not_now(self, name: str) -> str:
+        has_asked = self._engines[name].asked is not None
+        return self.why_not(name) or ("has not yet answered the last call" if has_asked else "")
+
+    # -- events --
+
+    def begin(self, order: Order, away: Mapping[str, str]) -> list[Message]:
+        """An operator asks for an act, while the engines in ``away`` take no requests, each for a reason."""
+        if self._act is not None:
+            words = f"{order.verb} refused: a {self._act.order.verb} of all engines is in progress; ask again"
+            return [Outcome(is_done=False, words=words)]
+        away = {name: self._why_not_now(name) for name in self._engines if self._why_not_now(name)} | dict(away)
+        if away:
+            causes = "; ".join(f"{name} {why}" for name, why in away.items())
+            words = f"{order.verb} refused: every engine must take requests, but {causes}; nothing was changed"
+            return [Outcome(is_done=False, words=words)]
+        self._act = _Act(order)
+        for engine in self._engines.values():
+            engine.known = engine.before = None
+        self._enter(Stage.LOOK)
+        return self._taken()
+
+    def answered(self, name: str, *, ok: bool, words: str, seen: Seen | None = None) -> list[Message]:
+        """An engine has done or refused what it was asked; a look that was answered has ``seen``."""
+        engine, ask = self._engines[name], self._take_ask(name)
+        if ok:
+            _learn(engine, ask, seen)
+            if seen is not None and self._is_at(Stage.CHECK, name) and seen.alive:
+                ok, words = False, f"has {seen.alive} requests that did not come through this router"
+        self._after(name, "" if ok else f"refused: {words}", is_refusal=True)
+        return self._taken()
+
+    def unanswered(self, name: str, why: str) -> list[Message]:
+        """An engine was lost before it answered. Whether it has done what it was asked is not known."""
+        self._take_ask(name)
+        self._engines[name].known = None
+        self._after(name, why, is_refusal=False)
+        return self._taken()
+
+    def lost(self, name: str, why: str) -> list[Message]:
+        """An engine takes no requests any more. What it was asked may still be answered."""
+        engine, act = self._engines[name], self._act
+        engine.known = None
+        engine.owed = engine.owed or engine.wanted is not None
+        if act is not None:
+            act.faults.setdefault(name, why)
+            act.is_refusal = False
+            act.waiting.discard(name)
+            self._advance()
+        return self._taken()
+
+    def met(self, name: str) -> list[Message]:
+        """An engine is there, for the first time, again or still: one that is owed something is looked at."""
+        engine = self._engines[name]
+        if engine.owed and engine.asked is None and (self._act is None or self._act.stage is Stage.SETTLE):
+            engine.known = None
+            self._settle(name)
+        return self._taken()
+
+    def operated_alone(self, name: str) -> None:
+        """An operator has changed one engine: it is no longer to be as acts have left it."""
+        engine = self._engines[name]
+        if not engine.owed:
+            engine.wanted = None
+
+    def drained(self) -> list[Message]:
+        """Every request that was sent has ended."""
+        if self.is_draining:
+            self._enter(Stage.STOP)
+        return self._taken()
+
+    def late(self, stage: int, why: str) -> list[Message]:
+        """The time of a stage is up: who has not answered is at fault, and ``why`` says how long it was waited."""
+        act = self._act
+        if act is None or stage != self.stage:
+            return []
+        act.is_refusal = self.is_draining
+        for name in act.waiting or ("the router",):
+            act.faults.setdefault(name, why)
+        act.waiting.clear()
+        self._advance()
+        return self._taken()
+
+    # -- the act --
+
+    def _enter(self, stage: Stage) -> None:
+        act = self._act
+        assert act is not None, "a stage is one of an act"
+        act.stage = stage
+        self.stage += 1
+        if stage is Stage.DRAIN:
+            return
+        if stage is Stage.SETTLE:
+            self._decide(act)
+        for name, engine in self._engines.items():
+            if stage is Stage.SETTLE:
+                # Who is gone or slow is left to the time after the act.
+                if engine.asked is None and engine.known is not None:
+                    self._settle(name)
+                    if engine.asked is not None:
+                        act.waiting.add(name)
+            elif (ask := self._ask_of(name, act)) is not None:
+                act.waiting.add(name)
+                self._ask(ask)
+        self._advance()
+
+    def _ask_of(self, name: str, act: _Act) -> Ask | None:
+        """What an engine is asked in a stage; None where there is nothing to do."""
+        state, order = self._engines[name].known, act.order
+        if act.stage in (Stage.LOOK, Stage.CHECK):
+            return Ask(name, Verb.LOOK)
+        if act.stage is Stage.STOP:
+            assert state is not None, f"{name} has been looked at"
+            return None if state.paused else Ask(name, Verb.PAUSE, STOP_MODE)
+        return Ask(name, order.verb, order.argument)
+
+    def _advance(self) -> None:
+        """Go on when the stage is over: to the next one, or back as soon as one engine is at fault."""
+        act = self._act
+        if act is None or act.waiting or (act.stage is Stage.DRAIN and not act.faults):
+            return
+        if act.stage is Stage.SETTLE:
+            self._end(act)
+        elif act.faults:
+            act.has_failed = True
+            self._enter(Stage.SETTLE)
+        else:
+            if act.stage is Stage.LOOK:
+                for engine in self._engines.values():
+                    engine.before = engine.known
+            is_short = act.stage is Stage.LOOK and act.order.verb not in _QUIET
+            self._enter(Stage.CHANGE if is_short else Stage(act.stage + 1))
+
+    def _decide(self, act: _Act) -> None:
+        """Say what state each engine is to be in now: as before, or changed."""
+        for name, engine in self._engines.items():
+            if engine.before is None:
+                continue  # No engine was asked for more than a look.
+            earlier = None if engine.wanted is None else engine.wanted.weights
+            wanted = engine.before if act.has_failed else _changed(engine.before, act.order)
+            engine.wanted = wanted if act.order.verb is Verb.UPDATE else replace(wanted, weights=earlier)
+            engine.owed = engine.asked is not None or self._missing(name) is not None
+
+    def _after(self, name: str, fault: str, *, is_refusal: bool) -> None:
+        """An ask has ended, of the act or of an engine that is owed something."""
+        act, engine = self._act, self._engines[name]
+        if act is not None and name in act.waiting:
+            if not fault and act.stage is Stage.SETTLE:
+                self._settle(name)
+                if engine.asked is not None:
+                    return
+            if fault:
+                act.faults.setdefault(name, fault)
+                act.is_refusal = act.is_refusal and is_refusal
+            act.waiting.discard(name)
+            self._advance()
+        elif engine.owed and not fault and (act is None or act.stage is Stage.SETTLE):
+            self._settle(name)
+
+    def _end(self, act: _Act) -> None:
+        self._act = None
+        causes = "; ".join(f"{name} {why}" for name, why in act.faults.items())
+        owed = ", ".join(name for name, engine in self._engines.items() if engine.owed)
+        later = f"; no requests go to {owed} until {'they are' if ',' in owed else 'it is'} like the others"
+        if act.has_failed:
+            words = f"{act.order.verb} refused: {causes}; the other engines are as they were{later if owed else ''}"
+        else:
+            words = f"{act.order.verb} done by {len(self._engines)} engines{f'; {causes}{later}' if owed else ''}"
+        self._out.append(Outcome(not act.has_failed, words, is_refusal=act.has_failed and act.is_refusal))
+
+    # -- one engine --
+
+    def _settle(self, name: str) -> None:
+        """Ask an engine for the next thing that is missing to its wanted state; nothing more is owed when none is."""
+        engine = self._engines[name]
+        if engine.wanted is None or engine.asked is not None:
+            return
+        missing = self._missing(name)
+        if missing is None:
+            engine.owed = False
+        else:
+            self._ask(missing)
+
+    def _missing(self, name: str) -> Ask | None:
+        """The next thing that an engine must be asked so that it is as wanted."""
+        known, wanted = self._engines[name].known, self._engines[name].wanted
+        if known is None or wanted is None:
+            return Ask(name, Verb.LOOK)
+        if wanted.weights is not None and known.weights != wanted.weights:
+            return Ask(name, Verb.UPDATE, wanted.weights)
+        if known.paused != wanted.paused:
+            return Ask(name, Verb.PAUSE, wanted.paused) if wanted.paused else Ask(name, Verb.CONTINUE)
+        return None
+
+    def _ask(self, ask: Ask) -> None:
+        engine = self._engines[ask.engine]
+        assert engine.asked is None, f"{ask.engine} is asked two things at once: {engine.asked} and {ask}"
+        engine.asked = ask
+        self._out.append(ask)
+
+    def _take_ask(self, name: str) -> Ask:
+        engine = self._engines[name]
+        ask, engine.asked = engine.asked, None
+        assert ask is not None, f"{name} answers what it was not asked"
+        return ask
+
+    def _is_at(self, stage: Stage, name: str) -> bool:
+        return self._act is not None and self._act.stage is stage and name in self._act.waiting
+
+    def _taken(self) -> list[Message]:
+        out, self._out = self._out, []
+        return out
+
+
+def _learn(engine: _Engine, ask: Ask, seen: Seen | None) -> None:
+    """Note what an ask that was done has changed."""
+    if ask.verb is Verb.LOOK:
+        assert seen is not None, "a look is answered with what was seen"
+        engine.known = seen.state
+    elif engine.known is not None:
+        engine.known = _changed(engine.known, Order(ask.verb, ask.argument))
+
+
+def _changed(state: State, order: Order) -> State:
+    match order.verb:
+        case Verb.PAUSE:
+            return replace(state, paused=order.argument)
+        case Verb.CONTINUE:
+            return replace(state, paused=None)
+        case Verb.UPDATE:
+            return replace(state, weights=order.argument)
+        case _:
+            return state
