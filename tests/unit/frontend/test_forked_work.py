@@ -246,7 +246,7 @@ def test_a_parent_that_goes_on_in_time_is_left_alone(monkeypatch: pytest.MonkeyP
 def test_small_checks_overtake_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A05: eight grammars of 32 KB kept another client's small regex unanswered for 60 s."""
     monkeypatch.setattr(forked_work, "QUICK_CHECK_S", SHORT_S)
-    monkeypatch.setattr(forked_work, "CHECK_LIMIT_S", 4 * SHORT_S)
+    monkeypatch.setattr(forked_work, "CHECK_LIMIT_S", 10 * SHORT_S)
 
     async def scene(forked: ForkedWork) -> None:
         large = [asyncio.create_task(forked.run(b"wait", is_check=True)) for _ in range(3)]
