@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
@@ -14,36 +14,60 @@ from scripted.errors import Overdue
 
 # A timer of 0 seconds would be none.
 _LEAST_S: Final = 0.001
+# A loop is in the code that it belongs to at one of so many looks, and between them in what that code asked.
+_LOOKS: Final = 20
+_LOOK_EVERY_S: Final = 0.02
+# What catches every Exception is struck again so much later.
+_AGAIN_S: Final = 0.5
+
+
+class _Struck(BaseException):
+    """The second strike."""
 
 
 @contextlib.contextmanager
 def watchdog(
-    timeout_s: float, what: str = "the script did not end within timeout_s={:g}", *, is_busy: bool = False
+    timeout_s: float,
+    what: str = "the script did not end within timeout_s={:g}",
+    *,
+    is_busy: bool = False,
+    is_meant: Callable[[FrameType | None], bool] = lambda _: True,
 ) -> Iterator[None]:
     """Raise Overdue in this thread after ``timeout_s`` seconds. Only the main thread can be watched; others are not.
 
     ``is_busy``: what is watched computes all the time. If it hardly has by then, its process was stopped or starved: it
-    gets the same time once more. A timer that runs already, such as that of pytest-timeout, goes on afterwards.
+    gets the same time once more, and what catches Overdue is struck again. A place that ``is_meant`` is looked for
+    before any other. A timer that runs already, such as that of pytest-timeout, goes on afterwards.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
 
-    was_starved = False
+    was_starved, looks, said = False, 0, ""
 
     def overdue(_signum: int, frame: FrameType | None) -> None:
-        nonlocal was_starved
+        nonlocal was_starved, looks, said
+        if said:
+            raise _Struck
         if is_busy and not was_starved and time.process_time() - computed < timeout_s / 2:
             was_starved = True
             signal.setitimer(signal.ITIMER_REAL, timeout_s)
             return
-        name, line = ("", 0) if frame is None else (frame.f_code.co_qualname, frame.f_lineno)
-        raise Overdue(what.format(timeout_s, name=name, line=line))
+        looks += 1
+        if looks < _LOOKS and not is_meant(frame):
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_EVERY_S)
+            return
+        said = what.format(timeout_s, name="" if frame is None else frame.f_code.co_qualname)
+        if is_busy:
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
+        raise Overdue(said)
 
     before, started, computed = signal.signal(signal.SIGALRM, overdue), time.monotonic(), time.process_time()
     left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield
+    except _Struck as exc:
+        raise Overdue(said).with_traceback(exc.__traceback__) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

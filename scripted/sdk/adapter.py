@@ -24,6 +24,7 @@ from scripted.core.states import StateReader
 from scripted.core.translation import Translated
 from scripted.core.violation import Violation
 from scripted.core.written import TestHead, WrittenTest
+from scripted.errors import Overdue
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.sdk.actions import ResumeAll, actions_of
@@ -180,6 +181,8 @@ class SchedulerAdapter:
     def _new_machine(self, config: Any) -> Any:
         try:
             return self._machine(config)
+        except Overdue:
+            raise
         except (Exception, SystemExit) as exc:
             raise ScriptDefinitionError(
                 f"the machine of {self.name} cannot be made of {config!r}: {type(exc).__name__}: {text_of(exc)}"

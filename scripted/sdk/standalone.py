@@ -29,6 +29,9 @@ from scripted.core.schedule import Schedule
 from scripted.core.verb import variable_of
 from scripted.core.violation import Violation
 from scripted.core.written import WrittenTest
+from scripted.errors import Overdue
+from scripted.script.watchdog import watchdog
+from scripted.search.execution import OVERDUE, RUN_TIMEOUT_S
 
 _INDENT: Final = "    "
 _WIDTH: Final = 110
@@ -207,10 +210,12 @@ def text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str 
     adapter = schedule.adapter
     run = Run(schedule, watch=mark)
     try:
-        with calls.noted(run.machine):
+        with calls.noted(run.machine), watchdog(RUN_TIMEOUT_S, OVERDUE, is_busy=True):
             adapter.drive(run)
     except NotImplementedError as exc:
         return None, str(exc)
+    except Overdue as exc:
+        return None, f"it {words_of(exc)}, so the test would not end either"
     except Exception as exc:  # noqa: BLE001 - what it is decides what the file asserts
         try:
             asserted = _asserted(standalone, run, exc, calls)

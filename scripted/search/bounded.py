@@ -19,10 +19,13 @@ from scripted.core.protocol import Freezer
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
-from scripted.search.execution import Failure, Left, finish
+from scripted.errors import Overdue
+from scripted.script.watchdog import watchdog
+from scripted.search.execution import OVERDUE, RUN_TIMEOUT_S, Failure, Left, finish
 
 DEFAULT_DEPTH = 6
 DEFAULT_TOGETHER = 2
+_COPIES = "a bounded claim needs runs that can be copied"
 
 _Key = tuple[tuple[bytes | None, ...], tuple[Any, ...]]
 
@@ -94,6 +97,8 @@ class _Tree:
             schedules = self._below(self._frozen(gate), actions, ())
         except _TreeEnded:
             complete = False
+        except Overdue as exc:
+            raise ScriptDefinitionError(f"{_COPIES}, and to copy one {exc}") from exc
         spent = time.monotonic() - self._began
         schedule, failure = self._broken or (None, None)
         return Bounded(schedules, len(self._known), self._merged, spent, complete, schedule, failure)
@@ -103,11 +108,10 @@ class _Tree:
         return self._base.of_placed((*placed, Placed(self._depth, AdvanceClock(seconds=0.0))))
 
     def _frozen(self, gate: Run) -> Freezer:
-        frozen = gate.adapter.freeze(gate)
+        with watchdog(RUN_TIMEOUT_S, OVERDUE, is_busy=True):
+            frozen = gate.adapter.freeze(gate)
         if frozen is None:
-            raise ScriptDefinitionError(
-                f"a bounded claim needs runs that can be copied; give the adapter {self._base.of} a copier"
-            )
+            raise ScriptDefinitionError(f"{_COPIES}; give the adapter {self._base.of} a copier")
         return frozen
 
     def _below(self, frozen: Freezer, left: tuple[Any, ...], path: tuple[Placed, ...]) -> int:
@@ -116,7 +120,8 @@ class _Tree:
         for chosen, rest in _choices(left, self._together):
             if self._until is not None and time.monotonic() >= self._until:
                 raise _TreeEnded
-            gate = frozen.thaw(())
+            with watchdog(RUN_TIMEOUT_S, OVERDUE, is_busy=True):
+                gate = frozen.thaw(())
             assert isinstance(gate, Run)
             step = gate.step + 1
             placed = (*path, *(Placed(step, action) for action in chosen))

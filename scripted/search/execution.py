@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +28,7 @@ from scripted.core.schedule import Schedule
 from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation, is_raised_in
 from scripted.errors import Overdue
-from scripted.script.watchdog import watchdog
+from scripted.script import watchdog as watching
 from scripted.search.extras import extras_of
 
 _SIGNATURE_LENGTH: Final = 60
@@ -39,7 +41,8 @@ _REJOINING_EVENTS: Final = 3
 # To copy a run costs as much as to go so many steps.
 _WALKED_STEPS: Final = 16
 _NOT_DETERMINISTIC: Final = "its machine is not deterministic; look for time, random numbers and the order of sets"
-_OVERDUE: Final = "a run did not end: after {:g} s it was in line {line} of {name}"
+OVERDUE: Final = "does not return from {name}: it was there after {:g} s"
+_HARNESS: Final = "scripted"
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -66,9 +69,26 @@ class Failure(msgspec.Struct, frozen=True):
         words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}|\b[A-Za-z]\b", "#", text.partition(":")[0])
         last = traceback.extract_tb(exc.__traceback__)[-1]
         signature = f"{type(exc).__name__} in {last.name}: {words[:_SIGNATURE_LENGTH]}"
-        raised = not isinstance(exc, (Violation, Overdue)) and _is_of_scheduler(exc, gate)
+        raised = not isinstance(exc, Violation) and _is_of_scheduler(exc, gate)
         place = f"{_short(last.filename)}:{last.lineno}, in {last.name}" if raised else ""
         return cls(type(exc).__name__, text, gate.step, signature, place)
+
+    @classmethod
+    def of_hang(cls, exc: Overdue, gate: Run | None) -> Failure | None:
+        """Of a run that does not end in the scheduler's code; None for one that is in the harness's.
+
+        Its signature names no function: which of those of a loop it is in is an accident.
+        """
+        at = [one for one in traceback.walk_tb(exc.__traceback__) if one[0].f_code.co_filename != watching.__file__]
+        at.reverse()
+        found = _of_scheduler(frame for frame, _ in at)
+        if found is None and (gate is None or gate.phase is not Phase.ADAPTER):
+            return None
+        frame, line = next((one for one in at if one[0] is found), at[0])
+        doing = _doing(gate)
+        place = f"{_short(frame.f_code.co_filename)}:{line}, in {frame.f_code.co_name}"
+        step = 0 if gate is None else gate.step
+        return cls(type(exc).__name__, f"{text_of(exc)}, {doing}", step, f"{type(exc).__name__}, {doing}", place)
 
     @property
     def hangs(self) -> bool:
@@ -81,6 +101,25 @@ class Failure(msgspec.Struct, frozen=True):
 
 def _is_of_scheduler(exc: Exception, gate: Run) -> bool:
     return gate.phase is Phase.ADAPTER or is_raised_in(exc, gate.adapter.packages)
+
+
+def _of_scheduler(frames: Iterable[FrameType]) -> FrameType | None:
+    """The innermost frame, which comes first, that is in no library of Python's; None where it is the harness's."""
+    for frame in frames:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in sys.stdlib_module_names:
+            return None if package == _HARNESS else frame
+    return None
+
+
+def _stack(frame: FrameType | None) -> Iterable[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _doing(gate: Run | None) -> str:
+    return "making or copying a run" if gate is None else gate.phase.value
 
 
 def _short(filename: str) -> str:
@@ -108,10 +147,14 @@ def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bo
 
     Raises HarnessError.
     """
-    gate = Run(schedule)
-    if leave_out:
-        gate.adapter.leave_out(gate)
-    return finish(gate, timeout_s=timeout_s)
+
+    def begin() -> Run:
+        gate = Run(schedule)
+        if leave_out:
+            gate.adapter.leave_out(gate)
+        return gate
+
+    return _finish(begin, timeout_s)[0]
 
 
 def record(
@@ -121,8 +164,9 @@ def record(
 
     Raises HarnessError.
     """
-    gate = Run(schedule, record=True, watch=watch)
-    outcome = finish(gate, timeout_s=timeout_s)
+    outcome, gate = _finish(lambda: Run(schedule, record=True, watch=watch), timeout_s)
+    if gate is None:
+        return outcome, []
     assert gate.records is not None
     if outcome.failure is None:
         try:
@@ -135,23 +179,47 @@ def record(
 def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
     """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised by the scheduler.
 
-    A step that does not end in time is a failure as well.
+    Code of the scheduler that does not return in time is a failure as well, whoever called it.
     """
+    return _finish(lambda: gate, timeout_s)[0]
+
+
+def _finish(begin: Callable[[], Run], timeout_s: float | None) -> tuple[Outcome, Run | None]:
+    """Make or copy a run, and run it to its end; no run where the scheduler does not let it be made."""
+    gate: Run | None = None
+
+    def is_meant(frame: FrameType | None) -> bool:
+        return (gate is not None and gate.phase is Phase.ADAPTER) or _of_scheduler(_stack(frame)) is not None
+
     failure = None
     try:
-        with watchdog(timeout_s or RUN_TIMEOUT_S, _OVERDUE, is_busy=True):
+        with watching.watchdog(timeout_s or RUN_TIMEOUT_S, OVERDUE, is_busy=True, is_meant=is_meant):
+            gate = begin()
             gate.adapter.drive(gate)
         _check_ended(gate)
     except (HarnessError, Left):
         raise
+    except Overdue as exc:
+        failure = Failure.of_hang(exc, gate)
+        if failure is None:
+            raise _harness_error(exc, gate) from exc
     except Exception as exc:
+        if gate is None:
+            raise
         if not (isinstance(exc, (Violation, *gate.adapter.violations)) or _is_of_scheduler(exc, gate)):
-            raise HarnessError(
-                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
-                "about the scheduler, and is a defect of the harness or of the adapter"
-            ) from exc
+            raise _harness_error(exc, gate) from exc
         failure = Failure.of(exc, gate)
-    return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
+    if gate is None:
+        return Outcome(failure, 0, (), (), ()), None
+    return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells)), gate
+
+
+def _harness_error(exc: Exception, gate: Run | None) -> HarnessError:
+    step = "" if gate is None else f" {gate.step}"
+    return HarnessError(
+        f"{_doing(gate)}{step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
+        "about the scheduler, and is a defect of the harness or of the adapter"
+    )
 
 
 def _check_ended(gate: Run) -> None:
@@ -198,14 +266,15 @@ class Prefixes:
         self.outcome = execute_recorded(base, watch=self._note)
         if self.outcome.failure is not None and self.outcome.failure.hangs:
             return
-        first = Run(base, watch=self._leave_copied)
         with contextlib.suppress(Left):
-            finish(first)
+            # It is left unless the machine does not let itself be copied.
+            self.outcome, _ = _finish(lambda: Run(base, watch=self._leave_copied), None)
+            return
         if is_run_twice and self.outcome.failure is None:
             self._check_determinism()
 
     def _check_determinism(self) -> None:
-        again = finish(Run(self.base))
+        again = execute(self.base)
         if again.failure is not None:
             self.outcome = again
         elif (again.steps, again.cells) != (self.outcome.steps, self.outcome.cells):
@@ -227,9 +296,7 @@ class Prefixes:
         schedule = self.base.with_placed(extra)
         first = min(placed.step for placed in extra)
         if first > self.steps or not self._copies:
-            return finish(Run(schedule, watch=observe))
-        gate = self._copied(first, extra)
-        gate.follow(schedule)
+            return _finish(lambda: Run(schedule, watch=observe), None)[0]
         kinds = None
         if self._is_readable and self.outcome.failure is None and len(extra) <= _REJOINING_EVENTS:
             kinds = tuple([placed.action.kind for placed in extra])
@@ -245,10 +312,19 @@ class Prefixes:
                 if kinds is not None:
                     self._compare(run, kinds)
 
-        gate.watch = watch
+        gate: Run | None = None
+
+        def begin() -> Run:
+            nonlocal gate
+            gate = self._copied(first, extra)
+            gate.follow(schedule)
+            gate.watch = watch
+            return gate
+
         try:
-            return finish(gate)
+            return _finish(begin, None)[0]
         except Left:
+            assert gate is not None, "a run is left where it is watched"
             self.rejoined += 1
             return self._rejoined(gate)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from types import FrameType
 
 import pytest
 
@@ -18,9 +20,9 @@ def _compute(seconds: float) -> None:
 
 def test_a_process_that_was_stopped_is_given_the_time_again() -> None:
     """A search that was stopped by SIGSTOP for ten seconds had reported the run that it was in as one without end."""
-    with watchdog(0.05, is_busy=True):
-        time.sleep(0.07)
-        _compute(0.01)
+    with watchdog(0.2, is_busy=True):
+        time.sleep(0.25)
+        _compute(0.02)
     with pytest.raises(Overdue), watchdog(0.05):
         time.sleep(0.5)
 
@@ -30,3 +32,26 @@ def test_what_computes_or_waits_for_ever_is_stopped(wait: object) -> None:
     assert callable(wait)
     with pytest.raises(Overdue), watchdog(0.05, is_busy=True):
         wait(5.0)
+
+
+def test_what_catches_every_exception_is_stopped_all_the_same() -> None:
+    def loop() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                _compute(5.0)
+
+    with pytest.raises(Overdue), watchdog(0.05, is_busy=True):
+        loop()
+
+
+def test_the_place_that_is_meant_is_looked_for() -> None:
+    """A loop over what another one yields for ever is in either of both when it is looked at."""
+    looks = []
+
+    def is_meant(frame: FrameType | None) -> bool:
+        looks.append(frame)
+        return len(looks) > 3
+
+    with pytest.raises(Overdue, match=r"^in _compute$"), watchdog(0.05, "in {name}", is_busy=True, is_meant=is_meant):
+        _compute(5.0)
+    assert len(looks) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -126,7 +127,11 @@ WRONG = {
 ENDLESS = {
     "a step that never ends": (
         "while True: pass",
-        "a run did not end: after 0.4 s it was in line 25 of Wrong.step",
+        "does not return from Wrong.step: it was there after 0.4 s, in a step (wrong_adapter.py:25, in step)",
+    ),
+    "a step that catches what ends it": (
+        "while True:\n            try: len(())\n            except Exception: pass",
+        "in a step (wrong_adapter.py:2",
     ),
     "a step that ends the process": ("raise SystemExit(3)", "Violation: a step ends the process, by SystemExit('3')"),
     "a step that raises what has no text": ("raise Odd", "Odd: (its text raises ZeroDivisionError)"),
@@ -143,6 +148,7 @@ def test_a_step_that_does_not_end_well_is_a_finding(name: str, tmp_path: Path, m
         BASE + "class Odd(Exception):\n    def __str__(self): return 1 / 0\n"
         f"class Wrong(Machine):\n    def step(self, events, now):\n        {statement}\nADAPTER = adapter(Wrong)"
     )
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(execution, "RUN_TIMEOUT_S", 0.4)
     report = Campaign(SearchPlan(targets=("alone", "twins"), schedules=20, adapter=str(path))).run()
     (finding,) = report.findings.values()
@@ -151,6 +157,45 @@ def test_a_step_that_does_not_end_well_is_a_finding(name: str, tmp_path: Path, m
     shrunk = shrink(target_named(finding.target, str(path)).base, budget_s=0.5)
     assert shrunk.fails
     assert not shrunk.schedule.placed
+
+
+LOOPS = {
+    "counts": (
+        "judging a step",
+        "    @property\n    def is_idle(self):\n        while self.steps: pass\n        return True",
+    ),
+    "a look that asks again and again": (
+        "judging a step",
+        "    def counts(self):\n        if not self.steps: return {}\n        return Endless()",
+    ),
+    "a copy": ("composing a step", "    def __init__(self, config): self.steps, self.copied = 0, Odd()"),
+    "a new machine": ("making or copying a run", "    def __init__(self, config):\n        while True: pass"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_scheduler_that_loops_outside_of_its_step_is_a_finding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A06: whoever called it; the file and the line are named."""
+    doing, method = LOOPS[name]
+    path = tmp_path / "wrong_adapter.py"
+    path.write_text(
+        BASE + "class Odd:\n    def __copy__(self):\n        while True: pass\n"
+        "class Endless:\n    def keys(self):\n        while True: yield 0\n    def __getitem__(self, key): return 0\n"
+        "class Wrong(Machine):\n    def __init__(self, config): self.steps = 0\n"
+        "    def step(self, events, now):\n        self.steps += 1\n"
+        "        return Stepped(replies=tuple(Refused(rid=e.rid, reason='no') for e in events if isinstance(e, Add)))\n"
+        f"{method}\n"
+        "ADAPTER = adapter(Wrong, copier=Copier(copied={Odd: Odd.__copy__}), packages=('wrong_adapter',))"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(execution, "RUN_TIMEOUT_S", 0.4)
+    report = Campaign(SearchPlan(targets=("alone", "twins"), schedules=20, adapter=str(path))).run()
+    (finding,) = report.findings.values()
+    assert finding.failure.text.startswith("does not return from ")
+    assert finding.failure.text.endswith(f"it was there after 0.4 s, {doing}")
+    assert re.fullmatch(r"wrong_adapter\.py:\d+, in \w+", finding.failure.place)
 
 
 @pytest.fixture

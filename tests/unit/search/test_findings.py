@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from engine.memory import KVMemory
+from engine.memory.radix import RadixTree
+from engine.scheduler import Scheduler
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.core.named import adapter_named
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter, Stepped
 from scripted.sdk.oracle import SdkOracle
+from scripted.search import execution
 from scripted.search.execution import Prefixes, execute
 from scripted.search.shrinking import shrink
 from scripted.search.targets import workload_named
@@ -147,3 +153,29 @@ def test_what_only_a_recorded_run_checks_is_a_finding() -> None:
         failure = Prefixes(workload_named("names-with-a-common-prefix")).outcome.failure
     assert failure is not None
     assert "was used longest ago, but is not evicted" in failure.text
+
+
+LOOPS = {
+    "in an abort": (Scheduler, "_on_abort", "in a step"),
+    "in a plan": (Scheduler, "_launch", "in a step"),
+    "in a flush": (KVMemory, "reset", "in a step"),
+    "in what a check asks": (RadixTree, "nodes", "judging a step"),
+    "in a new scheduler": (Scheduler, "__init__", "making or copying a run"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_loops_for_ever_in_the_engine_is_a_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A06: a search ended with an error of the harness when a check had called the code that did not return."""
+    owner, method, doing = LOOPS[name]
+    scope: dict[str, Any] = {"__name__": "engine.loop"}
+    exec("def loop(*args, **kwargs):\n    while True: pass", scope)
+    base = workload_named("twins")
+    monkeypatch.setattr(execution, "RUN_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(owner, method, scope["loop"])
+    (abort,) = Schedule.parse("default; 2 abort a").placed
+    failure = execute(base.with_placed([abort])).failure
+    assert failure is not None
+    assert failure.hangs
+    assert failure.text == f"does not return from loop: it was there after 0.4 s, {doing}"
+    assert failure.place == "<string>:2, in loop"
