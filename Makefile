@@ -94,7 +94,8 @@ clean: ## remove .venv, caches and results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # BIN, and what goes there: uv installs in a fifth of pip's time, with what pip's environment says of indexes. It reads none
-# of pip's files, so where only these say how packages are reached, pip does it.
+# of pip's files, so where only these say how packages are reached, pip does it. What setuptools leaves beside the
+# packages lists all their files, and pytest would rewrite the assertions of each.
 PIP := -m pip install --quiet --disable-pip-version-check
 UV := --quiet --system-certs $(if $(PIP_INDEX_URL),--default-index $(PIP_INDEX_URL)) $(addprefix --index ,$(PIP_EXTRA_INDEX_URL))
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
@@ -103,6 +104,7 @@ VLLM := --editable '.[serve,vllm]'
 define get
 $(1)/python $(PIP) --constraint constraints.txt uv
 $(1)/uv pip install --python $(1)/python $(UV) $(2) || $(1)/python $(PIP) --no-compile $(2)
+rm -rf lockstep_engine.egg-info
 endef
 
 # Made again when what is installed changes; an interrupted installation leaves no stamp. Modules are compiled when they
