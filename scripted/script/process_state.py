@@ -17,6 +17,7 @@ import gc
 import json
 import logging
 import math
+import operator
 import os
 import random
 import resource
@@ -230,7 +231,7 @@ class ProcessState:
         self._descriptors = _Descriptors(_STANDARD_FILES if standard_files else None)
         self._modules = dict(sys.modules)
         self._children = _children()
-        self._code = {id(owner): (owner, name, vars(owner).copy()) for owner, name in _owners()}
+        self._code = _note_code()
         self._handlers_before = len(_at_exit)
         self._outer_register = atexit.register
         atexit.register = _note_at_exit  # type: ignore[assignment]
@@ -282,10 +283,9 @@ class ProcessState:
                 yield f"{part.name}{_difference(before, now)}"
 
     def _code_changes(self) -> Iterator[str]:
-        for owner, name, before in self._code.values():
+        for number in self._code.changed():
+            owner, name, before = self._code.owners[number], self._code.names[number], self._code.values[number]
             now = vars(owner)
-            if now == before:  # in most of them every value is the same object, which is seen at once
-                continue
             for key, value in before.items():
                 if now.get(key, self) is not value and _is_of_interest(owner, key, value):
                     with contextlib.suppress(AttributeError, TypeError):
@@ -313,6 +313,42 @@ class ProcessState:
             thread.join(_THREAD_END_S)
             if thread.is_alive():
                 yield f"a thread, {thread.name}, still runs"
+
+
+class _Code(msgspec.Struct, frozen=True):
+    """Modules and classes, what they are called, and a copy of what each held when so many modules were imported."""
+
+    modules: int
+    owners: list[Any]
+    names: list[str]
+    values: list[dict[str, Any]]
+
+    def changed(self) -> list[int]:
+        """Which of them hold something else now. In most every value is the same object, which is seen at once."""
+        same = list(map(operator.eq, map(vars, self.owners), self.values))
+        return [] if all(same) else [number for number, is_same in enumerate(same) if not is_same]
+
+
+# What was noted last, for the next script: little changes from one to the next.
+_last_code: list[_Code] = []
+
+
+def _note_code() -> _Code:
+    """What they hold now. What is as it was when it was last noted is not copied again."""
+    if _last_code and _last_code[0].modules == len(sys.modules):
+        (last,) = _last_code
+        values = list(last.values)
+        for number in last.changed():
+            values[number] = vars(last.owners[number]).copy()
+        noted = _Code(last.modules, last.owners, last.names, values)
+    else:
+        found = {id(owner): (owner, name) for owner, name in _find_owners()}.values()
+        owners = [owner for owner, _name in found]
+        noted = _Code(
+            len(sys.modules), owners, [name for _owner, name in found], [vars(owner).copy() for owner in owners]
+        )
+    _last_code[:] = [noted]
+    return noted
 
 
 class _Descriptors:
@@ -370,19 +406,8 @@ def _identity(number: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _owners() -> list[tuple[Any, str]]:
-    """The modules of engine and harness, the classes in them, and modules of Python that keep the process's state."""
-    if _owners_by_modules.get(len(sys.modules)) is None:
-        _owners_by_modules.clear()
-        _owners_by_modules[len(sys.modules)] = list(_find_owners())
-    return _owners_by_modules[len(sys.modules)]
-
-
-# They are looked for anew when modules have been imported.
-_owners_by_modules: Final[dict[int, list[tuple[Any, str]]]] = {}
-
-
 def _find_owners() -> Iterator[tuple[Any, str]]:
+    """The modules of engine and harness, the classes in them, and modules of Python that keep the process's state."""
     others = {module.__name__: module for module in _OTHERS}
     for name, module in list((sys.modules | others).items()):
         if module is not None and (name in others or name.partition(".")[0] in _PACKAGES):
