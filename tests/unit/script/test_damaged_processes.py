@@ -26,6 +26,7 @@ import pytest
 import torch
 
 from engine import EngineConfig
+from engine.launch.preload import PreloadedParent
 from engine.scheduler import Books, Scheduler
 from scripted import ScriptedSim, ScriptError, ScriptFailed, ScriptOptions, ServerDied
 from scripted.adapters.lockstep.server.pool import ServerPool
@@ -277,8 +278,8 @@ def finds_a_whole_engine(t):
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[ServerPool]:
-    with contextlib.closing(ServerPool()) as started:
+def pool(parent: PreloadedParent) -> Iterator[ServerPool]:
+    with contextlib.closing(ServerPool(parent)) as started:
         yield started
 
 

@@ -25,10 +25,14 @@ _Key = tuple[EngineConfig, str | None, str]
 
 
 class ServerPool:
-    """Servers by configuration, mutant and placement, least recently used first."""
+    """Servers by configuration, mutant and placement, least recently used first.
 
-    def __init__(self) -> None:
-        self._parent: PreloadedParent | None = None
+    They are forked from ``parent``, or from one of the pool's own.
+    """
+
+    def __init__(self, parent: PreloadedParent | None = None) -> None:
+        self._parent = parent
+        self._owns_parent = parent is None
         self._servers: OrderedDict[_Key, ScriptedServer] = OrderedDict()
         # Shared by all servers whose stages Ray places: a cluster takes seconds to start.
         self._cluster: LocalCluster | None = None
@@ -45,10 +49,10 @@ class ServerPool:
                 self._drop(key)
 
     def close(self) -> None:
-        """End every server, and the parent."""
+        """End every server, and the pool's own parent."""
         for key in list(self._servers):
             self._drop(key)
-        if self._parent is not None:
+        if self._parent is not None and self._owns_parent:
             self._parent.close()
             self._parent = None
         if self._cluster is not None:
