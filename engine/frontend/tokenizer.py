@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jinja2.exceptions import TemplateError
-
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.frontend.errors import ApiError
@@ -20,8 +18,6 @@ from engine.frontend.errors import ApiError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What templates raise, by themselves or by what they do with a value of another type than they expect.
-_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 # What Python calls the library's method that renders.
 _OWN_METHOD = re.compile(r"\w+\.apply_chat_template\(\)")
 _DOCUMENTS = re.compile(r"\bdocuments\b")
@@ -86,7 +82,7 @@ class ChatTemplate:
         options = {"tokenize": False, "add_generation_prompt": ask, **offered, **variables}
         try:
             return self._apply([dict(message) for message in messages], options)
-        except _REFUSALS as exc:
+        except _refusals() as exc:
             why = _OWN_METHOD.sub("it", str(exc))
             raise ApiError.invalid(
                 f"the model's chat template must accept the messages, but: {why}; change roles or order",
@@ -141,3 +137,10 @@ def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
             f"{folder} must hold a fast tokenizer, got a {type(tokenizer).__name__}; convert it to tokenizer.json"
         )
     return backend, ChatTemplate(tokenizer)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What templates raise, by themselves or by what they do with a value of another type than they expect."""
+    from jinja2.exceptions import TemplateError
+
+    return TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError

@@ -1,11 +1,18 @@
 """Structured output: what a grammar says, whether it can be followed, and which tokens it allows next.
 
 The one room that knows the library (llguidance), which is imported with the first grammar. Masks are numpy arrays.
+What compiles is imported when it is asked for: numpy takes longer to import than all that reads a grammar.
 """
 
-from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher, UnfollowableGrammar
-from engine.grammar.compiler import GrammarCompiler
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from engine.grammar.source import MAX_GRAMMAR_CHARS, Fault, fault_of, schema_grammar
+
+if TYPE_CHECKING:
+    from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher, UnfollowableGrammar
+    from engine.grammar.compiler import GrammarCompiler
 
 __all__ = [
     "MAX_GRAMMAR_CHARS",
@@ -18,3 +25,12 @@ __all__ = [
     "fault_of",
     "schema_grammar",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'engine.grammar' has no attribute {name!r}")
+    from engine.grammar import compiled, compiler
+
+    value = globals()[name] = getattr(compiler if name == "GrammarCompiler" else compiled, name)
+    return value

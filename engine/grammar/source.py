@@ -9,8 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from engine.grammar.forced_text import may_force_too_much
 from engine.messages import Grammar, GrammarKind
 
@@ -128,11 +126,11 @@ def _dead_end(definition: str) -> str:
     if matcher.is_error():
         return ""  # It names tokens of a vocabulary by number, which bytes are not.
     for _ in range(_FIRST_BYTES):
-        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-        if matcher.is_error() or not allowed.size or matcher.is_stopped():
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error() or not allowed or matcher.is_stopped():
             break
-        matcher.consume_token(int(allowed[0]))
+        lowest = allowed & -allowed
+        matcher.consume_token(lowest.bit_length() - 1)
     return f"it cannot be followed: {why_stuck(matcher)}" if matcher.is_error() else ""
 
 
