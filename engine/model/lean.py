@@ -93,18 +93,24 @@ class LeanDecoder:
             hidden = embedding(batch.token_ids[0], self._embedding)
         states = hidden.to(self._dtype)
         cos, sin = self._angles.of(batch)
+        # The last layer ends with the tokens that emit where nobody reads the others.
+        last = len(self._layers) - 1
+        read_whole = self._norm is None or self._shows_all or take_scored is not None or loras is not None
+        emitting = None if read_whole or len(batch.emitting) == batch.tokens else batch.emitting
         for index, layer in enumerate(self._layers):
-            states = layer(states, cos, sin, index, loras)
+            states = layer(states, cos, sin, index, loras, emitting if index == last else None)
         if self._norm is None:
             return states
-        if self._head is None:
-            return self._norm(states if self._shows_all else states.index_select(0, batch.emitting))
+        if self._shows_all:
+            return self._norm(states)
         if take_scored is not None:
+            assert self._head is not None, "a stage without a head has no logits"
             for rows in slices_of(scored_rows(batch.segments)):
                 take_scored(torch.mm(self._norm(states[rows]), self._head))
-        if len(batch.emitting) != batch.tokens:
+        if len(states) != len(batch.emitting):
             states = states.index_select(0, batch.emitting)
-        return torch.mm(self._norm(states), self._head)
+        states = self._norm(states)
+        return states if self._head is None else torch.mm(states, self._head)
 
 
 class _RotaryAngles:
@@ -178,17 +184,26 @@ class _LeanLayer:
     scoring: Scoring
 
     def __call__(
-        self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: int, loras: BatchLoras | None
+        self,
+        states: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer: int,
+        loras: BatchLoras | None,
+        read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """States [tokens, hidden size] to the same shape; ``cos`` and ``sin`` [tokens, 1, head size].
 
-        ``loras`` are what is added to each product of this layer, the ``layer``-th of the stage.
+        ``loras`` are what is added to each product of this layer, the ``layer``-th of the stage. With ``read``, and
+        without ``loras``, only the states of these tokens are computed after attention: [read, hidden size].
         """
         inputs = self.input_norm(states)
         projected = torch.mm(inputs, self.query_key_value)
         if loras is not None:
             loras.add(layer, _QUERY_KEY_VALUE, inputs, projected)
         attended = self._attend(projected, cos, sin)
+        if read is not None:
+            states, attended = states.index_select(0, read), attended.index_select(0, read)
         states = torch.addmm(states, attended, self.output)
         if loras is not None:
             loras.add(layer, _OUTPUT, attended, states)

@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 
 from engine.errors import OpenVINOError, StepFailedError
 from engine.model.dequantization import Integers
+from engine.model.lean import why_not_lean
 from engine.model.openvino.paging import Place, StageGraph, mark
 from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
 from engine.model.weights import WeightFiles
@@ -73,8 +74,13 @@ class TracedStage(nn.Module):
         self.module = self._slice.model
         if narrow is not None:
             _widen_where_used(self.module)
-        for index, layer in enumerate(self._slice.decoder.layers):
+        layers = self._slice.decoder.layers
+        for index, layer in enumerate(layers):
             attach(layer, index)
+        self._emitting = torch.empty(0, dtype=torch.int64)
+        self._narrows = facts.is_last and why_not_lean(self._slice.model) is None
+        if self._narrows:
+            self._narrow(layers[-1])
         self.names = [
             "input_ids" if facts.is_first else "hidden",
             "position_ids",
@@ -90,8 +96,24 @@ class TracedStage(nn.Module):
         if not self._facts.is_last:
             states: torch.Tensor = self._slice.decoder(**first, **others).last_hidden_state
             return states.reshape(-1, self._facts.hidden_size)
-        logits: torch.Tensor = self._slice.model(**first, **others, logits_to_keep=given["emitting"]).logits
+        self._emitting = given["emitting"]
+        kept = 0 if self._narrows else self._emitting
+        logits: torch.Tensor = self._slice.model(**first, **others, logits_to_keep=kept).logits
         return logits.reshape(-1, logits.shape[-1])
+
+    def _narrow(self, layer: Any) -> None:
+        """Have the last layer go on with the emitting tokens alone after its attention: nobody reads the others."""
+        output = layer.self_attn.o_proj
+        project = output.forward
+
+        def forward(hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
+            attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **others)
+            states = hidden_states[:, self._emitting] + attended
+            narrowed: torch.Tensor = states + layer.mlp(layer.post_attention_layernorm(states))
+            return narrowed
+
+        output.forward = lambda attended: project(attended[:, self._emitting])
+        layer.forward = forward
 
     @torch.no_grad()
     def convert(self) -> StageGraph:

@@ -75,6 +75,30 @@ def test_greedy_tokens_equal_those_of_the_transformers_path(checkpoint_of: Calla
     assert one == two
 
 
+@pytest.mark.parametrize("pp_size", [1, 2])
+def test_the_last_layer_computes_only_what_is_read(
+    pp_size: int, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its attention: one row a token that is chosen, none for a chunk that chooses none."""
+    chain = chain_of(checkpoint_of("qwen3"), pp_size=pp_size)
+    rows: list[int] = []
+    norm_of = lean._Norm.__call__
+
+    def counted(norm: lean._Norm, states: torch.Tensor) -> torch.Tensor:
+        rows.append(len(states))
+        return norm_of(norm, states)
+
+    monkeypatch.setattr(lean._Norm, "__call__", counted)
+    seen = []
+    for segments in [(0, PROMPT[:30], False), (0, PROMPT[30:], True)]:
+        row, ids, emits = segments
+        chain.logits(chain.segment(row, ids, emits=emits), *([chain.segment(1, [5, 6])] if emits else []))
+        seen.append(rows[-3:])
+        rows.clear()
+    # Of the last layer: queries and keys, what its MLP reads, what the head reads.
+    assert seen == [[30, 0, 0], [13, 2, 2]]
+
+
 def test_angles_are_computed_on_for_positions_beyond_the_first_table(
     checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

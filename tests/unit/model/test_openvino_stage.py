@@ -22,11 +22,13 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Completion, PromptLogprob
 from engine.model.checkpoint import read_configured_facts
 from engine.model.runner import StageRunner
+from engine.model.stage_slice import StageFacts
 from engine.plan import Forward, ForwardMode, ProfileSwitch, SamplingSpec, Segment, WeightUpdate
 
 pytest.importorskip("openvino")
 
 from engine.model.openvino.compiled import CompiledStage
+from engine.model.openvino.conversion import TracedStage
 
 PROMPT = list(b"the same prompt on either backend, longer than a block")
 SAMPLED = SamplingSpec(seed=9, temperature=0.8, top_p=0.95, return_logprob=True, top_logprobs_num=3)
@@ -110,6 +112,23 @@ def test_a_cached_prefix_is_read_by_another_row() -> None:
     pages = tuple(range((chain.limits.pages_for(256) - 1) * 8, -1, -8))[: chain.limits.pages_for(len(PROMPT))]
     sharer = Segment("sharer", 7, len(PROMPT) - 1, tuple(PROMPT[-1:]), 0, pages, True, SamplingSpec(seed=0))
     assert chain.forward(sharer).token_ids == whole
+
+
+def test_the_last_layer_computes_only_what_is_read() -> None:
+    """After its attention: the graph is traced from a module that goes on with the emitting tokens alone."""
+    config = EngineConfig(device="cpu", context_length=256, backend="openvino", pp_size=2)
+    limits = Limits.of(config, EMBEDDED_FACTS)
+    rows = []
+    for stage in range(2):
+        traced = TracedStage(StageFacts(config, limits, stage), trust_remote_code=False)
+        counts: list[int] = []
+        for layer in traced.module.base_model.layers:
+            layer.mlp.register_forward_hook(lambda _, __, states, own=counts: own.append(states.shape[1]))
+        given, _ = traced.compute(9)
+        counts.clear()
+        traced(given, torch.arange(9), *([torch.tensor([3, 8])] if stage else []))
+        rows.append(counts)
+    assert (set(rows[0]), rows[1][-1], set(rows[1][:-1])) == ({9}, 2, {9})
 
 
 def test_a_microbatch_without_emitting_rows_has_no_logits() -> None:
