@@ -100,6 +100,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--genai-python", type=Path, help="the python of one with openvino-genai and optimum-intel")
     parser.add_argument("--llama-python", type=Path, help="the python of one with llama-cpp-python and gguf")
     parser.add_argument("--generate", action="store_true", help="transformers.generate too, without a server")
+    parser.add_argument(
+        "--products", action="store_true", help="the matrix products alone on OpenVINO, as a bound for servers"
+    )
     parser.add_argument("--own", default=",".join(_OWN), help=f"some of {', '.join(_OWN)}: how this engine is measured")
     parser.add_argument(
         "--variant",
@@ -215,6 +218,9 @@ def _offline_peers(arguments: argparse.Namespace) -> Iterator[OfflinePeer]:
     if arguments.llama_python is not None:
         python = str(arguments.llama_python)
         yield OfflinePeer(name="llama.cpp", python=python, worker="llama", keeps_prefixes=False)
+    if arguments.products:
+        name = "matrix products alone"
+        yield OfflinePeer(name=name, python=sys.executable, worker="products", keeps_prefixes=False, bound=True)
     if arguments.generate:
         name = "transformers.generate"
         yield OfflinePeer(name=name, python=sys.executable, worker="transformers_generate", keeps_prefixes=False)

@@ -27,12 +27,16 @@ _WARM_UP_SEED: Final = 7_777
 
 
 class OfflinePeer(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker to start: its name, its environment's python, its module, and whether it keeps prefixes."""
+    """A worker to start: its name, its environment's python, its module, and whether it keeps prefixes.
+
+    A ``bound`` is no engine, but what none can exceed: servers are compared with it.
+    """
 
     name: str
     python: str
     worker: str
     keeps_prefixes: bool = True
+    bound: bool = False
 
 
 class _Answer(msgspec.Struct):
@@ -44,7 +48,7 @@ class Offline:
 
     def __init__(self, peer: OfflinePeer, folder: Path, dtype: str, scratch: Path) -> None:
         self.name = peer.name
-        self.result = PeerResult(name=peer.name, served=False)
+        self.result = PeerResult(name=peer.name, served=peer.bound)
         self._peer = peer
         self._log = scratch / f"{peer.name}.log"
         self._memory: list[float] = []

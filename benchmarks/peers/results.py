@@ -68,7 +68,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
-    """By name, what both were asked in the same rounds. More than 1 means that the first one is ahead."""
+    """By name, what both answered in the same rounds. More than 1 means that the first one is ahead."""
     for clients in CLIENTS:
         pairs = _paired(own.tokens_per_s.get(clients), other.tokens_per_s.get(clients))
         if pairs:
@@ -85,5 +85,5 @@ def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
 
 
 def _paired(ours: Sequence[float] | None, theirs: Sequence[float] | None) -> list[tuple[float, float]]:
-    # Not strict: a run that was broken off has a round of one more than of the other.
-    return list(zip(ours or (), theirs or (), strict=False))
+    # Not strict: a run that was broken off has a round of one more than of the other. One that failed has nothing.
+    return [pair for pair in zip(ours or (), theirs or (), strict=False) if all(pair)]
