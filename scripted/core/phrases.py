@@ -49,8 +49,9 @@ _ELSEWHERE: Final = {
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest known word, or nothing."""
+    """`` (did you mean 'x'?)`` for the nearest known word, or nothing; of those as near, for one that begins alike."""
     if word in _ELSEWHERE:
         return _ELSEWHERE[word]
-    found = difflib.get_close_matches(word, sorted(known), n=1)
+    close = difflib.get_close_matches(word, sorted(known))
+    found = sorted(close, key=lambda one: not (word.startswith(one) or one.startswith(word)))
     return f" (did you mean {found[0]!r}?)" if found else ""

@@ -121,6 +121,7 @@ def test_a_command_that_fails_changes_nothing(line, why):
     [
         ("bogus", "there is no command 'bogus'; help"),
         ("flsh", "there is no command 'flsh' (did you mean 'flush'?)"),
+        ("start_req prompt_len=8", "there is no command 'start_req' (did you mean 'start'?)"),
         ("help bogus", "help takes a word of the scheduler, got 'bogus'"),
         ("step x", "step takes a whole number, got 'x'"),
         ("step 0", "step takes 1 to 10000 steps"),
