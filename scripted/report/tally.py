@@ -79,7 +79,7 @@ class SummaryOfScripts:
             if more:
                 yield f"    and {more} more (-v names them)"
         if self._never_fail:
-            yield f"assertions that hold both ways, so that they can never fail: {len(self._never_fail)}"
+            yield f"assertions that can never fail, whatever the engine does: {len(self._never_fail)}"
             yield from (f"    {assertion}" for assertion in sorted(self._never_fail))
         if never := sorted(assertion for assertion, count in self._asked.items() if not count):
             yield f"assertions that no run of these scripts reached: {len(never)}"

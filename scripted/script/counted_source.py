@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.script.doubt import Variables, doubted
+
 # Its name in a counted module; no source can spell it.
 HOOKS: Final = "@scripted"
 _BUILTINS: Final = frozenset(name for name in dir(builtins) if name.islower()) - {"list", "tuple", "next"}
@@ -53,7 +55,7 @@ def counted(
 ) -> tuple[types.CodeType, set[str]]:
     """The code of a file whose assertions are counted by these numbers, and the modules that it imports anywhere.
 
-    With ``turnable`` each of them can be asked the other way round.
+    With ``turnable`` each of them can be asked the other way round, and with other answers.
     """
     tree = ast.parse(source, filename=file)
     imported = {name for node in ast.walk(tree) for name in _imports(node)}
@@ -94,6 +96,7 @@ class _Marker(ast.NodeTransformer):
         self._number_of = number_of
         self._turnable = turnable
         self._owner_line = 0
+        self._variables: Variables | None = None
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         return self._function(node)
@@ -103,12 +106,15 @@ class _Marker(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         number = self._add(node, ast.unparse(node.test), always_fails=fails_always(node))
+        again: list[ast.stmt] = []
+        if self._turnable and self._variables is not None:
+            again = doubted(node, number, self._variables, _hook)
         other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
         node.test = _Elements(number).visit(node.test)
         asked: ast.stmt = node
         if self._turnable:
             asked = ast.copy_location(ast.If(_hook("is_turned", number), [other], [node]), node)
-        return [_statement("reached", number, node), asked, _statement("held", number, node)]
+        return [*again, _statement("reached", number, node), asked, _statement("held", number, node)]
 
     def visit_With(self, node: ast.With) -> Any:
         expects = any(isinstance(item.context_expr, ast.Call) and _asserts(item.context_expr) for item in node.items)
@@ -130,11 +136,12 @@ class _Marker(ast.NodeTransformer):
         return self._visited(node, any(map(fails_always, node.orelse)))
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        before = self._owner_line
-        if not before:
+        before = self._owner_line, self._variables
+        if not self._owner_line:
             self._owner_line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            self._variables = Variables(node) if self._turnable else None
         self.generic_visit(node)
-        self._owner_line = before
+        self._owner_line, self._variables = before
         return node
 
     def _visited(self, node: ast.stmt, asks: bool) -> Any:
@@ -173,7 +180,9 @@ class _Calls(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
         function = node.func
-        named = function.value if isinstance(function, ast.Attribute) else function
+        named: ast.expr = function
+        while isinstance(named, ast.Attribute):
+            named = named.value
         if isinstance(named, ast.Name) and (named.id.startswith("@") or (named is function and named.id in _BUILTINS)):
             return node
         return ast.copy_location(_hook("made", node), node)
@@ -225,7 +234,10 @@ def _called(call: ast.Call) -> str:
 
 def _hook(name: str, *arguments: int | ast.expr) -> ast.Call:
     values = [ast.Constant(argument) if isinstance(argument, int) else argument for argument in arguments]
-    return ast.Call(ast.Attribute(ast.Name(HOOKS, ast.Load()), name, ast.Load()), values, [])
+    function: ast.expr = ast.Name(HOOKS, ast.Load())
+    for part in name.split("."):
+        function = ast.Attribute(function, part, ast.Load())
+    return ast.Call(function, values, [])
 
 
 def _statement(name: str, number: int, node: ast.stmt) -> ast.stmt:

@@ -23,6 +23,7 @@ import msgspec
 from scripted.errors import BadCall
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.decorator import ScriptedTest
+from scripted.script.doubt import Doubts
 
 _HARNESS: Final = Path(__file__).parents[1]
 _ENGINE: Final = _HARNESS.parent / "engine"
@@ -152,6 +153,7 @@ class _Hooks:
 
     def __init__(self) -> None:
         self.asked: Measured | None = None
+        self.doubt = Doubts(is_on=False)
         self.turned: Site | None = None
         self._sites: list[Site] = []
         self._numbers: dict[Site, int] = {}
@@ -162,6 +164,10 @@ class _Hooks:
             self._numbers[site] = len(self._sites)
             self._sites.append(site)
         return self._numbers[site]
+
+    def site(self, number: int) -> Site:
+        """The site of a number."""
+        return self._sites[number]
 
     def sites_of(self, file: str) -> list[Site]:
         return [site for site in self._sites if site.file == file]
@@ -200,6 +206,23 @@ class _Hooks:
 
 
 _hooks: Final = _Hooks()
+
+
+class doubt:  # noqa: N801 - a context manager that is read as a verb
+    """Ask each assertion again with other answers for as long as this is open."""
+
+    def __enter__(self) -> doubt:
+        self._doubts, self._before = Doubts(), _hooks.doubt
+        _hooks.doubt = self._doubts
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        _hooks.doubt = self._before
+
+    @property
+    def deaf(self) -> frozenset[Site]:
+        """The assertions that held whatever was answered."""
+        return frozenset(map(_hooks.site, self._doubts.deaf))
 
 
 class turn_round:  # noqa: N801 - a context manager that is read as a verb

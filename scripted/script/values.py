@@ -154,6 +154,10 @@ class Word(str):
         """The word as plain text."""
         return str.__str__(self)
 
+    def others(self) -> list[Word]:
+        """The words that it might have been instead."""
+        return [type(self)(word, self._what, self._known) for word in sorted(self._known) if word != self.value]
+
     def __eq__(self, other: object) -> bool:
         if other is None:
             return False

@@ -21,7 +21,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
 from scripted.script.counted_source import Site
 from scripted.script.decorator import ScriptedTest
-from scripted.script.measure import Measured, count_assertions, turn_round
+from scripted.script.measure import Measured, count_assertions, doubt, turn_round
 
 # A bug may keep a script from its end.
 _TIMEOUT_S: Final = 2.0
@@ -40,8 +40,8 @@ class Findings:
     """What a script notices. ``failure`` is why it fails without a bug; nothing else is known of it then.
 
     ``assertions`` ran, each as often as it did. ``met`` bugs break code that it runs; ``own`` are those that it notices
-    and an empty script does not. ``always`` are assertions that hold the other way round as well, ``never`` those of
-    its own that it never reached.
+    and an empty script does not. ``always`` are assertions that hold the other way round as well, or whatever is
+    answered; ``never`` are those of its own that it never reached.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Findings:
             yield f"  meets {plural(self.met, 'bug')} and notices {self.noticed}, {len(self.own)} by itself: {named}"
         else:
             yield f"  notices only what every script notices: {self.noticed} of {plural(self.met, 'bug')} that it meets"
-        yield from (f"  holds both ways, so it can never fail: {assertion}" for assertion in self.always)
+        yield from (f"  can never fail, whatever the engine does: {assertion}" for assertion in self.always)
         yield from (f"  was never reached: {assertion}" for assertion in self.never)
         yield f"  in {self.seconds:.1f} s"
 
@@ -111,13 +111,14 @@ class Vetting:
             if not known[bug]:
                 own.append(bug)
         self._telling[:0] = own[:1]
+        deaf = run.deaf()
         return Findings(
             name=name,
             assertions=asked.assertions,
             met=len(met),
             noticed=noticed,
             own=tuple(own),
-            always=tuple(_told(site) for site in asked.executed if run.holds_both_ways(site)),
+            always=tuple(_told(site) for site in asked.executed if site in deaf or run.holds_both_ways(site)),
             never=tuple(assertion for assertion, count in asked.own_sites().items() if not count),
             seconds=time.perf_counter() - started,
         )
@@ -155,6 +156,11 @@ class _Runs:
             return False
         with turn_round(site):
             return self.passes(None)
+
+    def deaf(self) -> frozenset[Site]:
+        """The assertions that hold whatever the engine answers."""
+        with doubt() as doubted:
+            return doubted.deaf if self.passes(None) else frozenset()
 
     def passes(self, bug: str | None) -> bool:
         if time.perf_counter() > self.until:

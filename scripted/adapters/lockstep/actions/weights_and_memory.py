@@ -49,6 +49,8 @@ def _press(t: Any, call: str, name: str, value: int) -> None:
             f"{call} is at most {most} now, because no more {what}s can be {state} while requests own the rest; "
             f"got {value}"
         )
+    if value == most:
+        t.count_in_vain("pressure that keeps nothing back")
     t.run.act(Press(**{name: value}))
 
 
