@@ -6,28 +6,43 @@ It knows no scheduler.
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import atexit
 import builtins
 import collections
 import contextlib
+import copy
+import ctypes
+import dataclasses
 import decimal
 import faulthandler
 import functools
 import gc
+import inspect
+import io
+import itertools
 import json
+import linecache
+import locale
 import logging
 import math
 import operator
 import os
+import pathlib
 import random
+import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -35,11 +50,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import msgspec.json
+import msgspec.msgpack
+import msgspec.structs
 
 _PACKAGES: Final = ("engine", "scripted")
 _OTHERS: Final = (
-    builtins, collections, contextlib, functools, gc, json, logging, math, os, random, signal, socket, subprocess, sys,
-    threading, time, warnings,
+    ast, asyncio, builtins, collections, contextlib, copy, dataclasses, decimal, functools, gc, inspect, io, itertools,
+    json, linecache, logging, math, msgspec, msgspec.json, msgspec.msgpack, msgspec.structs, operator, os, pathlib,
+    random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback, types, warnings,
 )  # fmt: skip
 _LIBRARIES: Final = tuple(
     {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}
@@ -50,10 +69,13 @@ _SIGNALS: Final = tuple(number for number in signal.valid_signals() if number < 
 # A thread that was told to end is given this long.
 _THREAD_END_S: Final = 0.2
 _STANDARD_FILES: Final = (0, 1, 2)
+_MOST_NAMED: Final = 3
 # Libraries open a few when they are first used.
 _MOST_NEW_DESCRIPTORS: Final = 16
 
 
+# What scripts have left open, and the collector may close under a later one.
+_left_open: Final[dict[int, tuple[int, int]]] = {}
 # What was registered with atexit beside a script; Python has no list of what was.
 _at_exit: Final[list[Any]] = []
 _register: Final = atexit.register
@@ -215,6 +237,8 @@ _PARTS: Final = (
     ),
     _Part("the CPUs of the process", lambda: os.sched_getaffinity(0), lambda before: os.sched_setaffinity(0, before)),
     _Part("limits of the process", _read_limits, _write_limits),
+    _Part("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda b: locale.setlocale(locale.LC_ALL, b)),
+    _Part("the folder of temporary files", lambda: tempfile.tempdir, lambda b: setattr(tempfile, "tempdir", b)),
 )
 
 
@@ -229,6 +253,7 @@ class ProcessState:
         self._values = {part.name: part.read() for part in _PARTS}
         self._threads = set(threading.enumerate())
         self._descriptors = _Descriptors(_STANDARD_FILES if standard_files else None)
+        self._streams = _Streams()
         self._modules = dict(sys.modules)
         self._children = _children()
         self._code = _note_code()
@@ -242,7 +267,7 @@ class ProcessState:
         faulthandler.cancel_dump_traceback_later()  # it could not be seen, and may end the process
         changes = [*self._module_changes(), *self._code_changes(), *self._value_changes(), *self._thread_changes()]
         changes += [*self._exit_changes(), *self._child_changes()]
-        return changes + self._descriptors.put_back()
+        return changes + self._streams.put_back() + self._descriptors.put_back()
 
     def _exit_changes(self) -> Iterator[str]:
         new, _at_exit[self._handlers_before :] = _at_exit[self._handlers_before :], []
@@ -286,6 +311,9 @@ class ProcessState:
         for number in self._code.changed():
             owner, name, before = self._code.owners[number], self._code.names[number], self._code.values[number]
             now = vars(owner)
+            if isinstance(owner, types.ModuleType) and (lost := before.keys() - now.keys()):
+                now.update({key: before[key] for key in lost})
+                yield f"{name} ({', '.join(sorted(lost)[:_MOST_NAMED])}: deleted)"
             for key, value in before.items():
                 if now.get(key, self) is not value and _is_of_interest(owner, key, value):
                     with contextlib.suppress(AttributeError, TypeError):
@@ -313,6 +341,10 @@ class ProcessState:
             thread.join(_THREAD_END_S)
             if thread.is_alive():
                 yield f"a thread, {thread.name}, still runs"
+                # Struck at its next instruction, without a report; one that waits in the system costs nothing.
+                thread._invoke_excepthook = lambda _thread: None  # type: ignore[attr-defined]  # noqa: SLF001
+                number, struck = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(number, struck)
 
 
 class _Code(msgspec.Struct, frozen=True):
@@ -357,28 +389,58 @@ class _Descriptors:
     def __init__(self, only: Sequence[int] | None = None) -> None:
         self._counts_new = only is None
         before = {}
-        for number in _open_descriptors() if only is None else only:
+        self._open = _open_descriptors()
+        for number in self._open if only is None else only:
             with contextlib.suppress(OSError):  # one was that of the folder itself
-                before[number] = _identity(number)
+                identity = _identity(number)
+                if _left_open.get(number) != identity:
+                    before[number] = identity
         self._copies = {number: (identity, os.dup(number)) for number, identity in before.items()}
 
     def put_back(self) -> list[str]:
         """Close the copies; says which descriptors were closed or replaced. Idempotent."""
         changes = []
         copies, self._copies = self._copies, {}
-        for number, (before, copy) in copies.items():
+        for number, (before, duplicate) in copies.items():
             try:
                 now = _identity(number)
             except OSError:
                 now = None
             if now != before:
-                os.dup2(copy, number, inheritable=number in _STANDARD_FILES)
+                os.dup2(duplicate, number, inheritable=number in _STANDARD_FILES)
                 changes.append(f"descriptor {number} was closed or replaced")
-            os.close(copy)
-        new = set(_open_descriptors()) - set(copies) - {copy for _identity, copy in copies.values()}
+            os.close(duplicate)
+        new = (
+            set(_open_descriptors()) - {*copies, *self._open} - {duplicate for _identity, duplicate in copies.values()}
+        )
+        if self._counts_new:
+            for number in new:
+                with contextlib.suppress(OSError):
+                    _left_open[number] = _identity(number)
         if copies and self._counts_new and len(new) > _MOST_NEW_DESCRIPTORS:
             changes.append(f"{len(new)} descriptors are open that were not")
         return changes
+
+
+class _Streams:
+    """Keeps ``sys.stdout`` and its like open: one that is closed cannot be opened again, and others write to it."""
+
+    def __init__(self) -> None:
+        self._closed: list[str] = []
+        self._kept = []
+        for name in ("stdin", "stdout", "stderr"):
+            stream = getattr(sys, name)
+            with contextlib.suppress(AttributeError, TypeError):
+                stream.close = functools.partial(self._closed.append, f"sys.{name} was closed")
+                self._kept.append(stream)
+
+    def put_back(self) -> list[str]:
+        """Give the streams their own way to be closed; says which were. Idempotent."""
+        kept, self._kept = self._kept, []
+        for stream in kept:
+            with contextlib.suppress(AttributeError):
+                del stream.close
+        return self._closed
 
 
 def _children() -> set[int]:
@@ -408,7 +470,7 @@ def _identity(number: int) -> tuple[int, int]:
 
 def _find_owners() -> Iterator[tuple[Any, str]]:
     """The modules of engine and harness, the classes in them, and modules of Python that keep the process's state."""
-    others = {module.__name__: module for module in _OTHERS}
+    others = {module.__name__: module for module in (*_OTHERS, sys.modules.get("pytest")) if module is not None}
     for name, module in list((sys.modules | others).items()):
         if module is not None and (name in others or name.partition(".")[0] in _PACKAGES):
             yield module, name
@@ -421,10 +483,10 @@ def _is_of_interest(owner: object, key: str, value: object) -> bool:
     """Code everywhere, and the constants of the engine's modules; counters and caches of the harness change."""
     if isinstance(value, _CODE):
         return True
-    if callable(value) and not key.startswith("__") and (isinstance(owner, type) or owner in _OTHERS):
+    package = owner.__name__.partition(".")[0] if isinstance(owner, types.ModuleType) else ""
+    if callable(value) and not key.startswith("__") and package not in _PACKAGES:
         return True  # such as the partial function that pytest puts in the place of threading.excepthook
-    is_engine = isinstance(owner, types.ModuleType) and owner.__name__.partition(".")[0] == "engine"
-    return is_engine and key.isupper()
+    return package == "engine" and key.isupper()
 
 
 def _difference(before: Any, now: Any) -> str:

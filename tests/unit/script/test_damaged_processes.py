@@ -12,7 +12,9 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -182,8 +184,33 @@ def _rounds(t):
     decimal.getcontext().prec = 3
 
 
+def _closes_the_stream(t):
+    sys.stdout.close()
+
+
+def _moves_temporary_files(t):
+    tempfile.tempdir = "/nonexistent"
+
+
+def _empties_a_module(t):
+    vars(sys.modules["engine.memory.kv"]).clear()
+
+
+def _patches_msgspec(t):
+    msgspec.structs.replace = lambda value, **changes: value
+
+
+def _patches_pytest(t):
+    pytest.fail = lambda *arguments, **options: None
+
+
 DESCRIPTORS: list[int] = []
 DAMAGES = {
+    _closes_the_stream: "sys.stdout was closed",
+    _moves_temporary_files: r"the folder of temporary files \(/nonexistent\)",
+    _empties_a_module: r"engine.memory.kv \(.*deleted\)",
+    _patches_msgspec: "msgspec.structs.replace",
+    _patches_pytest: "pytest.fail",
     _silences_threads: "threading.excepthook",
     _patches_a_class_of_a_library: "json.JSONEncoder.default",
     _leaves_a_timer: "a timer, Thread-[0-9]+, was still to come",
@@ -326,6 +353,40 @@ def test_what_a_script_puts_back_is_no_damage() -> None:
 
     with ScriptedSim.start(EngineConfig()) as sim:
         assert sim.run(script, options=OPTIONS).steps == 1
+
+
+def test_a_thread_that_spins_is_ended() -> None:
+    def script(t):
+        yield
+        threading.Thread(target=lambda: [None for _ in iter(int, 1)], name="spins", daemon=True).start()
+        assert t.state.step == 1
+
+    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptFailed, match="a thread, spins, still runs"):
+        sim.run(script, options=OPTIONS)
+    for thread in threading.enumerate():
+        if thread.name == "spins":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_what_one_script_left_open_is_not_closed_by_the_next() -> None:
+    """The collector closes it, whenever that is."""
+    left = []
+
+    def leaves(t):
+        left.append(socket.create_server(("127.0.0.1", 0)))
+        yield
+        assert t.state.step == 1
+
+    def innocent(t):
+        yield
+        left.pop().close()
+        assert t.state.step == 1
+
+    with ScriptedSim.start(EngineConfig()) as sim:
+        sim.run(leaves, options=OPTIONS)
+        sim.run(innocent, options=OPTIONS)
+        assert not left
 
 
 def test_a_failing_script_is_put_back_as_well() -> None:
