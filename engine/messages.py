@@ -183,6 +183,24 @@ class ContinueGeneration(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str
 
 
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have every stage give back its weights and its KV, as soon as nothing is in flight.
+
+    Live requests go back to the queue or end, as at a pause; none keeps its KV, so ``in_place`` is not served. At
+    ``level`` 1 the stages wake with the weights that they had, at 2 with those of an update that comes meanwhile.
+    """
+
+    call_id: str
+    level: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
+    mode: PauseMode = PauseMode.RETRACT
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have every stage take weights and KV memory again, and go on; a no-op when awake."""
+
+    call_id: str
+
+
 class StartProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Have every stage profile itself and write its trace into ``folder``."""
 
@@ -228,6 +246,8 @@ ClientMessage = (
     | UpdateWeights
     | PauseGeneration
     | ContinueGeneration
+    | Sleep
+    | Wake
     | StartProfile
     | StopProfile
     | GetStats
@@ -350,7 +370,7 @@ def ended_by(message: Event, live: Collection[str]) -> tuple[str, ...]:
     match message:
         case Abort():
             return (message.rid,) if message.rid in live else ()
-        case AbortAll() | PauseGeneration(mode=PauseMode.ABORT):
+        case AbortAll() | PauseGeneration(mode=PauseMode.ABORT) | Sleep(mode=PauseMode.ABORT):
             return tuple(live)
     return ()
 
@@ -405,7 +425,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``alive`` requests
     have not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode. Of
     the requests that wait, ``waiting_for_grammar`` wait for their grammar to be compiled. ``grammar_hits`` are requests
-    that found theirs.
+    that found theirs. ``sleep_level`` is 0 while the engine is awake; at 2 it needs an update before it can wake.
     ``loras_resident`` are the LoRAs that the stages have; ``lora_loads`` counts how often one was loaded,
     ``lora_evictions`` how often one had to make room.
     Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory. Of its pages, ``host_pages_cached`` can be hit;
@@ -428,6 +448,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     rows_free: int
     alive: int
     pending_prefill_tokens: int
+    sleep_level: int = 0
     loras_resident: int = 0
     host_pages_total: int = 0
     host_pages_free: int = 0

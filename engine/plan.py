@@ -18,8 +18,8 @@ from engine.messages import Grammar
 class ForwardMode(StrEnum):
     """What a microbatch computes: parts of prompts, one token for each of its requests, or both.
 
-    With ``update``, ``profile`` and ``lora`` it computes nothing: the stages take other weights, begin or end to
-    profile, or load and drop LoRAs.
+    With the others it computes nothing: the stages take other weights, begin or end to profile, load and drop LoRAs, or
+    go to sleep and wake.
     """
 
     PREFILL = "prefill"
@@ -28,10 +28,11 @@ class ForwardMode(StrEnum):
     UPDATE = "update"
     PROFILE = "profile"
     LORA = "lora"
+    SLEEP = "sleep"
 
 
 # Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
-PREFILL, DECODE, MIXED, UPDATE, PROFILE, LORA = ForwardMode
+PREFILL, DECODE, MIXED, UPDATE, PROFILE, LORA, SLEEP = ForwardMode
 
 
 # In place of a token id: the token that the microbatch before chose for this row.
@@ -247,15 +248,25 @@ class ProfileSwitch(_Microbatch, frozen=True):
     folder: str | None
 
 
+class SleepSwitch(_Microbatch, frozen=True):
+    """Give weights and KV back, or at ``level`` 0 take them again. Launched when nothing is in flight, as an update is.
+
+    The levels above differ in what the scheduler lets the stages wake with.
+    """
+
+    level: int
+
+
 class LoraUpdate(_Microbatch, frozen=True):
     """A change of LoRAs. It may be launched while others are in flight: none of them uses what it drops."""
 
     change: LoraChange
 
 
-Microbatch = Forward | WeightUpdate | ProfileSwitch | LoraUpdate
+Microbatch = Forward | WeightUpdate | ProfileSwitch | LoraUpdate | SleepSwitch
 _MODES: Final = {
     WeightUpdate: ForwardMode.UPDATE,
     ProfileSwitch: ForwardMode.PROFILE,
     LoraUpdate: ForwardMode.LORA,
+    SleepSwitch: ForwardMode.SLEEP,
 }

@@ -165,6 +165,8 @@ class _SchedulerCollector(Collector):
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
         yield self._counter("num_requests_timed_out", "Requests that ended at a time limit.", stats.requests_timed_out)
         yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
+        sleeps = "0 while the engine is awake; else the level of its sleep, 1 once it could wake."
+        yield self._gauge("sleep_level", sleeps, stats.sleep_level)
         yield self._gauge(
             "num_requests_waiting_for_grammar",
             "Requests in the queue whose grammar is being compiled.",

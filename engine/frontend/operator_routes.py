@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, MAX_PATH_CHARS, MAX_RID_CHARS, LoraName, StrictBody
-from engine.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, UpdateWeights
+from engine.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, Sleep, UpdateWeights
 
 
 class MessageBody(StrictBody):
@@ -50,6 +50,24 @@ class PauseBody(MessageBody):
 
     def message(self, call_id: str) -> PauseGeneration:
         return PauseGeneration(call_id=call_id, mode=self.mode)
+
+
+class SleepBody(MessageBody):
+    """The body of ``POST /sleep``. With ``level`` 2 the engine wakes only when its weights were updated."""
+
+    says: ClassVar = "Give weights and KV memory back; live requests go back to the queue, or end."
+    level: Literal[1, 2] = 1
+    mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
+
+    @field_validator("mode")
+    @classmethod
+    def _keeps_no_kv(cls, mode: PauseMode) -> PauseMode:
+        if mode is PauseMode.IN_PLACE:
+            raise ValueError("no request keeps its KV over a sleep, got 'in_place'; use retract or abort")
+        return mode
+
+    def message(self, call_id: str) -> Sleep:
+        return Sleep(call_id=call_id, level=self.level, mode=self.mode)
 
 
 class UpdateWeightsBody(MessageBody):
@@ -104,4 +122,6 @@ OPERATOR_ROUTES: Final[Mapping[str, OperatorRoute]] = {
     "/abort_request": OperatorRoute(AbortBody, errors=(429,)),
     "/pause_generation": OperatorRoute(PauseBody, body_required=False, errors=(429,)),
     "/continue_generation": OperatorRoute(),
+    "/sleep": OperatorRoute(SleepBody, body_required=False, errors=(400, 429)),
+    "/wake": OperatorRoute(),
 }

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, TypeVar, get_args
 import msgspec
 
 from engine.messages import Event, Reply, encode
-from engine.plan import LoraUpdate, Microbatch
+from engine.plan import LoraUpdate, Microbatch, SleepSwitch
 
 _DIGEST_BYTES: Final = 8
 # Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their
@@ -100,6 +100,8 @@ def plan_shape(microbatch: Microbatch) -> list[object]:
     head: list[object] = [microbatch.id, microbatch.mode]
     if isinstance(microbatch, LoraUpdate):
         head.append(microbatch.change)
+    if isinstance(microbatch, SleepSwitch):
+        head.append(microbatch.level)
     if microbatch.copies is not None:
         head.append(microbatch.copies)
     return head + [

@@ -20,6 +20,7 @@ from engine.errors import DeviceLostError, EngineError, IntegrityError, StepFail
 from engine.grammar import CompiledGrammars
 from engine.limits import Limits
 from engine.messages import Completion
+from engine.model.asleep import AsleepStage, give_back, require_as_read, states_of
 from engine.model.backend import ComputingStage, make_stage
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch
 from engine.model.checkpoint import (
@@ -42,7 +43,7 @@ from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.model.verification import verify
-from engine.plan import LoraChange, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
+from engine.plan import LoraChange, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -97,13 +98,18 @@ class StageRunner:
         self._limits = limits
         self._lean = lean
         self.model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
+        # Where the weights are from, None for the configured model, and what the files were when they were read.
+        self._source: str | None = None
+        self._files = states_of(self.model.folder)
         self._prepared: ComputingStage | None = None
+        self._prepared_source: str | None = None
+        self._woken: tuple[ComputingStage, HostPool | None, DraftModel | None] | None = None
         # The change of LoRAs that was prepared, and what it loads.
         self._prepared_change: tuple[LoraChange, LoadedLora | None] | None = None
         self._profile: StageProfile | None = None
         self._host = HostPool(self.model.pool, limits) if limits.host_pages else None
         self._record = SlotRecord(self.model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
-        never = read_never_sampled_ids(self.model.folder)
+        self._never = never = read_never_sampled_ids(self.model.folder)
         self.grammars = CompiledGrammars(
             tokenizer_reader(self.model.folder, trust_remote_code=config.trust_remote_code, now=self.model.is_last),
             vocab_size=limits.vocab_size,
@@ -114,10 +120,7 @@ class StageRunner:
         )
         pooling = self.model.pooling
         self._vectors = PromptVectors(pooling) if pooling is not None and self.model.is_last else None
-        has_draft_model = limits.has_draft_model and self.model.is_last
-        self._draft_model = None
-        if has_draft_model:
-            self._draft_model = DraftModel(config, limits, never=never, device=self.model.device)
+        self._draft_model = self._new_draft_model()
         self._fail_next = False
         self._newest: NewestTokens | None = None
         self._on_device: DeviceTokens | None = None
@@ -278,11 +281,12 @@ class StageRunner:
     def prepare_update(self, update: WeightUpdate) -> str | None:
         """Load an update's weights beside the present ones; returns why that is impossible, None on success.
 
-        Takes as much memory as the weights do, until ``finish_update``.
+        Takes as much memory as the weights do, until ``finish_update``. A stage that sleeps lets go of them again
+        there, and reads them when it wakes.
         """
         try:
             self._fail_if_told()
-            self._prepared = self._load_beside(update.path)
+            self._prepared, self._prepared_source = self._load_beside(update.path), update.path
             error = None
         except EngineError as exc:
             error = f"stage {self.stage}: {exc}"
@@ -297,11 +301,80 @@ class StageRunner:
         prepared, self._prepared = self._prepared, None
         if commit:
             assert prepared is not None, f"stage {self.stage} has no weights to take"
+            self._source, self._files = self._prepared_source, states_of(prepared.folder)
+            if isinstance(self.model, AsleepStage):
+                del prepared
+                give_back(self.model.device)
+                return
             prepared.take_pool(self.model.pool)
             if prepared.lora is not None and self.model.lora is not None:
                 prepared.lora.become(self.model.lora)
             self.model = prepared
             self._record.change_weights()
+
+    # -- sleep, and wake in two steps --
+
+    def switch_sleep(self, switch: SleepSwitch) -> str | None:
+        """Give weights and KV back, or at level 0 take them until ``finish_wake``; returns why that is impossible.
+
+        LoRAs stay where they are. What gives memory back cannot fail.
+        """
+        error = None
+        if switch.level:
+            self._fall_asleep()
+        elif isinstance(self.model, AsleepStage):
+            error = self._why_not_awake()
+            self.counters.failed += error is not None
+        self._count(switch)
+        return error
+
+    def finish_wake(self, *, commit: bool) -> None:
+        """Go on with what was taken, or let go of it."""
+        woken, self._woken = self._woken, None
+        if woken is not None and commit:
+            lora = self.model.lora
+            self.model, self._host, self._draft_model = woken
+            if lora is not None and self.model.lora is not None:
+                self.model.lora.become(lora)
+            self._record.move_to(self.model.pool)
+        if woken is not None:
+            del woken
+            give_back(self.model.device)
+
+    def _fall_asleep(self) -> None:
+        one_page = msgspec.structs.replace(self._limits, total_pages=1, window_pages=0, window_tokens=0)
+        self.model = AsleepStage(self.model, one_page)
+        self._host = self._draft_model = None
+        self._record.move_to(self.model.pool)
+        self._record.change_weights()
+        give_back(self.model.device)
+
+    def _why_not_awake(self) -> str | None:
+        asleep = self.model
+        try:
+            self._fail_if_told()
+            config = self._config_for(self._source)
+            folder = local_folder(config) if self._source else resolve_folder(config)
+            require_as_read(folder, self._files)
+            made = make_stage(config, self._limits, self.stage, lean=self._lean)
+            if asleep.lora is not None and asleep.lora.held:
+                self._require_alike(made, asleep.lora)
+            host = HostPool(made.pool, self._limits) if self._limits.host_pages else None
+            self._woken = made, host, self._new_draft_model()
+        except EngineError as exc:
+            error = f"stage {self.stage}: {exc}"
+        except Exception as exc:  # noqa: BLE001 - a wake that does not succeed must leave an engine that can try again
+            _log.warning("stage %d could not wake", self.stage, exc_info=exc)
+            error = f"stage {self.stage} could not wake: {type(exc).__name__}: {exc}"
+        else:
+            return None
+        give_back(asleep.device)
+        return error
+
+    def _new_draft_model(self) -> DraftModel | None:
+        if not (self._limits.has_draft_model and self.model.is_last):
+            return None
+        return DraftModel(self._config, self._limits, never=self._never, device=self.model.device)
 
     # -- LoRAs, in two steps as well --
 
@@ -369,14 +442,17 @@ class StageRunner:
             return f"stage {self.stage}: {type(exc).__name__}: {exc}"
         return None
 
-    def _load_beside(self, source: str | None) -> ComputingStage:
-        # In the type that the KV cache and the next stage have, whatever the files are in, and on their backend.
+    def _config_for(self, source: str | None) -> EngineConfig:
+        """In the type that the KV cache and the next stage have, whatever the files are in, and on their backend."""
         values = {
             "backend": self.model.backend,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "model": source or self._config.model,
         }
-        config = self._config.model_copy(update=values)
+        return self._config.model_copy(update=values)
+
+    def _load_beside(self, source: str | None) -> ComputingStage:
+        config = self._config_for(source)
         folder = local_folder(config) if source else resolve_folder(config)
         other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
         require_same_model(self.model.description, other.to_dict(), folder)
@@ -421,6 +497,8 @@ class StageRunner:
         return self.model.forward(self._batch(microbatch), hidden).clone()
 
     def _adopt(self, microbatch: Microbatch) -> None:
+        if isinstance(self.model, AsleepStage):
+            raise IntegrityError(f"{list(microbatch.rids)} are to be computed by a stage that sleeps")
         for segment in microbatch.segments:
             self.model.pool.adopt(segment)
             self._sampler.adopt(segment)

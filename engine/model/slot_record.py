@@ -95,6 +95,10 @@ class SlotRecord:
         """The ids of a segment's row by position, up to and including the segment's own tokens."""
         return self._tokens[self._pool.slots(segment.row, 0, segment.start + len(segment.token_ids))]
 
+    def move_to(self, pool: KVPool) -> None:
+        """The page tables are those of another pool from now on; what was written stays recorded."""
+        self._pool = pool
+
     def change_weights(self) -> None:
         """From now on no request may read what was written before: it was computed with other weights."""
         self._root = (self._root + 1) * _PRIME & _MASK

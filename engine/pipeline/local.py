@@ -19,7 +19,7 @@ from engine.model.launched import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
-from engine.plan import GrammarOrder, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
+from engine.plan import GrammarOrder, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
 
 
 class LocalPipeline:
@@ -67,6 +67,8 @@ class LocalPipeline:
             return self._update(microbatch)
         if isinstance(microbatch, LoraUpdate):
             return self._change_loras(microbatch)
+        if isinstance(microbatch, SleepSwitch):
+            return self._switch_sleep(microbatch)
         output = self._runner.forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         return output
@@ -80,6 +82,11 @@ class LocalPipeline:
         error = self._runner.prepare_lora(control)
         self._runner.finish_lora(commit=error is None)
         return Completion(microbatch_id=control.id, error=error)
+
+    def _switch_sleep(self, switch: SleepSwitch) -> Completion:
+        error = self._runner.switch_sleep(switch)
+        self._runner.finish_wake(commit=error is None)
+        return Completion(microbatch_id=switch.id, error=error)
 
     @property
     def ready(self) -> bool:

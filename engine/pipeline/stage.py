@@ -31,6 +31,7 @@ from engine.pipeline.wire import (
     FailNextStep,
     FinishLora,
     FinishUpdate,
+    FinishWake,
     Forget,
     HiddenFailed,
     Launch,
@@ -41,13 +42,13 @@ from engine.pipeline.wire import (
     decode_stage_message,
 )
 from engine.pipeline.wires import StageWires
-from engine.plan import Forward, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
+from engine.plan import Forward, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
 from engine.process.control import Loading
 
 logger = logging.getLogger(__name__)
 
 _NO_MICROBATCH = -1
-_Control = TypeVar("_Control", WeightUpdate, LoraUpdate, ProfileSwitch)
+_Control = TypeVar("_Control", WeightUpdate, LoraUpdate, ProfileSwitch, SleepSwitch)
 
 
 def run_stage(
@@ -119,6 +120,8 @@ class StageLoop:
                 self._runner.finish_update(commit=message.commit)
             case FinishLora():
                 self._runner.finish_lora(commit=message.commit)
+            case FinishWake():
+                self._runner.finish_wake(commit=message.commit)
             case Describe():
                 self._report(view_of(self._runner, message.seq, holder=self, probe=self._probe))
             case FailNextStep():
@@ -144,6 +147,8 @@ class StageLoop:
                 self._control(microbatch, self._runner.prepare_lora)
             case ProfileSwitch():
                 self._control(microbatch, self._runner.profile)
+            case SleepSwitch():
+                self._control(microbatch, self._runner.switch_sleep)
 
     def _control(self, control: _Control, act: Callable[[_Control], str | None]) -> None:
         self._note(control.id, Phase.COMPUTING)

@@ -25,6 +25,7 @@ from engine.pipeline.wire import (
     FailNextStep,
     FinishLora,
     FinishUpdate,
+    FinishWake,
     Forget,
     Launch,
     OrderGrammar,
@@ -34,7 +35,7 @@ from engine.pipeline.wire import (
     decode_stage_report,
     stage_address,
 )
-from engine.plan import Forward, GrammarOrder, LoraUpdate, Microbatch, WeightUpdate
+from engine.plan import Forward, GrammarOrder, LoraUpdate, Microbatch, SleepSwitch, WeightUpdate
 from engine.process.control import STAGE_PREFIX
 
 DESCRIBE_TIMEOUT_S = 10.0
@@ -258,6 +259,8 @@ class StagedPipeline:
             self._broadcast(FinishUpdate(commit=error is None))
         elif isinstance(control, LoraUpdate):
             self._broadcast(FinishLora(commit=error is None))
+        elif isinstance(control, SleepSwitch) and not control.level:
+            self._broadcast(FinishWake(commit=error is None))
         self._completions[number] = Completion(microbatch_id=number, error=error)
 
 

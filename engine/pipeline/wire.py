@@ -61,7 +61,15 @@ class EndStage(msgspec.Struct, frozen=True, tag=True):
     """End the stage's loop."""
 
 
-StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | OrderGrammar | EndStage | FinishLora
+class FinishWake(msgspec.Struct, frozen=True, tag=True):
+    """Go on with the memory that the last wake has taken, or with ``commit`` false let go of it."""
+
+    commit: bool
+
+
+StageMessage = (
+    Launch | FailNextStep | Describe | Forget | FinishUpdate | OrderGrammar | EndStage | FinishLora | FinishWake
+)
 
 # ---- from a stage to the scheduler ----
 

@@ -18,7 +18,7 @@ from fastapi.responses import PlainTextResponse
 from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.errors import ApiError
-from engine.frontend.operator_routes import PauseBody, UpdateWeightsBody
+from engine.frontend.operator_routes import PauseBody, SleepBody, UpdateWeightsBody
 from engine.frontend.origins import Origins, admit_json
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
 from engine.frontend.routes.administration import MAX_BODY_BYTES
@@ -33,6 +33,8 @@ VERBS: Final = {
     "/continue_generation": Verb.CONTINUE,
     "/flush_cache": Verb.FLUSH,
     "/update_weights_from_disk": Verb.UPDATE,
+    "/sleep": Verb.SLEEP,
+    "/wake": Verb.WAKE,
 }
 _TARGETS: Final = {verb: path for path, verb in VERBS.items()}
 # An engine may still carry out a call whose connection was lost; it is looked at again until it has none.
@@ -102,6 +104,9 @@ class FleetOperators:
         async with self._bodies.body_of(request) as data:
             if verb is Verb.PAUSE:
                 return Order(verb, parse_body(PauseBody, data).mode), 0.0
+            if verb is Verb.SLEEP:
+                asked = parse_body(SleepBody, data)
+                return Order(verb, asked.mode, asked.level), 0.0
             if verb is Verb.UPDATE:
                 body = parse_body(UpdateWeightsBody, data)
                 return Order(verb, body.model_path), body.timeout or 0.0
@@ -159,12 +164,17 @@ class FleetOperators:
             if info["stats"] is None:
                 raise ReplicaLostError("has a scheduler that does not answer", ask.engine)
             if not info["open_calls"]:
-                state = State(info["stats"]["paused"], info["weights"])
+                state = State(info["stats"]["paused"], info["weights"], info["stats"]["sleep_level"])
                 return True, "", Seen(state, info["stats"]["alive"])
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _change(self, ask: Ask) -> tuple[bool, str, None]:
-        body = {Verb.PAUSE: {"mode": ask.argument}, Verb.UPDATE: {"model_path": ask.argument}}.get(ask.verb)
+        bodies = {
+            Verb.PAUSE: {"mode": ask.argument},
+            Verb.UPDATE: {"model_path": ask.argument},
+            Verb.SLEEP: {"mode": ask.argument, "level": ask.level},
+        }
+        body = bodies.get(ask.verb)
         proxy = self._engines.engines[ask.engine].proxy
         status, text = await proxy.operate("POST", _TARGETS[ask.verb], body)
         return status == 200, _words(text), None

@@ -1,4 +1,4 @@
-"""Operators' acts over all engines of a router: pause, continue, flush and weight update, by all of them or by none.
+"""Operators' acts over all engines of a router: pause, flush, weight update, sleep and wake, by all or by none.
 
 A machine without sockets, threads and clocks: events go in, what is to be asked of which engine comes out. Owns what
 state each engine is to be in, and so which engines take no requests until they are in it.
@@ -20,26 +20,31 @@ class Verb(StrEnum):
     CONTINUE = "continue"
     FLUSH = "flush"
     UPDATE = "weight update"
+    SLEEP = "sleep"
+    WAKE = "wake"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What acts change of an engine: the mode in which it is ``paused``, if it is, and where its weights are from.
+    """What acts change of an engine: the mode in which it is ``paused``, if it is, where its weights are from, and the
+    level of its sleep: 0 while it is awake, 2 when it has no weights to wake with.
 
     Of an engine without requests all modes are alike. A wanted state without weights leaves them as they are.
     """
 
     paused: str | None
     weights: str | None
+    sleep_level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """``argument`` is the mode of a pause or the path of an update."""
+    """``argument`` is the mode of a pause or of a sleep, or the path of an update; ``level`` is that of a sleep."""
 
     engine: str
     verb: Verb
     argument: str = ""
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class Order:
 
     verb: Verb
     argument: str = ""
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ OWED: Final = "is not yet as the operators' last call left the others"
 Message = Ask | Outcome
 # The pause around a flush or an update: no engine has requests then, so no mode differs.
 STOP_MODE: Final = "in_place"
+# The sleep of an engine that is put back among those that sleep. No request ends by it.
+SLEEP_MODE: Final = "retract"
 # These need engines without requests: new ones wait at the router until the act has ended.
 _QUIET: Final = (Verb.FLUSH, Verb.UPDATE)
 
@@ -261,7 +269,7 @@ class Operators:
         if act.stage is Stage.STOP:
             assert state is not None, f"{name} has been looked at"
             return None if state.paused else Ask(name, Verb.PAUSE, STOP_MODE)
-        return Ask(name, order.verb, order.argument)
+        return Ask(name, order.verb, order.argument, order.level)
 
     def _advance(self) -> None:
         """Go on when the stage is over: to the next one, or back as soon as one engine is at fault."""
@@ -339,6 +347,13 @@ class Operators:
             return Ask(name, Verb.UPDATE, wanted.weights)
         if known.paused != wanted.paused:
             return Ask(name, Verb.PAUSE, wanted.paused) if wanted.paused else Ask(name, Verb.CONTINUE)
+        if known.sleep_level < wanted.sleep_level:
+            return Ask(name, Verb.SLEEP, SLEEP_MODE, wanted.sleep_level)
+        if known.sleep_level > 1 >= wanted.sleep_level and known.weights is not None:
+            # It has none to wake with before it is told which.
+            return Ask(name, Verb.UPDATE, known.weights)
+        if known.sleep_level and not wanted.sleep_level:
+            return Ask(name, Verb.WAKE)
         return None
 
     def _ask(self, ask: Ask) -> None:
@@ -367,7 +382,7 @@ def _learn(engine: _Engine, ask: Ask, seen: Seen | None) -> None:
         assert seen is not None, "a look is answered with what was seen"
         engine.known = seen.state
     elif engine.known is not None:
-        engine.known = _changed(engine.known, Order(ask.verb, ask.argument))
+        engine.known = _changed(engine.known, Order(ask.verb, ask.argument, ask.level))
 
 
 def _changed(state: State, order: Order) -> State:
@@ -377,6 +392,10 @@ def _changed(state: State, order: Order) -> State:
         case Verb.CONTINUE:
             return replace(state, paused=None)
         case Verb.UPDATE:
-            return replace(state, weights=order.argument)
+            return replace(state, weights=order.argument, sleep_level=min(state.sleep_level, 1))
+        case Verb.SLEEP:
+            return replace(state, sleep_level=max(state.sleep_level, order.level))
+        case Verb.WAKE:
+            return replace(state, sleep_level=0)
         case _:
             return state

@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from engine.messages import PauseMode, UpdateWeights
+from engine.messages import PauseMode, Sleep, UpdateWeights, Wake
 from engine.plan import Microbatch
 from engine.scheduler.request import CHUNKED, DISPATCHED, RELEASING, RETRACTING, RUNNING, WAITING, Request
 
@@ -42,6 +42,11 @@ class Books:
         self.paused: PauseMode | None = None
         # The weight update that is asked for or in flight. Nothing else is launched meanwhile.
         self.update: UpdateWeights | None = None
+        # Calls of sleep and wake that are not carried out; the first one may be in flight. See ``Sleeping``.
+        self.turns: list[Sleep | Wake] = []
+        self.sleep_level = 0
+        # No such call, and no sleep: requests may be computed.
+        self.is_awake = True
 
     # -- the one idle predicate --
 
@@ -58,14 +63,14 @@ class Books:
 
     @property
     def nothing_in_flight(self) -> bool:
-        """No dispatched microbatch is still to come back, and none that updates the weights is about to be."""
-        return not self.in_flight and self.update is None
+        """No dispatched microbatch is still to come back, and none that changes what the stages hold is about to be."""
+        return not self.in_flight and self.update is None and not self.turns
 
     def what_is_busy(self) -> str:
         """The counts that stand between the engine and idleness, as ``name=count`` pairs."""
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
-            f"in_flight={len(self.in_flight) or int(self.update is not None)} "
+            f"in_flight={len(self.in_flight) or int(self.update is not None or bool(self.turns))} "
             f"releasing={len(self.retracting) + len(self.releasing)}"
         )
 

@@ -83,9 +83,11 @@ class Planner:
 
     @property
     def may_plan(self) -> bool:
-        """Not paused, no update, a free slot, and work for it: without these there is nothing to plan."""
+        """Awake, not paused, no update, a free slot, and work for it: without these there is nothing to plan."""
         books = self._books
-        if books.paused is not None or books.update is not None or len(books.in_flight) >= self._limits.depth:
+        if not books.is_awake or books.paused is not None or books.update is not None:
+            return False
+        if len(books.in_flight) >= self._limits.depth:
             return False
         if books.chunked is not None or books.waiting:
             return True

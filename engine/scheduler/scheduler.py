@@ -33,6 +33,7 @@ from engine.messages import (
     PipelineFailed,
     Refusal,
     Reply,
+    Sleep,
     StatsAnswer,
     TokenLogprob,
 )
@@ -52,6 +53,7 @@ from engine.scheduler.prompt_logprobs import parts_told
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import CHUNKED, DISPATCHED, GONE, RELEASING, RETRACTING, RUNNING, Request
 from engine.scheduler.sizes import sizes_of, stats_of
+from engine.scheduler.sleeping import Sleeping
 from engine.scheduler.time_limits import TimeLimits
 
 
@@ -84,7 +86,7 @@ class Scheduler:
         self.loras = Loras(limits, self.books, self.memory, self.counters, self.grammars)
         self._admission = Admission(limits, self.books, self.loras)
         flush_and_update = FlushAndUpdate(self.books, self.memory, self.counters, self.grammars)
-        self.controls = Controls(limits, self.books, flush_and_update, self.loras)
+        self.controls = Controls(limits, self.books, flush_and_update, self.loras, Sleeping(self.books, self.memory))
         self._has_draft_model = limits.has_draft_model
         self._replies: list[Reply] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -410,17 +412,22 @@ class Scheduler:
     # -- operators' calls --
 
     def _on_control(self, call: ControlCall) -> None:
+        if isinstance(call, Sleep):
+            self._stop_requests(call.mode)
         answer = self.controls.ask(call, self.now)
         if answer is not None:
             self._replies.append(answer)
 
     def _on_pause(self, pause: PauseGeneration) -> None:
         self.books.paused = pause.mode
-        if pause.mode is PauseMode.ABORT:
-            self._on_abort_all(AbortAll())
-        elif pause.mode is PauseMode.RETRACT:
-            self.planner.retract_all()
+        self._stop_requests(pause.mode)
         self._answer(pause.call_id, ok=True, message=f"paused ({pause.mode}): {self.books.what_is_busy()}")
+
+    def _stop_requests(self, mode: PauseMode) -> None:
+        if mode is PauseMode.ABORT:
+            self._on_abort_all(AbortAll())
+        elif mode is PauseMode.RETRACT:
+            self.planner.retract_all()
 
     def _on_continue(self, message: ContinueGeneration) -> None:
         self.books.paused = None

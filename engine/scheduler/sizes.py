@@ -50,6 +50,7 @@ def stats_of(
         running=len(books.running),
         in_flight=len(books.in_flight),
         paused=books.paused,
+        sleep_level=books.sleep_level,
         pages_total=pages.total,
         pages_free=pages.free,
         pages_cached=pages.cached,

@@ -71,6 +71,8 @@ class Account:
         self._open = 0
         # Requests that came while another of their rid was alive: it has ended by the end of the step, or they have.
         self._behind: dict[str, deque[Life]] = {}
+        # Requests that count as refused, where it may have been the one before them: a refusal says a rid alone.
+        self._or_refused: dict[str, Life] = {}
 
     @property
     def is_settled(self) -> bool:
@@ -147,7 +149,10 @@ class Account:
     def refuse(self, rid: str, reason: str) -> None:
         """A client is told that its request does not begin. Raises Violation."""
         if self._behind.get(rid):
-            self._behind[rid].popleft().end = "refused"
+            refused = self._behind[rid].popleft()
+            refused.end = "refused"
+            if not self.live[rid].launched:
+                self._or_refused[rid] = refused
             return
         life = self._addressed(rid, "is refused")
         if life.said or life.launched:
@@ -164,6 +169,7 @@ class Account:
 
     def end(self, rid: str, reason: str) -> None:
         """Its client hears no more of it."""
+        self._or_refused.pop(rid, None)
         self.live.pop(rid).end = reason
         if self._behind.get(rid):
             self.live[rid] = self._behind[rid].popleft()
@@ -207,6 +213,9 @@ class Account:
         if life is None:
             what = "has ended" if any(one.message.rid == rid for one in self.lives) else "never arrived"
             raise Violation(f"{rid} is launched, but {what}")
+        if life.aborted and (other := self._or_refused.pop(rid, life)) is not life and not other.aborted:
+            life.end, other.end = "refused", None
+            life = self.live[rid] = other
         if life.aborted:
             life.late += 1
             if life.late > self._late_launches:

@@ -1,4 +1,4 @@
-"""Routes for operators: flush, weight update, LoRAs, abort, pause, continue. Each is one message and its answer."""
+"""Routes for operators: flush, weight update, LoRAs, abort, pause, sleep. Each is one message and its answer."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from engine.frontend.operator_routes import (
     OPERATOR_ROUTES,
     LoadLoraBody,
     MessageBody,
+    SleepBody,
     UnloadLoraBody,
     UpdateWeightsBody,
 )
@@ -35,6 +36,7 @@ from engine.messages import (
     StartProfile,
     StopProfile,
     UnloadLora,
+    Wake,
 )
 from engine.settings import ServerSettings
 
@@ -93,14 +95,25 @@ class Administration:
         """Resume after a pause."""
         return await self._ask(lambda call_id: ContinueGeneration(call_id=call_id))
 
+    async def wake(self) -> Response:
+        """Take weights and KV memory again, and go on; refused after level 2 without an update of the weights."""
+        response = await self._ask(lambda call_id: Wake(call_id=call_id))
+        self._state.sleep_level = 0
+        return response
+
     def of_body(self, body: type[MessageBody]) -> Callable[[Request], Awaitable[Response]]:
         """A route that sends the message of its body."""
 
         async def answer(request: Request) -> Response:
+            if request.query_params:
+                got = ", ".join(sorted(request.query_params))
+                raise ApiError.invalid(f"parameters must be fields of the JSON body here, got {got} in the query")
             asked = await self._read(request, body)
             response = await self._ask(asked.message)
             if isinstance(asked, UpdateWeightsBody):
                 self._state.weights = asked.model_path
+            if isinstance(asked, SleepBody):
+                self._state.sleep_level = asked.level
             return response
 
         return answer
@@ -127,6 +140,7 @@ def add_administration(
         "/start_profile": admin.start_profile,
         "/stop_profile": admin.stop_profile,
         "/continue_generation": admin.continue_generation,
+        "/wake": admin.wake,
     }
     for path, route in OPERATOR_ROUTES.items():
         about = description.route(tag=ADMIN, **route._asdict())

@@ -40,6 +40,7 @@ class ServerState:
 
     ``loras`` are the paths of those that were loaded and not unloaded, by name, as the scheduler has answered.
     ``created_s`` is the start in seconds since the epoch. ``weights`` is the path of the last update, if there was one.
+    ``sleep_level`` is 0 while the engine is awake.
     """
 
     loras: dict[str, str]
@@ -47,6 +48,7 @@ class ServerState:
     pids: dict[str, int] = field(default_factory=dict)
     created_s: int = field(default_factory=lambda: int(time.time()))
     weights: str = ""
+    sleep_level: int = 0
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,12 +129,12 @@ def add_health(app: FastAPI, client: EngineClient, state: ServerState, descripti
 
     @app.get("/health", **description.route(tag=INFORMATION))
     async def health() -> Response:
-        """Say whether requests can be served: 200 or 503."""
+        """Say whether requests can be served: 200 or 503. They wait in an engine that says that it is asleep."""
         if client.sessions.closed is not None:
             raise client.sessions.closed
         if not state.serving:
             raise ApiError.unavailable("the server is starting; ask again until it is ready")
-        return PlainTextResponse("ok")
+        return PlainTextResponse("asleep" if state.sleep_level else "ok")
 
 
 def add_models(router: APIRouter, served: ServedModel, state: ServerState, description: Description) -> None:

@@ -12,7 +12,16 @@ from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
-from scripted.adapters.lockstep.actions import Flush, ReleaseGrammars, Relieve, ResumeServing, ResumeStage, all_actions
+from scripted.adapters.lockstep.actions import (
+    Flush,
+    ReleaseGrammars,
+    Relieve,
+    ResumeServing,
+    ResumeStage,
+    Update,
+    WakeServing,
+    all_actions,
+)
 from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, PAIRS
 from scripted.adapters.lockstep.bugs.fresh import fresh_sample
 from scripted.adapters.lockstep.bugs.mutants import switched_on
@@ -60,6 +69,7 @@ class LockstepAdapter:
         ReleaseResults(),
         Relieve(),
         ReleaseGrammars(),
+        WakeServing(),
     )
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
     packages: tuple[str, ...] = ("engine",)
@@ -118,11 +128,14 @@ class LockstepAdapter:
         return relations_of(run.machine.scheduler)
 
     def obstacle(self, run: Run) -> Action | None:
-        """A stage that is stopped, grammars that are held, memory that an operator keeps."""
+        """A stage that is stopped, grammars that are held, memory that an operator keeps, sleep."""
         if run.stalled:
             return ResumeStage(stage=min(run.stalled))
         if run.device.holds_grammars:
             return ReleaseGrammars()
+        scheduler = run.machine.scheduler
+        if scheduler.books.sleep_level and scheduler.failure is None:
+            return Update.of_model(run.config.model) if scheduler.books.sleep_level > 1 else WakeServing()
         return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: Run) -> Sequence[Event]:

@@ -51,6 +51,7 @@ def relations_of(scheduler: Scheduler) -> Hashable:
     happened = counters.retractions > 0, counters.requests_timed_out > 0, counters.weights_version > 0
     waits = (
         books.paused,
+        books.sleep_level,
         books.update is not None,
         scheduler.controls.deadline is not None,
         scheduler.failure is not None,

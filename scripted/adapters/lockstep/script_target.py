@@ -95,7 +95,7 @@ class ScriptTarget:
 
 def _spend_failure(t: Any) -> Generator[None, None, None]:
     """A failure that no microbatch of the script met must not meet what the harness does after it."""
-    if t.scheduler.failure is None and not t.state.paused:
+    if t.scheduler.failure is None and t.scheduler.books.is_awake and not t.state.paused:
         t.release_results()
         yield from t.run_until_finished(t.start_req(prompt_len=1, max_new_tokens=1))
 

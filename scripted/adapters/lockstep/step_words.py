@@ -32,7 +32,17 @@ from engine.messages import (
     StopProfile,
     TokenOutput,
 )
-from engine.plan import Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, Segment, WeightUpdate
+from engine.plan import (
+    Forward,
+    ForwardMode,
+    LoraChange,
+    LoraUpdate,
+    Microbatch,
+    ProfileSwitch,
+    Segment,
+    SleepSwitch,
+    WeightUpdate,
+)
 from engine.scheduler.ports import StepRecord
 from scripted.adapters.lockstep.actions import name_in_answers, words_of
 from scripted.core.phrases import plural, printable, short_rid
@@ -155,6 +165,8 @@ def _order(microbatch: Microbatch) -> str:
             return f"update to {printable(microbatch.path or 'the configured weights')}"
         case ProfileSwitch():
             return f"{'end' if microbatch.folder is None else 'begin'} to profile"
+        case SleepSwitch():
+            return f"sleep (level={microbatch.level})" if microbatch.level else "wake"
         case LoraUpdate():
             return _change_text(microbatch.change)
         case Forward():

@@ -13,7 +13,9 @@ from scripted.adapters.lockstep.actions import (
     Relieve,
     ResumeServing,
     ResumeStage,
+    SleepServing,
     StallStage,
+    WakeServing,
 )
 from scripted.adapters.lockstep.configs import config_values
 from scripted.core.action import Action
@@ -40,6 +42,8 @@ def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
             open_ends[Relieve] = Relieve()
         elif isinstance(action, PauseServing):
             open_ends[ResumeServing] = ResumeServing()
+        elif isinstance(action, SleepServing):
+            open_ends[WakeServing] = WakeServing()
         elif not (isinstance(action, ReleaseResults) and action.count is not None):
             open_ends.pop(type(action), None)
     return implied + [Placed(outcome.steps + 1, action) for action in open_ends.values()]

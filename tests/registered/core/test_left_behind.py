@@ -28,6 +28,8 @@ LEAVE = {
     actions.Update: lambda t, r: t.update_weights("embedded:1", timeout_s=9.0),
     actions.PauseServing: lambda t, r: t.pause_generation("in_place"),
     actions.ResumeServing: lambda t, r: t.continue_generation(),
+    actions.SleepServing: lambda t, r: t.sleep(level=2),
+    actions.WakeServing: lambda t, r: (t.sleep(), t.wake()),
     actions.BeginProfile: lambda t, r: t.start_profile(),
     actions.EndProfile: lambda t, r: (t.start_profile(), t.stop_profile()),
     actions.HoldResults: lambda t, r: t.hold_results(),

@@ -281,3 +281,10 @@ def test_a_rid_has_a_new_owner_while_the_old_one_is_in_flight() -> None:
     text = "chunked_prefill_size=16; 2 start a prompt=17 new=1; 3 hold; 3 abort a; 3 start a prompt=1 new=1; 5 release"
     gate = Run(Schedule.parse(text))
     gate.adapter.drive(gate)
+
+
+def test_of_two_requests_of_one_rid_the_first_may_be_the_refused_one() -> None:
+    """A refusal says a rid alone; the second one is computed, which nobody has aborted."""
+    gate = Run(Schedule.parse("default; 1 start a prompt=1 new=1 lora=x; 1 abort a; 1 start a prompt=1 new=1"))
+    gate.adapter.drive(gate)
+    assert [life.end for life in gate.oracle.account.lives] == ["refused", "length"]

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from engine.config import EngineConfig
 from engine.errors import IntegrityError
 from engine.messages import Completion, Event, Generate, SamplingParams, SetPressure, StartProfile
 from engine.recording import (
@@ -192,10 +193,18 @@ RESTING = Schedule.parse(
 )
 
 
+def _guesses_or_keeps(config: EngineConfig) -> bool:
+    return config.speculative_algorithm != "off" or config.host_kv_tokens > 0
+
+
 # Every third workload: each is recorded and replayed above. A redacted text keeps no equal tokens equal, so nothing can
 # be guessed from it, nor what is on the host be known by it; a server refuses these together.
 MOMENTS = [(name, redacted) for name in ("resting", *list(WORKLOADS)[::5]) for redacted in (False, True)]
-MOMENTS = [(name, redacted) for name, redacted in MOMENTS if not (redacted and name.startswith(("drafts", "host")))]
+MOMENTS = [
+    (name, redacted)
+    for name, redacted in MOMENTS
+    if not (redacted and name in WORKLOADS and _guesses_or_keeps(WORKLOADS[name].config))
+]
 
 
 @pytest.mark.parametrize(("name", "redacted"), MOMENTS)

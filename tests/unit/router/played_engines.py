@@ -63,6 +63,7 @@ class PlayedEngine:
         # What operators change, and what an engine does with the next call of a path instead of it.
         self.paused: str | None = None
         self.weights = "embedded"
+        self.sleep_level = 0
         self.alive = 0
         self.instead: dict[str, httpx.Response | Exception | asyncio.Event] = {}
         self.load: dict[str, int] = dict.fromkeys(
@@ -112,14 +113,18 @@ class PlayedEngine:
         elif instead is not None:
             return instead
         if path == "/server_info":
-            stats = {"paused": self.paused, "alive": self.alive}
+            stats = {"paused": self.paused, "alive": self.alive, "sleep_level": self.sleep_level}
             return httpx.Response(200, json={"stats": stats, "weights": self.weights, "open_calls": 0})
         if path == "/pause_generation":
             self.paused = body["mode"]
         elif path == "/continue_generation":
             self.paused = None
         elif path == "/update_weights_from_disk":
-            self.weights = body["model_path"]
+            self.weights, self.sleep_level = body["model_path"], min(self.sleep_level, 1)
+        elif path == "/sleep":
+            self.sleep_level = max(self.sleep_level, body["level"])
+        elif path == "/wake":
+            self.sleep_level = 0
         return httpx.Response(200, stream=Body([b"done"]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import httpx
@@ -41,6 +42,32 @@ def test_a_pause_a_continue_a_flush_and_an_update_are_of_all_engines() -> None:
         assert await told(stage, "/flush_cache") == (200, "flush done by 2 engines")
         assert states(stage) == [(None, "embedded:2")] * 2
         assert [request.url.path for request in stage.one.asked].count("/flush_cache") == 1
+
+    play(scene)
+
+
+def test_a_sleep_and_a_wake_are_of_all_engines_and_one_that_cannot_wake_keeps_all_asleep() -> None:
+    async def scene(stage: Scene) -> None:
+        def levels() -> list[int]:
+            return [engine.sleep_level for engine in (stage.one, stage.other)]
+
+        assert await told(stage, "/sleep", {"level": 2, "mode": "abort"}) == (200, "sleep done by 2 engines")
+        assert levels() == [2, 2]
+        assert json.loads(stage.one.asked[-1].content) == {"level": 2, "mode": "abort"}
+        assert await told(stage, UPDATE, NEW) == (200, "weight update done by 2 engines")
+        assert levels() == [1, 1]
+        stage.other.instead["/wake"] = httpx.Response(400, json={"error": {"message": "no memory is free"}})
+        status, said = await told(stage, "/wake")
+        assert status == 400
+        assert f"{NAMES[1]} refused: no memory is free" in said
+        assert levels() == [1, 1], "one engine woke alone"
+        assert await told(stage, "/wake") == (200, "wake done by 2 engines")
+        assert levels() == [0, 0]
+        assert "in_place" in (await told(stage, "/sleep", {"mode": "in_place"}))[1]
+        stage.other.is_up = False
+        await stage.look()
+        assert (await told(stage, "/sleep"))[0] == 503
+        assert levels() == [0, 0]
 
     play(scene)
 

@@ -121,6 +121,18 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
     ),
     (
         mutant(
+            "an-engine-is-left-asleep",
+            "vLLM issue 39366, as a class: engines that do not agree on who sleeps",
+            "an engine that went to sleep for an act that failed is not woken",
+            "is said to have done|was not put back|kept out for ever",
+            f"{OPERATORS}._missing",
+            "if known.sleep_level and not wanted.sleep_level:",
+            "if False:",
+        ),
+        operators.test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step,
+    ),
+    (
+        mutant(
             "requests-go-on-during-an-update",
             "prime-rl issue 2168, as a class: a request computed by two versions of the weights",
             "new requests are sent to engines while weights are updated",

@@ -11,6 +11,7 @@ from engine.routing.operators import Ask, Operators, Order, Outcome, Seen, State
 NAMES = ("a", "b", "c")
 START = "start"
 ACTS = 400
+VERBS = (Verb.PAUSE, Verb.CONTINUE, Verb.FLUSH, Verb.UPDATE, Verb.SLEEP, Verb.WAKE)
 MOST_EVENTS = 20_000
 
 
@@ -20,11 +21,16 @@ class Played:
 
     paused: str | None = None
     weights: str = START
+    sleep_level: int = 0
     asked: Ask | None = None
     is_up: bool = True
     own_requests: list[str] = field(default_factory=list)
     # Requests that did not come through the router.
     others: int = 0
+
+    @property
+    def state(self) -> State:
+        return State(self.paused, self.weights, self.sleep_level)
 
     def do(self, ask: Ask) -> None:
         match ask.verb:
@@ -33,7 +39,12 @@ class Played:
             case Verb.CONTINUE:
                 self.paused = None
             case Verb.UPDATE:
-                self.weights = ask.argument
+                self.weights, self.sleep_level = ask.argument, min(self.sleep_level, 1)
+            case Verb.SLEEP:
+                self.sleep_level = max(self.sleep_level, ask.level)
+            case Verb.WAKE:
+                assert self.sleep_level < 2, "an engine is woken without weights"
+                self.sleep_level = 0
             case Verb.FLUSH:
                 assert not self.own_requests, "an engine is flushed under its requests"
 
@@ -74,7 +85,7 @@ class Fleet:
         kind = self.draw.random() / self.trouble
         engine.asked = None
         if not engine.is_up or kind < 0.04:
-            if self.draw.random() < 0.5 and engine.is_up:
+            if self.draw.random() < 0.5 and engine.is_up and not (ask.verb is Verb.WAKE and engine.sleep_level > 1):
                 engine.do(ask)  # It was done, and only the answer was lost.
             self.seen[f"lost with {ask.verb}"] += 1
             self.take(self.machine.unanswered(name, "is gone"))
@@ -82,9 +93,13 @@ class Fleet:
             self.seen[f"refused {ask.verb}"] += 1
             self.take(self.machine.answered(name, ok=False, words="no"))
         else:
+            if ask.verb is Verb.WAKE and engine.sleep_level > 1:
+                self.seen["refused wake without weights"] += 1
+                self.take(self.machine.answered(name, ok=False, words="its weights were dropped"))
+                return
             engine.do(ask)
             alive = len(engine.own_requests) + engine.others
-            look = Seen(State(engine.paused, engine.weights), alive) if ask.verb is Verb.LOOK else None
+            look = Seen(engine.state, alive) if ask.verb is Verb.LOOK else None
             self.take(self.machine.answered(name, ok=True, words="done", seen=look))
 
     def event(self) -> None:
@@ -126,7 +141,7 @@ class Fleet:
     def come_back(self, name: str) -> None:
         """Another process, with the weights of the start; what the first one was asked is lost."""
         engine = self.engines[name]
-        engine.is_up, engine.paused, engine.weights = True, None, START
+        engine.is_up, engine.paused, engine.weights, engine.sleep_level = True, None, START, 0
         if engine.asked is not None:
             engine.asked = None
             self.take(self.machine.unanswered(name, "is gone"))
@@ -134,7 +149,7 @@ class Fleet:
 
     def act(self, order: Order) -> None:
         """One act from its beginning to its end, and what is true at the end."""
-        before = {name: (one.paused, one.weights) for name, one in self.engines.items()}
+        before = {name: one.state for name, one in self.engines.items()}
         died: set[str] = set()
         self.outcomes.clear()
         away = {name: "is gone" for name, one in self.engines.items() if not one.is_up}
@@ -150,14 +165,15 @@ class Fleet:
         self.seen[f"{order.verb} {outcome.is_done}"] += 1
         for name, engine in self.engines.items():
             is_owed = bool(self.machine.why_not(name))
-            state = (engine.paused, engine.weights)
+            state = engine.state
             assert not is_owed or name in outcome.words, f"{name} is not like the others and not named: {outcome.words}"
             if is_owed or not engine.is_up or engine.asked is not None:
                 continue
             if outcome.is_done:
-                wanted = (order.argument if order.verb is Verb.PAUSE else before[name][0], before[name][1])
-                wanted = (None, wanted[1]) if order.verb is Verb.CONTINUE else wanted
-                wanted = (wanted[0], order.argument) if order.verb is Verb.UPDATE else wanted
+                was = before[name]
+                like = Played(paused=was.paused, weights=was.weights or START, sleep_level=was.sleep_level)
+                like.do(Ask(name, order.verb, order.argument, order.level))
+                wanted = like.state
                 assert state == wanted, f"{name} is said to have done {order} and is {state}"
             elif name not in died:
                 assert state == before[name], f"{name} was not put back after {order}: {state}, not {before[name]}"
@@ -185,20 +201,22 @@ def test_acts_with_engines_that_die_are_slow_and_refuse_at_every_step() -> None:
     for seed in range(20):
         fleet = Fleet(seed)
         for number in range(ACTS):
-            verb = fleet.draw.choice((Verb.PAUSE, Verb.CONTINUE, Verb.FLUSH, Verb.UPDATE, Verb.UPDATE))
+            verb = fleet.draw.choice((*VERBS, Verb.UPDATE, Verb.UPDATE, Verb.WAKE))
+            level = fleet.draw.choice((1, 2)) if verb is Verb.SLEEP else 0
             argument = {Verb.PAUSE: fleet.draw.choice(("retract", "in_place")), Verb.UPDATE: f"w{number}"}.get(verb, "")
             for _ in range(fleet.draw.randrange(20)):
                 fleet.event()
             if number % 5:
                 fleet.quiet()
             fleet.trouble = fleet.draw.choice((1e-9, 0.3, 1.0))
-            fleet.act(Order(verb, argument))
+            fleet.act(Order(verb, argument, level))
         fleet.quiet()
         seen += fleet.seen
-    for verb in (Verb.PAUSE, Verb.CONTINUE, Verb.FLUSH, Verb.UPDATE):
+    for verb in VERBS:
         for what in (f"{verb} True", f"{verb} False", f"refused {verb}", f"lost with {verb}"):
             assert seen[what] > 20, (what, seen)
     assert seen["late"] > 20, seen
+    assert seen["refused wake without weights"] > 20, seen
 
 
 def test_an_engine_that_restarts_gets_the_weights_of_the_others_before_its_first_request() -> None:

@@ -21,6 +21,8 @@ from scripted.adapters.lockstep.actions.calls import (
     Flush,
     PauseServing,
     ResumeServing,
+    SleepServing,
+    WakeServing,
 )
 from scripted.adapters.lockstep.actions.results_and_stages import (
     FailStage,
@@ -68,10 +70,12 @@ __all__ = [
     "ResumeServing",
     "ResumeStage",
     "SearchBase",
+    "SleepServing",
     "StallStage",
     "StartRequest",
     "Update",
     "Verb",
+    "WakeServing",
     "all_actions",
     "name_in_answers",
     "parse_placed",

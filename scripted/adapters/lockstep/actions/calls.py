@@ -1,4 +1,4 @@
-"""The administrative calls: flush, abort of everything, pause, continue. Each has one route and one message."""
+"""The administrative calls: flush, abort of everything, pause, sleep, profile. Each has one route and one message."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from engine.messages import (
     FlushCache,
     PauseGeneration,
     PauseMode,
+    Sleep,
     StartProfile,
     StopProfile,
+    Wake,
 )
 from scripted.adapters.lockstep.actions.action import AdministrativeCall
 from scripted.core.action import Action, RunLike, SearchBase, verb
@@ -22,6 +24,8 @@ from scripted.errors import BadCall
 from scripted.script.clients import Call
 
 PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
+SLEEP_MODES: Final = tuple(mode.value for mode in PauseMode if mode is not PauseMode.IN_PLACE)
+_LEVELS: Final = (1, 2)
 # How long the calls that a search adds may wait for their chance.
 DEFERRED_S: Final = 1.0
 # Nothing is written where stages are simulated; a front end names a folder of its own.
@@ -157,6 +161,71 @@ class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
     def reaches(self, run: RunLike) -> bool:
         """There is a pause."""
         return run.oracle.paused is not None
+
+
+class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="sleep"):
+    """The stages give their memory back."""
+
+    level: int = 1
+    mode: PauseMode = PauseMode.RETRACT
+
+    examples: ClassVar = ("sleep", "sleep level=2 mode=abort")
+    event: ClassVar = Sleep
+    route: ClassVar = "/sleep"
+    shell_words: ClassVar = {"sleep": "sleep"}
+
+    @staticmethod
+    @verb
+    def sleep(t: Any, level: int = 1, mode: str = "retract") -> Call:
+        """POST ``/sleep``: requests go back to the queue or end (``abort``); weights and KV are given back.
+
+        After level 2 the engine wakes only when the weights were updated.
+        """
+        if level not in _LEVELS or isinstance(level, bool):
+            raise BadCall(f"sleep() takes level 1 or 2, got {level!r}")
+        if mode not in SLEEP_MODES:
+            raise BadCall(f"sleep() takes one of {', '.join(SLEEP_MODES)} as mode, got {mode!r}")
+        return SleepServing(level=level, mode=PauseMode(mode)).post(t)
+
+    @property
+    def kind(self) -> str:
+        """Each level and each mode makes a kind."""
+        return f"sleep-{self.level}-{self.mode.value}"
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"level": self.level, "mode": self.mode.value}
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Both levels, both modes."""
+        return cls(), cls(level=2, mode=PauseMode.ABORT)
+
+    @classmethod
+    def words(cls, event: Sleep) -> str:
+        return f"sleep (level={event.level}, {event.mode})"
+
+
+class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="wake"):
+    """The stages take their memory again."""
+
+    examples: ClassVar = ("wake",)
+    added_beside: ClassVar = "sleep"
+    event: ClassVar = Wake
+    phrase: ClassVar = "wake"
+    route: ClassVar = "/wake"
+    shell_words: ClassVar = {"wake": "wake"}
+    search_turn: ClassVar[int] = 1
+
+    @staticmethod
+    @verb
+    def wake(t: Any) -> Call:
+        """POST ``/wake``: weights and KV memory are taken again, and what waits is computed."""
+        return WakeServing().post(t)
+
+    def reaches(self, run: RunLike) -> bool:
+        """There is a sleep."""
+        return super().reaches(run) and not run.machine.scheduler.books.is_awake
 
 
 class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):

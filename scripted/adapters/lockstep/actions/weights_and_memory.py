@@ -116,9 +116,16 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
         return (Verb("update_weights", self.weights, **later),)
 
     @classmethod
+    def of_model(cls, model: str, timeout_s: float | None = None) -> Update:
+        """To weights of another seed of this embedded model."""
+        name = model.partition(":")[0]
+        path = None if name == EMBEDDED_MODEL else f"{name}:1"
+        return cls(timeout_s=timeout_s, path_of_weights=path)
+
+    @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """At once, and deferred."""
-        return cls(), cls(timeout_s=DEFERRED_S)
+        return cls.of_model(base.config.model), cls.of_model(base.config.model, DEFERRED_S)
 
     @classmethod
     def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:

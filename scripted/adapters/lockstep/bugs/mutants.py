@@ -40,6 +40,7 @@ RACES = _of(
     "kv_events",
     "host_tier",
     "planned_ahead",
+    "sleeping",
 )
 ESCAPES = _of("escapes")
 MUTANTS = (*RACES, *ESCAPES)

@@ -99,7 +99,8 @@ class Checks(Oracle):
             self.conformance.check_cache(scheduler)
             calls = self.conformance.specification.calls
             if self._restores:
-                check_checkpoint(scheduler, is_due=scheduler.failure is None and not calls.is_profiling)
+                is_due = scheduler.failure is None and calls.is_awake and not calls.is_profiling
+                check_checkpoint(scheduler, is_due=is_due)
 
     def check_end(self, scheduler: Scheduler) -> None:
         """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import (
     CallAnswer,
@@ -77,7 +77,9 @@ def said_alone(
     Where that engine has a LoRA, it computes the request.
     """
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet)
-    update = UpdateWeights(call_id="weights", model_path=weights)
+    # Simulated tokens of a seed are the same with a window and without.
+    path = None if weights is None else weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)
+    update = UpdateWeights(call_id="weights", model_path=path)
     lora = limits.loras[0][0] if limits.loras else None
     message = Generate(
         rid="alone",

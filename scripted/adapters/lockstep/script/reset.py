@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from engine.integrity import audit
-from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, StopProfile, UnloadLora, UpdateWeights
+from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, StopProfile, UnloadLora, UpdateWeights, Wake
 from scripted.errors import NotIdle
 from scripted.script.wait import Steps
 
@@ -77,12 +77,19 @@ def _abort_everything(run: Any) -> Steps:
         if run.scheduler.is_fully_idle and not run.scheduler.books.in_flight:
             if run.scheduler.controls.is_at_rest or run.failure is not None:
                 return
-            run.inject(StopProfile(call_id=HARNESS_CALL))
+            run.inject(_what_ends(run.scheduler.books))
         yield
     raise NotIdle(
         f"the engine did not get idle within {RESET_BUDGET_STEPS} steps after everything was aborted: "
         f"{run.scheduler.books.what_is_busy()}"
     )
+
+
+def _what_ends(books: Any) -> StopProfile | UpdateWeights | Wake:
+    """The next thing to do to an idle engine that is not at rest."""
+    if books.is_awake:
+        return StopProfile(call_id=HARNESS_CALL)
+    return UpdateWeights(call_id=HARNESS_CALL) if books.sleep_level > 1 else Wake(call_id=HARNESS_CALL)
 
 
 def _unload_loras(run: Any) -> Steps:

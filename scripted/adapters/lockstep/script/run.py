@@ -183,6 +183,8 @@ class EngineRun(ScriptedRun):
         scheduler = self.scheduler
         if scheduler.failure is not None:
             yield f"the engine has lost its pipeline: {scheduler.failure}"
+        elif not scheduler.books.is_awake:
+            yield "the engine sleeps, or is about to, until t.wake()"
         elif scheduler.books.paused is not None:
             yield f"generation is paused ({scheduler.books.paused.value}), until t.continue_generation()"
         waits = (

@@ -32,7 +32,17 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.pipeline.wire import StageView
-from engine.plan import Copies, GrammarOrder, LoraChange, LoraUpdate, Microbatch, SamplingSpec, Segment, WeightUpdate
+from engine.plan import (
+    Copies,
+    GrammarOrder,
+    LoraChange,
+    LoraUpdate,
+    Microbatch,
+    SamplingSpec,
+    Segment,
+    SleepSwitch,
+    WeightUpdate,
+)
 from scripted.adapters.lockstep.simulated.grammar import SimulatedGrammar
 from scripted.adapters.lockstep.simulated.model import (
     alphabet_of,
@@ -99,6 +109,7 @@ class SimulatedPipeline:
         self._root = START
         # The same for each LoRA that the stages hold, by its version: it tells its KV from that of all others.
         self._loras: dict[int, int] = {0: 0}
+        self._is_asleep = False
         if self._rows:
             self._rows.clear()
             self._make_kv()
@@ -136,9 +147,11 @@ class SimulatedPipeline:
         if self._dead is not None:
             return
         self._microbatches += 1
-        self._failed += self._failing_stage is not None
+        # What gives memory back cannot fail.
+        fails = self._failing_stage is not None and not (isinstance(microbatch, SleepSwitch) and microbatch.level)
+        self._failed += fails
         self._tokens += microbatch.tokens
-        self._done.append(self._compute(microbatch) if self._failing_stage is None else self._fail(microbatch))
+        self._done.append(self._fail(microbatch) if fails else self._compute(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - nothing to wait for
         """The next completion, or None while a stage is stalled or nothing is in flight."""
@@ -250,6 +263,8 @@ class SimulatedPipeline:
         if microbatch.is_control:
             # Of a profile there is nothing to measure.
             return Completion(microbatch_id=microbatch.id, error=self._control(microbatch))
+        if self._is_asleep:
+            self.corruptions.append(f"microbatch {microbatch.id} is computed while the stages sleep")
         if microbatch.copies is not None:
             self._carry_out(microbatch.copies)
         tokens: list[int] = []
@@ -308,6 +323,11 @@ class SimulatedPipeline:
         """Do what every stage does at this place; returns why not."""
         if isinstance(microbatch, WeightUpdate):
             return self._update(microbatch.path)
+        if isinstance(microbatch, SleepSwitch):
+            self._is_asleep = microbatch.level > 0
+            for kept in (self._kv, self._window_kv, self._host_kv):
+                kept[:] = [[]] * len(kept)
+            return None
         return self._change(microbatch.change) if isinstance(microbatch, LoraUpdate) else None
 
     def _change(self, change: LoraChange) -> str | None:

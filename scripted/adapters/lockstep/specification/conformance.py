@@ -69,6 +69,7 @@ RULES: Final = {
     "Retract": "A request is sent back by a pause, by a decode that has no page, or by a more urgent request",
     "Room": "A request owns one row and the pages of the tokens that are planned, no more",
     "Sampling": "The last stage learns a request's sampling with the first part after each admission",
+    "Sleep": "Sleep and wake are carried out in their order, each by a microbatch that is launched alone",
     "Slide": "A request gives a window page back when all before the tokens that no longer see it is back",
     "Time limits": "A request ends by itself in the first step whose time is not before its deadline",
     "Told": "Each page is sent to the stages once, and again where the cache's page takes its place",
@@ -87,6 +88,7 @@ _OF_STATS: Final = {
     "running": "Places",
     "in_flight": "Places",
     "paused": "Calls",
+    "sleep_level": "Sleep",
     "pages_free": "Room",
     "pages_held": "Room",
     "pages_cached": "Publish",
@@ -108,7 +110,9 @@ _OF_CONTROL: Final = {
     ForwardMode.UPDATE: "Weight update",
     ForwardMode.PROFILE: "Profile",
     ForwardMode.LORA: "Changes",
+    ForwardMode.SLEEP: "Sleep",
 }
+_TELLS: Final = {ForwardMode.UPDATE: "path", ForwardMode.PROFILE: "folder", ForwardMode.SLEEP: "level"}
 _MEANING: Final = tuple(_OF_STATS)
 _OF_OUTPUT: Final = {
     "finish_reason": "End",
@@ -205,7 +209,7 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         which = "Turns" if (longer or microbatch.segments[len(rids) :])[0].sampling is None else "Order"
         raise Nonconformance(which, f"{what} must be of {rids}, but is of {list(microbatch.rids)}")
     _must_be_equal(rule, f"the mode of {what}", expected.mode, microbatch.mode)
-    told = getattr(microbatch, "path" if expected.mode is ForwardMode.UPDATE else "folder", None)
+    told = getattr(microbatch, _TELLS.get(expected.mode, ""), None)
     _must_be_equal(rule, f"what {what} tells the stages", expected.told, told)
     _must_be_equal("Changes", f"the change of LoRAs of {what}", expected.lora, getattr(microbatch, "change", None))
     _must_be_equal("Launch", "the number of the microbatch", expected.number, microbatch.id)
@@ -347,6 +351,7 @@ def _agree(specification: Specification, scheduler: Scheduler) -> bool:
         len(specification.running),
         len(specification.flights),
         specification.paused,
+        specification.calls.sleep_level,
         len(specification.live),
         specified.free_pages,
         specified.cached_pages,
@@ -364,6 +369,7 @@ def _agree(specification: Specification, scheduler: Scheduler) -> bool:
             len(books.running),
             len(books.in_flight),
             books.paused,
+            books.sleep_level,
             len(books.requests),
             memory.pages.free,
             memory.pages.cached,

@@ -43,7 +43,7 @@ class Expected(NamedTuple):
     mode: ForwardMode | None
     number: int
     segments: Sequence[ExpectedSegment]
-    told: str | None
+    told: str | int | None
     lora: LoraChange | None
     replies: Sequence[Reply]
     deadline: float | None

@@ -96,8 +96,13 @@ class Specification:
                 self._answer(event, ok=True, says=f"aborted {self._abort_all()} requests")
             case messages.FlushCache() | messages.UpdateWeights() | messages.StartProfile() | messages.StopProfile():
                 self._answer_all(self.calls.ask(event, self.now, self._busy()))
+            case messages.Sleep() | messages.Wake():
+                if isinstance(event, messages.Sleep):
+                    self._stop_requests(event.mode)
+                self._answer_all(self.calls.ask(event, self.now, ""))
             case messages.PauseGeneration():
-                self._on_pause(event.mode)
+                self.paused = event.mode
+                self._stop_requests(event.mode)
                 self._answer(event, ok=True, says=self._busy_counts())
             case messages.ContinueGeneration():
                 self.paused = None
@@ -119,7 +124,7 @@ class Specification:
     @property
     def is_quiescent(self) -> bool:
         """**Quiescent**: nothing is in flight and no request owns memory."""
-        return not (self.memory.owners or self.flights or self.calls.update)
+        return not (self.memory.owners or self.flights or self.calls.update or self.calls.turns)
 
     def _busy(self) -> str:
         return "" if self.is_quiescent else self._busy_counts()
@@ -128,7 +133,7 @@ class Specification:
         leaving = sum([request.is_leaving or request.end is not None for request in self.memory.owners])
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
-            f"in_flight={len(self.flights) or int(self.calls.update is not None)} releasing={leaving}"
+            f"in_flight={len(self.flights) or int(bool(self.calls.update or self.calls.turns))} releasing={leaving}"
         )
 
     def ready(self) -> list[Request]:
@@ -147,6 +152,7 @@ class Specification:
         return messages.EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(waiting), chunked=int(self.chunked is not None),
             running=len(self.running), in_flight=len(self.flights), paused=self.paused, alive=len(self.live),
+            sleep_level=self.calls.sleep_level,
             pending_prefill_tokens=self.memory.pending_tokens(waiting, self.chunked), **self.memory.sizes(),
             waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.loras.resident), **self.totals,
         )  # fmt: skip
@@ -294,8 +300,7 @@ class Specification:
         for answer in answers:
             self._answer(answer[0], ok=answer[1], says=answer[2], **dict(answer[3:]))
 
-    def _on_pause(self, mode: PauseMode) -> None:
-        self.paused = mode
+    def _stop_requests(self, mode: PauseMode) -> None:
         if mode is PauseMode.ABORT:
             self._abort_all()
         elif mode is PauseMode.RETRACT:
@@ -305,7 +310,7 @@ class Specification:
     # -- launching --
 
     def _has_slot(self) -> bool:
-        return self.calls.update is None and len(self.flights) < self.limits.depth
+        return self.calls.is_awake and self.calls.update is None and len(self.flights) < self.limits.depth
 
     def _may_plan(self) -> bool:
         return (
@@ -314,8 +319,8 @@ class Specification:
             and bool(self.chunked or self.ready() or self.waiting or self.ahead())
         )
 
-    def _launch(self) -> tuple[ForwardMode | None, list[Part], str | None]:
-        """**Launch**: an update of the weights by itself, or a profile, or LoRAs, or prompts, or decodes."""
+    def _launch(self) -> tuple[ForwardMode | None, list[Part], str | int | None]:
+        """**Launch**: an update of the weights or a sleep alone, or a profile, or LoRAs, or prompts, or decodes."""
         if self.failure is not None:
             self._answer_all([*self.calls.give_up(self.failure), *self.loras.give_up(self.failure)])
             return None, [], None

@@ -1,0 +1,69 @@
+"""A stage that sleeps: what is known of it while it has neither weights nor KV, and what it wakes with.
+
+Owns no memory but that of its LoRAs. Nothing can be computed on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from engine.errors import CheckpointError, IntegrityError
+from engine.limits import Limits
+from engine.model.backend import ComputingStage
+from engine.model.batch import Batch
+from engine.model.file_pages import give_back_garbage
+from engine.model.kv_pool import KVPool
+from engine.model.prompt_logprobs import ScoreTaker
+from engine.plan import Segment
+
+# What a folder's weight files were when they were read: names, sizes in bytes, times of their last change.
+FileStates = tuple[tuple[str, int, int], ...]
+
+
+class AsleepStage:
+    """Stands where a stage was, with its facts and its LoRAs; see ``ComputingStage``. The pool is of one page."""
+
+    is_lean = False
+
+    def __init__(self, stage: ComputingStage, limits: Limits) -> None:
+        self.backend = stage.backend
+        self.folder, self.description = stage.folder, stage.description
+        self.is_first, self.is_last = stage.is_first, stage.is_last
+        self.device, self.dtype, self.hidden_size = stage.device, stage.dtype, stage.hidden_size
+        self.lora, self.pooling = stage.lora, stage.pooling
+        self.pool = KVPool(limits, layers=0, kv_heads=0, head_dim=0, dtype=self.dtype, device=self.device)
+
+    def batch(self, segments: Sequence[Segment]) -> Batch:
+        raise IntegrityError(f"a batch of {len(segments)} segments is to be made by a stage that sleeps")
+
+    def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
+        del hidden, take_scored
+        raise IntegrityError(f"a batch of {batch.tokens} tokens is to be computed by a stage that sleeps")
+
+    def take_pool(self, pool: KVPool) -> None:
+        raise IntegrityError(f"a stage that sleeps is to take {pool}")
+
+
+def give_back(device: torch.device) -> None:
+    """Hand back what was let go: allocators keep it otherwise."""
+    give_back_garbage()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def states_of(folder: Path) -> FileStates:
+    """What the weight files of a folder are now."""
+    found = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    return tuple([(name, about.st_size, about.st_mtime_ns) for name, about in found])
+
+
+def require_as_read(folder: Path, states: FileStates) -> None:
+    """Raise CheckpointError unless the weights of a folder are those that were read before."""
+    if states_of(folder) != states:
+        raise CheckpointError(
+            f"a stage must wake with the weights that it had, but the files in {folder} have changed since it read "
+            "them; POST /update_weights_from_disk with the folder whose weights it shall have"
+        )
