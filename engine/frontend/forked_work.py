@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, NoReturn, Self
 
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
+from engine.process.signals import leave_stops_to_the_supervisor
 
 # All clients together can make it use at most two cores and twice the memory of one piece; checks have two more.
 WORKERS_AT_ONCE: Final = 2
@@ -236,10 +237,7 @@ def _run_parent(
         close_inherited_files([orders.fileno()])
         current_process().name = name
         name_process(name)
-        # It ends with its owner: what is sent to a whole group, Ctrl-C or the SIGTERM of a service's stop, must not end
-        # it while its owner drains.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        leave_stops_to_the_supervisor()
         # The kernel reaps its workers.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         die_with_parent(owner_pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """One process of the engine: forked here, watched through its control pipe, reaped here.
 
-Owns what every process does first (keep only its own files, ignore the terminal's Ctrl-C, die with the supervisor) and
-last (say what it died of). Knows nothing of what the processes do.
+Owns what every process does first (keep only its own files, leave stops to the supervisor, die with it) and last (say
+what it died of). Knows nothing of what the processes do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.process.control import (
 )
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process, take_no_input
-from engine.process.signals import STACK_SIGNAL
+from engine.process.signals import STACK_SIGNAL, leave_stops_to_the_supervisor
 from engine.process.watched import WatchedProcess
 
 ChildMain = Callable[[Control], None]
@@ -131,9 +131,7 @@ def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
     current_process().name = name
     take_no_input()
     signal.set_wakeup_fd(-1)
-    # A terminal's Ctrl-C reaches the whole process group; only the supervisor acts on it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_stops_to_the_supervisor()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # `kill -USR1 PID` writes the stacks of a process that hangs to stderr, whatever it is stuck in.
     faulthandler.register(STACK_SIGNAL, all_threads=True)

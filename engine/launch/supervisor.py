@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from engine.errors import EngineError, StartupError
@@ -57,9 +57,8 @@ FRONTEND = "frontend"
 # Named, not imported: the front end is a layer above this one.
 FRONTEND_MAIN = "engine.frontend.process:run_frontend"
 
-# A death is reported, written down and over within 2 s: the sum of these three and the time to notice it.
-DEATH_GRACE_S = 0.8
-TERMINATE_GRACE_S = 0.3
+# A death is reported, written down and over within 2 s: the sum of these and the time to notice it.
+DEATH_GRACE_S = 1.1
 KILL_WAIT_S = 0.5
 CAUSE_WAIT_S = 0.1
 REAP_INTERVAL_S = 0.01
@@ -392,12 +391,12 @@ class _Supervisor:
         self._leave(_own_failure(cause))
         self._tell(ProcessDied(process=SUPERVISOR, cause=cause))
         engine = self._engine()
-        for some, grace_s in ((engine, DEATH_GRACE_S + TERMINATE_GRACE_S), (self._alive(), RAY_END_S)):
+        for some, grace_s in ((engine, DEATH_GRACE_S), (self._alive(), RAY_END_S)):
             forked = [child for child in some if isinstance(child, Child)]
             deadline = time.monotonic() + grace_s
             while (left := [child for child in forked if not child.reap()]) and time.monotonic() < deadline:
                 time.sleep(REAP_INTERVAL_S)
-            self._signal([*left], signal.SIGKILL)
+            self._kill(left)
             for child in left:
                 child.reap(wait=True)
         return EXIT_FAILED
@@ -421,21 +420,18 @@ class _Supervisor:
         """End every process: told first and all at once, then waited for with a bound, then made to."""
         self._tell(message)
         # A stage has no message to send before it ends.
-        self._signal([child for child in self._alive() if child.name.startswith(STAGE_PREFIX)], signal.SIGTERM)
+        self._kill(child for child in self._alive() if child.name.startswith(STAGE_PREFIX))
         if not self._wait_for(self._all_ended, grace_s):
-            self._signal(self._engine(), signal.SIGTERM)
-            if not self._wait_for(self._all_ended, TERMINATE_GRACE_S):
-                self._signal(self._engine(), signal.SIGKILL)
-                self._wait_for(self._all_ended, KILL_WAIT_S)
+            self._kill(self._engine())
+            self._wait_for(self._all_ended, KILL_WAIT_S)
         # Clients have their final messages by now. The driver may have a cluster to end.
         if not self._wait_for(lambda: not self._alive(), RAY_END_S):
-            self._signal(self._alive(), signal.SIGKILL)
+            self._kill(self._alive())
             self._wait_for(lambda: not self._alive(), KILL_WAIT_S)
 
-    def _signal(self, children: list[WatchedProcess], number: signal.Signals) -> None:
+    def _kill(self, children: Iterable[WatchedProcess]) -> None:
         for child in children:
-            child.signal(number)
-            child.signal(signal.SIGCONT)  # A stopped process takes no other signal than SIGKILL.
+            child.signal(signal.SIGKILL)
 
     def _alive(self) -> list[WatchedProcess]:
         return [child for child in self._children if child.alive]

@@ -11,7 +11,6 @@ import faulthandler
 import logging
 import math
 import os
-import signal
 import socket
 import sys
 import threading
@@ -35,7 +34,7 @@ from engine.process.control import Control, Dying, Ready, Serving
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import name_process
 from engine.process.logs import configure_logging
-from engine.process.signals import STACK_SIGNAL
+from engine.process.signals import STACK_SIGNAL, leave_stops_to_the_supervisor
 from engine.settings import ServerSettings
 
 LOOPBACK: Final = "127.0.0.1"
@@ -60,7 +59,7 @@ def main(control_fd: int, order_fd: int) -> None:
     # such as `timeout` sends to a whole group would end the processes of a cluster of ours before anything else.
     os.setsid()
     keep_private()
-    _ignore_signals()
+    leave_stops_to_the_supervisor()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     current_process().name = RAY
     name_process(RAY)
@@ -81,11 +80,6 @@ def main(control_fd: int, order_fd: int) -> None:
         sys.stderr.flush()
         # Threads of Ray do not keep a process that is done.
         os._exit(status)
-
-
-def _ignore_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
 
 
 class _Stages:
@@ -164,7 +158,7 @@ def _connected(settings: ServerSettings, temp_dir: str) -> Iterator[None]:
     started_here = not _connect(ray, settings.ray_address)
     if started_here:
         _start(ray, settings, temp_dir)
-    _ignore_signals()  # Ray has handlers of its own, which end the process.
+    leave_stops_to_the_supervisor()  # Ray has handlers of its own, which end the process.
     try:
         yield
     finally:

@@ -16,6 +16,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_PENDING_SIGNALS = 64
 
 
+def leave_stops_to_the_supervisor() -> None:
+    """Ignore what asks for a stop, in a process that is told of it, or killed.
+
+    A whole group gets such a signal at once: by Ctrl-C, by a terminal that is closed, by a service manager that stops.
+    A front end that ended then would cut what the supervisor drains.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class SignalWatch:
     """Turns signals into bytes on a socket; a handler itself does nothing, so no code is interrupted.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from real_servers import RealServer, running
 
@@ -41,9 +43,15 @@ def _wait_for_refusal(server: RealServer) -> None:
 
 
 def test_sigterm_refuses_the_new_and_finishes_the_live(parent: PreloadedParent, tmp_path: Path) -> None:
-    """C07: 503 while draining; the stream that was there gets its whole answer."""
-    with running(parent, tmp_path, drain_timeout_s=LONG_S) as server:
+    """C07: 503 while draining; the stream that was there gets its whole answer.
+
+    A service manager's signal, a terminal's Ctrl-C and its end reach every process of the server.
+    """
+    with running(parent, tmp_path, drain_timeout_s=LONG_S, pp_size=2) as server:
         live = Live(server, tokens=300)
+        for process in psutil.Process(server.process.pid).children(recursive=True):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                process.send_signal(number)
         server.process.drain()
         _wait_for_refusal(server)
         refused = server.http.post("/v1/completions", json={"prompt": "x"})
