@@ -35,6 +35,30 @@ from engine.frontend.routes.information import ServerState, add_health, add_info
 from engine.frontend.routes.tokens import add_tokenization, token_works
 from engine.settings import ServerSettings
 
+# Paths of vLLM, SGLang, llama.cpp and Ollama, and what does the same here.
+_ELSEWHERE = {
+    "/get_model_info": "/model_info",
+    "/get_server_info": "/server_info",
+    "/ping": "/health",
+    "/health_generate": "/health",
+    "/load": "/get_load",
+    "/reset_prefix_cache": "/flush_cache",
+    "/pause": "/pause_generation",
+    "/resume": "/continue_generation",
+    "/wake_up": "/wake",
+    "/is_sleeping": "/server_info",
+    "/release_memory_occupation": "/sleep",
+    "/resume_memory_occupation": "/wake",
+    "/update_weights": "/update_weights_from_disk",
+    "/load_lora_adapter": "/v1/load_lora_adapter",
+    "/unload_lora_adapter": "/v1/unload_lora_adapter",
+    "/invocations": "/v1/chat/completions",
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/completions",
+    "/completion": "/v1/completions",
+    "/api/tags": "/v1/models",
+}
+
 
 def build_app(
     settings: ServerSettings,
@@ -101,8 +125,10 @@ def _add_cors(app: FastAPI, listed: str) -> None:
 
 
 def _remedy(path: str, routes: Collection[str]) -> str:
-    """What to do about a path that is no route: clients leave the version out of their base URL, or give it twice."""
-    meant = [other for other in (f"/v1{path}", path.removeprefix("/v1")) if other in routes]
+    """What to do about a path that is no route: clients leave the version out of their base URL, or give it twice, or
+    know the path of another server.
+    """
+    meant = [other for other in (f"/v1{path}", path.removeprefix("/v1"), _ELSEWHERE.get(path)) if other in routes]
     return f"; did you mean {meant[0]!r}?" if meant else "; /docs lists the routes"
 
 

@@ -6,7 +6,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.frontend.errors import ErrorBody
+from engine.frontend.errors import ErrorBody, ErrorType
+
+# Types of errors that have another name in the protocol.
+_ERROR_TYPES = {
+    ErrorType.NOT_FOUND: "not_found_error",
+    ErrorType.BUSY: "rate_limit_error",
+    ErrorType.UNAVAILABLE: "overloaded_error",
+    ErrorType.ENGINE: "api_error",
+    ErrorType.TIMEOUT: "timeout_error",
+    ErrorType.TIME_LIMIT: "timeout_error",
+    ErrorType.MEDIA_TYPE: ErrorType.INVALID,
+    ErrorType.DUPLICATE: ErrorType.INVALID,
+}
 
 
 class TextContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
@@ -108,7 +120,9 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
     @classmethod
     def of(cls, error: ErrorBody) -> MessagesError:
-        return cls(error=error.error, request_id=error.error.request_id)
+        detail = error.error
+        named = msgspec.structs.replace(detail, type=_ERROR_TYPES.get(detail.type, detail.type))
+        return cls(error=named, request_id=detail.request_id)
 
 
 MESSAGE_EVENTS = (MessageStart, BlockStart, BlockGrowth, BlockStop, MessageGrowth, MessageStop, MessagesError)

@@ -98,6 +98,7 @@ class BlockShape(ABC):
         """The events that show a piece of the answer; the first piece has what begins it before them."""
         if self._meta is None:
             self._meta = piece.meta_info
+            self._counts.note(0, piece.meta_info)
             yield from self._first_events()
         logprobs = b"" if self._texts is None else finished(spelled_logprobs(piece, self._texts))
         for change in self._changes(piece, says=bool(logprobs)):

@@ -204,21 +204,22 @@ def test_a_message_is_refused_by_the_name_of_its_field(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "kind"),
     [
-        ("POST", "/v1/messages", 400),
-        ("POST", "/v1/messages/count_tokens", 400),
-        ("GET", "/v1/messages", 405),
-        ("POST", "/v1/messages/batches", 404),
+        ("POST", "/v1/messages", 400, "invalid_request_error"),
+        ("POST", "/v1/messages/count_tokens", 400, "invalid_request_error"),
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
     ],
 )
 def test_each_error_of_messages_has_the_protocol_s_shape(
-    server: RealServer, method: str, path: str, status: int
+    server: RealServer, method: str, path: str, status: int, kind: str
 ) -> None:
-    """A05: as its clients read it; the error inside is the one of all routes."""
+    """A05: as its clients read it; the error inside is the one of all routes, its type in the protocol's words."""
     answer = server.http.request(method, path, json=None if method == "GET" else {"model": "m"})
     body = answer.json()
     assert (answer.status_code, body["type"], body["error"]["code"]) == (status, "error", status)
+    assert body["error"]["type"] == kind
     assert body["request_id"] == body["error"]["request_id"] == answer.headers["x-request-id"]
 
 
@@ -245,6 +246,8 @@ def test_the_events_of_a_message_add_up_to_it(server: RealServer) -> None:
     whole = message(server).json()
     first, *events, end, stop = events_of(message(server, stream=True).text)
     assert (first["type"], first["message"]["content"]) == ("message_start", [])
+    # Clients count a prompt by the first event.
+    assert first["message"]["usage"]["input_tokens"] == end["usage"]["input_tokens"] > 0
     assert (end["delta"], stop) == ({"stop_reason": "tool_use", "stop_sequence": None}, {"type": "message_stop"})
     assert end["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
     blocks: list[dict[str, Any]] = []
@@ -316,6 +319,7 @@ def test_a_stream_that_breaks_ends_with_an_event_of_the_protocol(play: Any, path
         *_, last = events_of((await answer).text)
         assert last["type"] == "error"
         assert "the stage broke" in last["error"]["message"]
+        assert last["error"]["type"] == ("api_error" if path == "/v1/messages" else "engine_error")
 
     play(scene)
 

@@ -533,6 +533,7 @@ def test_unknown_routes_and_methods_have_the_same_error_body(play) -> None:
         ("/chat/completions", "did you mean '/v1/chat/completions'?"),
         ("/v1/v1/completions", "did you mean '/v1/completions'?"),
         ("/v1/generate", "did you mean '/generate'?"),
+        ("/api/chat", "did you mean '/v1/chat/completions'?"),
         ("/v1/assistants", "/docs lists the routes"),
     ],
 )
