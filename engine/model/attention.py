@@ -139,9 +139,11 @@ def _paged_attention(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The signature that transformers calls attention with. ``others`` serve other kernels and change no result."""
-    del attention_mask, others
+    del others
     if s_aux is not None:
-        raise StepFailedError("attention sinks are not supported by paged attention; serve a model without them")
+        raise StepFailedError("attention sinks are not supported by paged attention")
+    if attention_mask is not None:
+        raise StepFailedError("a mask of the architecture's own is not supported by paged attention")
     layer: PagedAttention = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set at load
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))

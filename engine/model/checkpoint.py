@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
+# What refusals of a model say in the end.
+SERVED = "served are decoders of the shape of Llama, Mistral, Qwen, Gemma, Phi-3 or OLMo, with experts or without"
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 # Fields of a configuration that say where it came from or how it was stored, and nothing about what is computed.
 ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 # Architectures whose configuration has one window for all layers, and no types of layers.
-_UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "starcoder2"}
+_UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # What goes with numbers of 8 bits: two in fp32.
@@ -247,7 +249,7 @@ def heads_of(model: PreTrainedConfig, folder: Path) -> tuple[int, int]:
     if getattr(model, "kv_lora_rank", None):
         raise CheckpointError(
             f"attention must keep plain keys and values, but {folder} ({model.model_type}) has latent attention (MLA, "
-            "kv_lora_rank), which is not served; serve a model of full or sliding-window attention"
+            f"kv_lora_rank), which is not served; {SERVED}"
         )
     return heads, head_dim
 
@@ -311,21 +313,35 @@ def _require_decoder(model: PreTrainedConfig, path: Path) -> None:
     own_code = "AutoModelForCausalLM" in (getattr(model, "auto_map", None) or {})
     known = own_code or model.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if getattr(model, "is_encoder_decoder", False) or not known:
-        raise CheckpointError(f"the model must be decoder-only, but {path} says model_type={model.model_type!r}")
+        raise CheckpointError(
+            f"the model must be decoder-only, but {path} says model_type={model.model_type!r}; {SERVED}"
+        )
     fields = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-    missing = [field for field in fields if getattr(model, field, None) is None]
+    said = {field: _size(model, field, path) for field in (*fields, *_OPTIONAL_SIZES)}
+    missing = [field for field in fields if said[field] is None]
     if missing:
-        raise CheckpointError(f"{path} (model_type={model.model_type!r}) must say {', '.join(missing)}, but does not")
-    for field in (*fields, *(field for field in _OPTIONAL_SIZES if getattr(model, field, None) is not None)):
-        size = getattr(model, field)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise CheckpointError(
+            f"{path} (model_type={model.model_type!r}) must say {', '.join(missing)}, but does not; {SERVED}"
+        )
+    for field, size in said.items():
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise CheckpointError(f"{path} must give {field} as a number >= 1, got {size!r:.200}; correct it")
     unsupported = set(getattr(model, "layer_types", None) or ()) - _SUPPORTED_LAYERS
     if unsupported:
         raise CheckpointError(
             f"layers must be of types {sorted(_SUPPORTED_LAYERS)}, {path} (model_type={model.model_type!r}) has "
-            f"{sorted(unsupported)}; hybrid models are not served"
+            f"{sorted(unsupported)}; hybrid models are not served; {SERVED}"
         )
+
+
+def _size(model: PreTrainedConfig, field: str, path: Path) -> object:
+    """A size that all layers have, None where nothing is said. Raises CheckpointError where layers differ in it."""
+    try:
+        return getattr(model, field, None)
+    except Exception as exc:  # transformers refuses to name one number for what each layer has of its own
+        raise CheckpointError(
+            f"{path} (model_type={model.model_type!r}) must say one {field} for all layers, but theirs differ; {SERVED}"
+        ) from exc
 
 
 def _eos_token_ids(folder: Path, model: PreTrainedConfig) -> tuple[int, ...]:

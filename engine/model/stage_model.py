@@ -20,14 +20,14 @@ from engine.limits import Limits
 from engine.model import attention
 from engine.model.arithmetic import compute_dtype, relative_difference, stage_devices
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, LayersBatch, require_hidden
-from engine.model.checkpoint import heads_of
+from engine.model.checkpoint import SERVED, heads_of
 from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
 from engine.model.kv_pool import KVPool
 from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.lora import BatchLoras, StageLoras
 from engine.model.pooling import PoolingKind
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
-from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach
+from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach, probe_states
 from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
 from engine.plan import Segment
 
@@ -249,10 +249,44 @@ class StageModel:
         segment = Segment("warm-up", row=0, start=0, token_ids=(0,), page_start=0, pages=(), emits=True)
         batch = ForwardBatch([segment], self.pool, self.device)
         hidden = None if self.is_first else torch.zeros((1, self.hidden_size), dtype=self.dtype, device=self.device)
+        name = type(self._model).__name__
         try:
             self.forward(batch, hidden)
+            difference = 0.0 if why_not_lean(self._model) is None else self._difference_from_own_attention()
         except (EngineError, RuntimeError, TypeError, ValueError, AttributeError) as exc:
-            raise CheckpointError(f"{type(self._model).__name__} cannot run through paged attention: {exc}") from exc
+            raise CheckpointError(f"{name} cannot run through paged attention: {exc}; {SERVED}") from exc
+        if not difference < self._tolerance:
+            raise CheckpointError(
+                f"{name} cannot run through paged attention: its own attention gives other states, which differ by "
+                f"{difference:g}; {SERVED}"
+            )
+
+    def _difference_from_own_attention(self) -> float:
+        """How far the layers are from what they are with the architecture's own attention, which may do more than ours.
+
+        That of the nearest token but the first, which sees itself alone: in 16 bits a router may choose other experts
+        for one of two scores that nearly tie.
+        """
+        segment = self._probe_segment(0, self._probed_tokens)
+        batch = ForwardBatch([segment], self.pool, self.device)
+        inputs: dict[str, Any] = {"position_ids": batch.positions, "use_cache": False}
+        if self.is_first:
+            inputs["input_ids"] = batch.token_ids
+        else:
+            inputs["inputs_embeds"] = self._probe_hidden(0, batch.tokens)[None]
+        self._attention.batch = batch
+        try:
+            paged = self._decoder(**inputs).last_hidden_state[0]
+        finally:
+            self._attention.batch = None
+        self._model.set_attn_implementation("eager")
+        try:
+            own = self._decoder(**inputs).last_hidden_state[0]
+        finally:
+            self._model.set_attn_implementation(attention.IMPLEMENTATION)
+        return min(
+            (relative_difference(*pair) for pair in zip(paged[1:].float(), own[1:].float(), strict=True)), default=0.0
+        )
 
     @torch.inference_mode()
     def _become_lean(self, paged: Sequence[attention.PagedAttention]) -> None:
@@ -322,30 +356,38 @@ class StageModel:
 
     def _compare_outputs(self) -> torch.Tensor:
         """What the stage computes for a chunk of a few tokens and for one more token after it, in fp32."""
-        window = self.pool.window
-        count = min([PROBED_TOKENS, *[pool.total_slots for pool in (self.pool, window) if pool is not None]])
-        pages = tuple(range(-(-count // self.pool.page_size)))
-        ids = tuple(range(count - 1))
+        count = self._probed_tokens
         outputs = []
-        for start, token_ids in ((0, ids), (count - 1, (count - 1,))):
-            if not token_ids:
-                continue
-            segment = Segment(
-                "compare",
-                row=0,
-                start=start,
-                token_ids=token_ids,
-                page_start=0,
-                pages=pages,
-                emits=True,
-                window_pages=pages if window is not None else (),
-            )
-            self.pool.adopt(segment)
-            places = torch.arange(len(token_ids) * self.hidden_size, dtype=torch.float32) + start
-            hidden = torch.sin(places).view(-1, self.hidden_size).to(self.device, self.dtype)
-            # A copy: what a recorded forward returns is overwritten by the next one.
-            outputs.append(self.forward(self.batch([segment]), hidden).float().clone())
+        for start, tokens in ((0, count - 1), (count - 1, 1)):
+            if tokens:
+                hidden = self._probe_hidden(start, tokens)
+                # A copy: what a recorded forward returns is overwritten by the next one.
+                outputs.append(self.forward(self.batch([self._probe_segment(start, tokens)]), hidden).float().clone())
         return torch.cat(outputs)
+
+    @property
+    def _probed_tokens(self) -> int:
+        pools = [pool for pool in (self.pool, self.pool.window) if pool is not None]
+        return min([PROBED_TOKENS, *[pool.total_slots for pool in pools]])
+
+    def _probe_segment(self, start: int, tokens: int) -> Segment:
+        """A part of the tokens that are tried, in pages that belong to no request."""
+        pages = tuple(range(-(-self._probed_tokens // self.pool.page_size)))
+        segment = Segment(
+            "compare",
+            row=0,
+            start=start,
+            token_ids=tuple(range(start, start + tokens)),
+            page_start=0,
+            pages=pages,
+            emits=True,
+            window_pages=pages if self.pool.window is not None else (),
+        )
+        self.pool.adopt(segment)
+        return segment
+
+    def _probe_hidden(self, start: int, tokens: int) -> torch.Tensor:
+        return probe_states(tokens, self.hidden_size, start).to(self.device, self.dtype)
 
 
 def _device(name: str, limits: Limits, stage: int) -> torch.device:

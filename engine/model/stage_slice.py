@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.limits import Limits
 from engine.model.checkpoint import (
+    SERVED,
     dtype_name,
     is_text_part,
     read_model_config,
@@ -58,6 +59,12 @@ def attach(layer: nn.Module, attention: object) -> None:
             module.paged_attention = attention  # type: ignore[assignment]  # a plain attribute, no submodule
 
 
+def probe_states(tokens: int, hidden_size: int, start: int = 0) -> torch.Tensor:
+    """Hidden states in fp32 that no norm leaves as they are."""
+    places = torch.arange(tokens * hidden_size, dtype=torch.float32) + start
+    return torch.sin(places).view(tokens, hidden_size)
+
+
 class StageFacts:
     """What is known of one stage before a weight is read.
 
@@ -82,6 +89,16 @@ class StageFacts:
         self.layers = stage_layers(self.total_layers, limits.pp_size, stage)
         kinds = _windowed_layers(self.model_config, limits)
         self.windowed = [kinds[index] for index in self.layers]
+
+
+class _Passed(nn.Module):
+    """Stands for a norm, and counts its calls."""
+
+    calls = 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return states
 
 
 class StageSlice:
@@ -190,19 +207,21 @@ class StageSlice:
     def _refuse_work_between_layers(self) -> None:
         """Without its layers and its norm a decoder must hand hidden states on as they are, or stages would alter them.
 
-        Some architectures scale the embeddings or add positions there; those would do it once a stage.
+        Some architectures scale the embeddings or add positions there; those would do it once a stage. Some use their
+        norm there too, which only the last stage has.
         """
-        if self._facts.is_first:
+        if self._facts.is_first and self._facts.is_last:
             return
         layers, norm, count = self.decoder.layers, self.decoder.norm, self.decoder.config.num_hidden_layers
-        self.decoder.layers, self.decoder.norm = nn.ModuleList(), nn.Identity()
+        passed = _Passed()
+        self.decoder.layers, self.decoder.norm = nn.ModuleList(), passed
         self.decoder.config.num_hidden_layers = 0
-        probe = torch.ones((1, _PROBE_TOKENS, self._facts.hidden_size), dtype=self._dtype, device=self._device)
+        probe = probe_states(_PROBE_TOKENS, self._facts.hidden_size).to(self._device, self._dtype)[None]
         positions = torch.arange(_PROBE_TOKENS, device=self._device)[None]
         output = self.decoder(inputs_embeds=probe, position_ids=positions, use_cache=False).last_hidden_state
         self.decoder.layers, self.decoder.norm = layers, norm
         self.decoder.config.num_hidden_layers = count
-        if not torch.equal(output, probe):
+        if passed.calls != 1 or not (self._facts.is_first or torch.equal(output, probe)):
             raise CheckpointError(
                 f"{type(self.decoder).__name__} changes hidden states outside of its layers, so it cannot be cut into "
                 "stages; use pp_size=1"
@@ -225,12 +244,15 @@ def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_
             )
     except Exception as exc:  # an architecture raises whatever it does not understand
         require_trust(folder, exc, trust_remote_code=trust_remote_code)
-        raise CheckpointError(f"transformers cannot build the model that {folder} describes: {exc}") from exc
+        why = (
+            f"no attention but its own: {exc}" if isinstance(exc, KeyError) and implementation in exc.args else str(exc)
+        )
+        raise CheckpointError(f"transformers cannot build the model that {folder} describes: {why}; {SERVED}") from exc
     parts = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(model.base_model, part)]
     if parts or model.get_output_embeddings() is None:
         raise CheckpointError(
             f"a decoder must have embed_tokens, layers, norm and a head, {type(model).__name__} of {folder} has no "
-            f"{', '.join(parts) or 'head'}; serve another architecture"
+            f"{', '.join(parts) or 'head'}; {SERVED}"
         )
     return model
 
@@ -250,7 +272,12 @@ def _rebuild_buffers(model: _Transformer, device: torch.device) -> list[tuple[nn
             setattr(module, name, torch.empty_like(buffer, device=device))
         # The initialiser is private, but the only code that knows every architecture's buffers. It skips nothing here:
         # weights are still on the meta device, where initialising costs and changes nothing.
-        model._init_weights(module)  # noqa: SLF001
+        try:
+            model._init_weights(module)  # noqa: SLF001
+        except Exception as exc:  # an architecture raises whatever it does not understand
+            raise CheckpointError(
+                f"{type(model).__name__} cannot be built in part: {type(module).__name__} fails with {exc}; {SERVED}"
+            ) from exc
     return found
 
 
