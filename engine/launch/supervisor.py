@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+
 from engine.errors import EngineError, StartupError
 from engine.interruption import EXIT_INTERRUPTED
 from engine.launch.announcement import Announce, HarnessView, OperatorView, Phases, StartView
@@ -380,6 +382,9 @@ class _Supervisor:
 
     def _fail_by_death(self) -> int:
         report = self._first_death()
+        dying = next((child.dying for child in self._ended if child.name == report.process), None)
+        if not self._has_served and dying is not None:
+            report = msgspec.structs.replace(report, refusal=dying.refusal)
         self._leave(report)
         self._take_down(ProcessDied(process=report.process, cause=report.cause, node=report.node), DEATH_GRACE_S)
         return EXIT_FAILED

@@ -54,9 +54,9 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process is about to end because of an exception.
 
-    ``error`` is the exception in one line; ``expected`` says that it is one of the engine's own errors, whose text is
-    enough for a user; ``victim_of`` names the process whose death caused it, if one did, and ``victim_cause`` says what
-    is known of that.
+    ``error`` is the exception in one line; ``expected`` says that it is one of the engine's own errors, whose text,
+    ``refusal``, is enough for a user; ``victim_of`` names the process whose death caused it, if one did, and
+    ``victim_cause`` says what is known of that.
     """
 
     error: str
@@ -64,6 +64,7 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     expected: bool = False
     victim_of: str | None = None
     victim_cause: str = ""
+    refusal: str = ""
 
     @classmethod
     def of(cls, exc: BaseException) -> Dying:
@@ -73,6 +74,7 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             error="".join(traceback.format_exception_only(exc)).strip()[:MAX_ERROR_CHARS],
             traceback=text[-MAX_TRACEBACK_CHARS:],
             expected=isinstance(exc, EngineError),
+            refusal=str(exc)[:MAX_ERROR_CHARS] if isinstance(exc, EngineError) else "",
             victim_of=exc.process if isinstance(exc, ProcessDiedError) else None,
             victim_cause=exc.cause[-MAX_TRACEBACK_CHARS:] if isinstance(exc, ProcessDiedError) else "",
         )

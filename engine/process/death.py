@@ -21,7 +21,8 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
     ``cause`` is a traceback, or a sentence about a signal or a status. One of ``exit_code`` and ``signal`` (its
     number) is set where the supervisor saw the end. ``when`` is in seconds since the epoch.
     ``pid`` is 0 where it is not known. ``node`` is the name of the process's machine and ``place`` that machine's
-    address and what ran there, both empty where it is the server's.
+    address and what ran there, both empty where it is the server's. ``refusal`` is why it could not begin, where an
+    error of the engine's own says all that a user needs.
     """
 
     process: str
@@ -32,10 +33,14 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     node: str = ""
     place: str = ""
+    refusal: str = ""
 
     def sentence(self) -> str:
+        where = f"on {self.place}: " if self.place else ""
+        if self.refusal:
+            return where + self.refusal
         who = f"{self.process} process" + (f" (pid {self.pid})" if self.pid else "")
-        return f"the {who} died and the server with it: {f'on {self.place}: ' if self.place else ''}{self.cause}"
+        return f"the {who} died and the server with it: {where}{self.cause}"
 
     def write(self, folder: Path) -> None:
         """Write ``death.json`` into a folder, atomically: a reader sees all of it or nothing."""

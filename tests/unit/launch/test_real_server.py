@@ -308,6 +308,8 @@ def test_failed_start_says_why_and_was_never_ready(launch, settings: dict[str, A
     assert server.process.wait(END_BOUND_S) == 1
     assert read_death_report(server.folder).process == process
     assert cause in server.log
+    # What the engine has words for is no death.
+    assert ("died and" in server.log) == (cause == "gate_options_are")
 
 
 def test_port_in_use(launch) -> None:

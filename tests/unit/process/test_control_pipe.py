@@ -105,9 +105,10 @@ def test_waiting_until_serving_is_bounded(pipe) -> None:
 
 def test_dying_carries_error_traceback_and_reason() -> None:
     own = Dying.of(CheckpointError("no such folder"))
-    assert own.error == "engine.errors.CheckpointError: no such folder"
+    assert (own.error, own.refusal) == ("engine.errors.CheckpointError: no such folder", "no such folder")
     assert own.expected
     assert own.victim_of is None
     victim = Dying.of(ProcessDiedError("stage-2", "killed"))
     assert (victim.victim_of, victim.victim_cause) == ("stage-2", "killed")
-    assert not Dying.of(ZeroDivisionError("x")).expected
+    other = Dying.of(ZeroDivisionError("x"))
+    assert (other.expected, other.refusal) == (False, "")
