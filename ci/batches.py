@@ -35,7 +35,6 @@ class Batch:
 
     @property
     def timeout_minutes(self) -> int:
-        """The limit of the job, installation included."""
         return INSTALL_ALLOWANCE_MINUTES + math.ceil(self.seconds * SLOWNESS_ALLOWANCE / 60)
 
 

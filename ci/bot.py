@@ -254,7 +254,6 @@ class RunEnd:
     results: Path
 
     def tell(self, github: GitHub) -> str:
-        """Comment the result and return the text."""
         conclusion = self.conclusion if self.conclusion in CONCLUSIONS else "unknown"
         text = answers.result(self.ticket, conclusion, self.url, _read_results(self.results))
         github.comment(self.pull_request, text, f"ci:{self.ticket}:result")

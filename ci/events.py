@@ -47,8 +47,6 @@ class CollectSkipped(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """A test begins."""
-
     file: str
     test: str
 
@@ -65,8 +63,6 @@ class Reported(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """All phases of a test are over."""
-
     file: str
     test: str
 
@@ -84,7 +80,6 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def encode(event: Event) -> bytes:
-    """Return the event as a line."""
     return _ENCODER.encode(event) + b"\n"
 
 

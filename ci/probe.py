@@ -112,7 +112,6 @@ class Reporter:
         self._send(Started(_file_of(nodeid), nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Report one phase of a test."""
         file = _file_of(report.nodeid)
         text = report.longreprtext[-TEXT_MAX_CHARS:] if report.failed else ""
         error = str(getattr(report, "ci_error", "")) if report.failed else ""

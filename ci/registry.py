@@ -48,7 +48,6 @@ class RegisteredFile:
     engine_key: str
 
     def registration_for(self, hardware: Hardware) -> Registration | None:
-        """Return the first registration on this hardware."""
         return next((entry for entry in self.registrations if entry.hardware is hardware), None)
 
 

@@ -28,8 +28,6 @@ XML_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 
 class TestOutcome(StrEnum):
-    """How one run of one test ended."""
-
     __test__ = False
 
     PASSED = "passed"
@@ -71,12 +69,10 @@ class FileResult(msgspec.Struct, frozen=True):
     note: str = ""
 
     def count(self, outcome: TestOutcome) -> int:
-        """Return how many test runs ended so."""
         return sum(test.outcome is outcome for test in self.tests)
 
     @property
     def ok(self) -> bool:
-        """Whether the file allows a green run."""
         return self.status is FileStatus.PASSED
 
     @property
@@ -100,12 +96,10 @@ class RunResult(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether every file ran and none failed."""
         return all(file.ok for file in self.files)
 
     @property
     def last_line(self) -> str:
-        """The last line of a run."""
         return f"{self.passed} passed, {self.failed} failed"
 
 

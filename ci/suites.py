@@ -41,8 +41,6 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 
 
 class Hardware(StrEnum):
-    """What a registered file runs on."""
-
     CPU = "cpu"
     CUDA = "cuda"
 

@@ -19,8 +19,6 @@ CLEAN_EXITS = (0, 5)  # All passed; nothing selected.
 
 
 class FileTally:
-    """The runs of one file so far."""
-
     def __init__(self, path: str) -> None:
         self.path = path
         self.expected = 0
@@ -37,7 +35,6 @@ class FileTally:
         return self.collect_error is not None or (self.expected > 0 and self.finished >= self.expected)
 
     def start(self, test: str) -> None:
-        """Open a run of a test."""
         self._open[test] = TestResult(test.partition("::")[2], TestOutcome.PASSED, 0.0)
 
     def report(self, event: Reported) -> None:
@@ -54,7 +51,6 @@ class FileTally:
         self._open[event.test] = TestResult(name, outcome, seconds, earlier.error or event.error, text)
 
     def finish(self, test: str) -> None:
-        """Close one run of a test."""
         self.finished += 1
         if test in self._open:
             self.tests.append(self._open.pop(test))

@@ -261,7 +261,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, window_pages=pages)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that this many tokens take."""
         return -(-tokens // self.page_size)
 
     def why_never_fits(self, prompt_tokens: int, max_new_tokens: int) -> str | None:

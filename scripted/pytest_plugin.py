@@ -131,7 +131,6 @@ def _known_verdicts(config: pytest.Config) -> dict[str, Any]:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End every server."""
     if _session in config.stash:
         config.stash[_session].close()
 

@@ -235,7 +235,6 @@ run_tests_with(_session.run)
 
 
 def current_session() -> ScriptedSession:
-    """The session of this process."""
     return _session
 
 

@@ -122,7 +122,6 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     @classmethod
     def under(cls, bounds: ConnectionBounds) -> type[Connection]:
-        """The class of one server's connections."""
         return type("BoundConnection", (cls,), {"bounds": bounds})
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -99,7 +99,6 @@ class EngineClient:
         self._calls.clear()
 
     async def wait_quiet(self) -> None:
-        """Wait until no request is open."""
         while self.sessions.open_requests:
             self._quiet.clear()
             await self._quiet.wait()

@@ -101,7 +101,6 @@ class ApiError(Exception):
         return ErrorBody(msgspec.structs.replace(self.body.error, request_id=request_id))
 
     def naming(self, param: str) -> ApiError:
-        """The same error of another field."""
         return ApiError.of_detail(msgspec.structs.replace(self.body.error, param=param))
 
     def reworded(self, reword: Callable[[str], str]) -> ApiError:

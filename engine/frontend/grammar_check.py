@@ -94,7 +94,6 @@ class GrammarCheck:
 
 
 def grammar_works() -> dict[str, BodyWork]:
-    """What the process of a check does."""
     return {GRAMMAR: _check}
 
 

@@ -30,7 +30,6 @@ class HostCheck:
         self._hosts = frozenset(map(str.lower, hosts)) | {"localhost"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 403."""
         if scope["type"] == "http":
             host = Headers(scope=scope).get("host")
             if host is not None and not self._is_ours(host):

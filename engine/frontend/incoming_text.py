@@ -52,7 +52,6 @@ class IncomingText:
         return text
 
     def step_back(self, count: int) -> None:
-        """Read characters again, which are still kept."""
         self._at -= count
         assert self._at >= 0, f"{count} characters must still be there"
 

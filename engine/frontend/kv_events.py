@@ -56,8 +56,6 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Pages that left."""
-
     block_hashes: list[bytes]
     medium: str | None
 
@@ -85,7 +83,6 @@ class KvEvents:
         self._number = 0
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """One step's changes are one batch."""
         payload = self._encode(EventBatch(time.time(), [_told(event) for event in events]))
         if self._published is not None:
             self._published.send_multipart((_TOPIC, written(self._number), payload), zmq.NOBLOCK)

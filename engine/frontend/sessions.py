@@ -131,7 +131,6 @@ class Sessions:
 
     @property
     def open_requests(self) -> int:
-        """Requests without a terminal reply."""
         return len(self._open) + sum(map(len, self._ending.values()))
 
     def send(self, message: ClientMessage) -> None:
@@ -312,7 +311,6 @@ class Session:
 
     @property
     def rids(self) -> list[str]:
-        """Those of its requests."""
         return [message.rid for message in self._order.messages]
 
     @property

@@ -64,8 +64,6 @@ class MarkerDecoder:
 
 
 class WholeDecoder:
-    """Shows special tokens like all others."""
-
     def __init__(self, tokenizer: Decoder) -> None:
         self._tokenizer = tokenizer
 

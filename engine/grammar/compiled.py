@@ -88,7 +88,6 @@ class Matcher:
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """How many first tokens are the same."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if different.size else length

@@ -27,7 +27,6 @@ class GrammarCompiler:
         self._thread: Thread | None = None
 
     def order(self, order: GrammarOrder) -> None:
-        """Carry out an order, or begin to."""
         if order.grammar is None:
             self._grammars.forget(order.id)
             return

@@ -76,7 +76,6 @@ class Pressure:
 
     @property
     def most_free_rows(self) -> int:
-        """Rows that could be free now."""
         return self._rows.free + self._rows.reserved
 
     @property

@@ -32,7 +32,6 @@ class StartView:
         """Learn the numbers that are served with, once the machines of all stages have said what they have."""
 
     def loading(self) -> AbstractContextManager[None]:
-        """Watch while the processes load."""
         return nullcontext()
 
     def loaded(self, name: str, progress: Loading) -> None:
@@ -46,8 +45,6 @@ class StartView:
 
 
 class HarnessView(StartView):
-    """A harness, which waits for a call."""
-
     def __init__(self, announce: Announce) -> None:
         self._announce = announce
 
@@ -132,7 +129,6 @@ class OperatorView(StartView):
         self._progress.update(self._bars[name], completed=progress.done, refresh=True)
 
     def learned(self, about: Mapping[str, str]) -> None:
-        """Keep what a process found out, to say it with the rest."""
         self._learned |= about
 
     def serving(self, serving: Serving) -> None:

@@ -44,11 +44,9 @@ class Child(WatchedProcess):
         self._connection = connection
 
     def fileno(self) -> int:
-        """The file descriptor of the control pipe."""
         return self._connection.fileno()
 
     def send(self, message: SupervisorMessage) -> None:
-        """Send it a message; that a process is gone shows on its pipe, not here."""
         try:
             self._connection.send_bytes(msgspec.msgpack.encode(message))
         except OSError:
@@ -73,7 +71,6 @@ class Child(WatchedProcess):
         return None
 
     def look_for_stop(self) -> None:
-        """Note since when it is stopped by a signal, on the monotonic clock. Called after SIGCHLD."""
         if not self.alive:
             return
         try:
@@ -87,17 +84,14 @@ class Child(WatchedProcess):
             self.stopped_since = time.monotonic()
 
     def end(self, why: str) -> None:
-        """Kill it, for a reason that is its cause of death."""
         self.dying = self.dying or Dying(error=why, traceback="", expected=True)
         self.signal(signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; harmless once it was reaped."""
         if self.alive:
             os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Close the supervisor's end of the pipe."""
         self._connection.close()
 
     def reap(self, *, wait: bool = False) -> bool:

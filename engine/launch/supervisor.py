@@ -346,7 +346,6 @@ class _Supervisor:
 
     @property
     def _end_status(self) -> int:
-        """Of an end that was asked for."""
         return EXIT_INTERRUPTED if self._is_interrupted else 0
 
     @property

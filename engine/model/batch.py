@@ -323,7 +323,6 @@ def _queries_of_a_decode(segment: Segment) -> int:
 
 
 def _places_of(segments: Sequence[Segment]) -> tuple[Slots, Slots]:
-    """Row and position of every token."""
     counts = [len(segment.token_ids) for segment in segments]
     rows = np.repeat(np.array([segment.row for segment in segments], np.int64), counts)
     parts = [np.arange(segment.start, segment.start + count) for segment, count in zip(segments, counts, strict=True)]

@@ -65,12 +65,10 @@ class KVPool:
 
     @property
     def rows(self) -> int:
-        """How many page tables there are."""
         return self._tables.shape[0]
 
     @property
     def row_places(self) -> int:
-        """How many pages a row may have."""
         return self._tables.shape[1]
 
     def adopt(self, segment: Segment) -> None:

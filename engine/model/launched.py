@@ -26,7 +26,6 @@ class LaunchedStep:
         self._fetch: Fetch | None = None
 
     def note(self, batch: ForwardBatch | DecodeBatch, choice: Choice, device: torch.device) -> None:
-        """Everything was enqueued."""
         self._batch, self._choice = batch, choice
         self._fetch = Fetch(choice.tensors, device)
 

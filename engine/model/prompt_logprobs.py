@@ -35,7 +35,6 @@ def scored_rows(segments: Sequence[Segment]) -> list[int]:
 
 
 def slices_of(rows: list[int]) -> Iterator[list[int]]:
-    """The rows, a few at a time."""
     for start in range(0, len(rows), SLICE_ROWS):
         yield rows[start : start + SLICE_ROWS]
 

@@ -142,7 +142,6 @@ class StageModel:
         self._record_decodes()
 
     def batch(self, segments: Sequence[Segment]) -> Batch:
-        """What ``forward`` takes, for segments whose pages are in the pool's tables."""
         recorded = None if self._graphs is None else self._graphs.batch(segments)
         return ForwardBatch(segments, self.pool, self.device) if recorded is None else recorded
 

@@ -85,7 +85,6 @@ def why_not_shape(device: torch.device, shape: AttentionShape) -> str | None:
 def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: PageTable, scoring: Scoring
 ) -> torch.Tensor:
-    """The call."""
     attended = varlen_attn(
         query,
         keys,

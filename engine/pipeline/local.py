@@ -102,15 +102,12 @@ class LocalPipeline:
         return bool(self._launched) or (bool(self._queued) and self._runner.can_be_followed(self._queued[0]))
 
     def wake_sources(self) -> Sequence[Any]:
-        """None: the work is in this process, see ``ready``."""
         return ()
 
     def order_grammar(self, order: GrammarOrder) -> None:
-        """Compile a grammar beside the computation, or forget it."""
         self._compiler.order(order)
 
     def ready_grammars(self) -> Sequence[GrammarReady]:
-        """What was compiled since the last call."""
         if not self._ready_grammars:
             return ()
         with self._ready_lock:
@@ -120,7 +117,6 @@ class LocalPipeline:
         return ready
 
     def grammar_source(self) -> int | None:
-        """Readable while there are answers."""
         return self._ready_file
 
     def _note_ready(self, ready: GrammarReady) -> None:
@@ -130,13 +126,11 @@ class LocalPipeline:
                 os.eventfd_write(self._ready_file, 1)
 
     def fail_next_step(self, stage: int) -> None:
-        """Make the next forward raise; ``stage`` must be 0."""
         if stage != 0:
             raise EngineError(f"stage must be 0, a local pipeline has no other, got {stage}")
         self._runner.fail_next()
 
     def spare_next_step(self) -> None:
-        """Take ``fail_next_step`` back if no forward has met it."""
         self._runner.fail_next(on=False)
 
     def forget(self) -> None:

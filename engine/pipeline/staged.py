@@ -107,7 +107,6 @@ class StagedPipeline:
 
     @property
     def takes_more(self) -> bool:
-        """False: a result that was read is there."""
         return False
 
     def stuck(self, microbatch_id: int) -> tuple[str, str]:
@@ -136,7 +135,6 @@ class StagedPipeline:
         return ready
 
     def grammar_source(self) -> int | None:
-        """None: they come with the completions."""
         return None
 
     def fail_next_step(self, stage: int) -> None:

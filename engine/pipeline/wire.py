@@ -110,8 +110,6 @@ StageReport = Completion | StageView | ControlDone | GrammarReady
 
 
 class HiddenDtype(StrEnum):
-    """The element types that hidden states have."""
-
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
@@ -142,7 +140,6 @@ decode_hidden_header: Callable[[bytes | bytearray], HiddenHeader] = decoder_of(H
 
 
 def stage_address(private_dir: Path, stage: int) -> Path:
-    """Where the scheduler listens for a stage."""
     return private_dir / f"stage-{stage}"
 
 

@@ -40,7 +40,6 @@ class StageWires:
 
     @classmethod
     def local(cls, private_dir: Path, stage: int, pp_size: int) -> StageWires:
-        """In a folder that all stages share."""
         return cls(
             scheduler=stage_address(private_dir, stage),
             before=hidden_address(private_dir, stage) if stage > 0 else None,

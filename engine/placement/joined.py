@@ -63,7 +63,6 @@ class JoinedStage(WatchedProcess):
 
     @property
     def place(self) -> str:
-        """Its machine, with its address and processes, for people."""
         address = f" at {self.join.address}" if self.join.address else ""
         stage = f", pid {self.pid}" if self.pid else ""
         return f"{self.join.node}{address} ({self._peer}, agent {self.join.pid}{stage})"

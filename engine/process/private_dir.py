@@ -24,12 +24,10 @@ SECRET_FILE = "secret"  # noqa: S105 - a name
 
 
 def requests_address(private_dir: Path) -> str:
-    """Where the scheduler listens for client messages."""
     return f"ipc://{private_dir}/requests"
 
 
 def replies_address(private_dir: Path) -> str:
-    """Where the front end listens for replies."""
     return f"ipc://{private_dir}/replies"
 
 

@@ -46,7 +46,6 @@ class FlightRecorder:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether the last one is long ago."""
         last = self._checkpoints[-1][0] if self._checkpoints else 0
         return self._taken - last >= self._apart
 
@@ -55,7 +54,6 @@ class FlightRecorder:
         self._checkpoints.append((self._taken, frame))
 
     def close(self, *, failed: bool) -> None:
-        """What is held can still be dumped."""
         if failed:
             self.leave()
 

@@ -33,8 +33,6 @@ class RoutedEngine:
 
 @dataclass
 class Counts:
-    """What a router has done, by engine."""
-
     requests: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     gaps: Counter[str] = field(default_factory=Counter)

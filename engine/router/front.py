@@ -260,7 +260,6 @@ def _with_id(request: Request) -> Headers:
 
 
 async def _close(parts: AsyncIterator[Head | bytes]) -> None:
-    """Leave an answer, which ends its request."""
     close = getattr(parts, "aclose", None)
     if close is not None:
         await close()

@@ -9,8 +9,6 @@ from engine.routing import Placement, ReplicaLoad
 
 
 class LoadReports:
-    """Takes the answers of ``GET /get_load``."""
-
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         # What was cached at the last report: pages, and the version of the weights that they are of.

@@ -91,7 +91,6 @@ class FleetOperators:
         return await self._ended
 
     async def close(self) -> None:
-        """Leave what was not answered."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._asking:

@@ -37,7 +37,6 @@ class Subscription:
         self._asking = asyncio.Lock()
 
     async def run(self) -> None:
-        """Listen until this is cancelled."""
         with self._context, self._context.socket(zmq.SUB) as live:
             live.setsockopt(zmq.LINGER, 0)
             live.setsockopt(zmq.SUBSCRIBE, b"")

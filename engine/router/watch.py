@@ -49,7 +49,6 @@ class EngineWatch:
         self._engine.look = self._wanted.set
 
     async def run(self) -> None:
-        """Watch until this is cancelled."""
         try:
             while True:
                 self._wanted.clear()
@@ -64,7 +63,6 @@ class EngineWatch:
             await self._unsubscribe()
 
     async def look(self) -> None:
-        """Look once."""
         before = self._engine.why_not
         why = await self._engine.proxy.why_not_serving() or await self._meet()
         if why:

@@ -60,7 +60,6 @@ def application_of(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def _of_engines(settings: ServerSettings, options: AppOptions) -> dict[str, Any]:
-    """What Serve is told of the engines."""
     capacity = settings.max_running_requests + settings.max_queued_requests
     router: dict[str, Any] = {
         "request_router_class": PrefixRequestRouter,

@@ -96,7 +96,6 @@ class PrefixRequestRouter(RequestRouter):
         return [chosen]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Count a request's end, whatever it was."""
         super().on_request_completed(replica_id, internal_request_id)
         ticket = self._tickets.get(internal_request_id)
         if ticket is not None and ticket.replica == replica_id.unique_id:
@@ -116,7 +115,6 @@ class PrefixRequestRouter(RequestRouter):
             self._end(request_id, ticket)
 
     def _end(self, request_id: str, ticket: Ticket) -> None:
-        """Count a choice as ended, once."""
         if self._tickets.get(request_id) is ticket:
             del self._tickets[request_id]
             self._placement.ended(ticket)

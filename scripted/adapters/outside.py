@@ -71,7 +71,6 @@ class OutsideMachine:
         self._batches: dict[int, tuple[Segment, ...]] = {}
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """One step, in the scheduler's own messages."""
         stepped = self._scheduler.step([message for event in events for message in self._messages(event)], now)
         batch = stepped.microbatch
         # Those that wait have no pages; and one may have lost them and got others within this step.
@@ -87,11 +86,9 @@ class OutsideMachine:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, runs or is in flight."""
         return self._scheduler.is_fully_idle
 
     def counts(self) -> dict[str, int]:
-        """What the scheduler says of itself."""
         books, memory = self._scheduler.books, self._scheduler.memory
         return {
             "waiting": len(books.waiting),

@@ -12,8 +12,6 @@ _OWN_ENDS: Final = ("length", "stop")
 
 
 class Message(Protocol):
-    """What asks for a request."""
-
     @property
     def rid(self) -> str: ...
 
@@ -80,7 +78,6 @@ class Account:
         return not self.live and not self._open
 
     def begin(self, message: Message) -> None:
-        """A request arrives."""
         life, rid = Life(message, self.step), message.rid
         self.lives.append(life)
         if rid in self.live:
@@ -96,7 +93,6 @@ class Account:
                 life.aborted = True
 
     def abort_all(self) -> None:
-        """Every request is given up."""
         for rid in self.live:
             self.abort(rid)
 
@@ -108,7 +104,6 @@ class Account:
                     life.failed, life.computed = True, None
 
     def ask(self, call_id: str) -> None:
-        """A call is made."""
         self._open += 1
         self.calls[call_id] = None
 
@@ -168,7 +163,6 @@ class Account:
         self.calls[call_id] = answer
 
     def end(self, rid: str, reason: str) -> None:
-        """Its client hears no more of it."""
         self._or_refused.pop(rid, None)
         self.live.pop(rid).end = reason
         if self._behind.get(rid):

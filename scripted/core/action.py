@@ -29,9 +29,7 @@ class RunLike(Protocol):
     clock: VirtualClock
 
     @property
-    def config(self) -> Any:
-        """The configuration of the machine."""
-        ...
+    def config(self) -> Any: ...
 
     @property
     def stalled(self) -> set[int]:
@@ -44,21 +42,15 @@ class RunLike(Protocol):
         ...
 
     @property
-    def is_holding(self) -> bool:
-        """Results are held."""
-        ...
+    def is_holding(self) -> bool: ...
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
         ...
 
-    def new_call_id(self) -> str:
-        """The id of the next administrative call."""
-        ...
+    def new_call_id(self) -> str: ...
 
-    def give(self, event: Any) -> None:
-        """The next step sees this event."""
-        ...
+    def give(self, event: Any) -> None: ...
 
     def happened(self, event: Any) -> None:
         """This took effect already, between two steps: it stands before the events of the next step."""
@@ -72,9 +64,7 @@ class RunLike(Protocol):
         """Let the oldest ``count`` through, or all and stop holding."""
         ...
 
-    def lose_results(self) -> None:
-        """Nothing in flight will come back."""
-        ...
+    def lose_results(self) -> None: ...
 
 
 class SearchBase(msgspec.Struct, frozen=True):
@@ -90,7 +80,6 @@ class SearchBase(msgspec.Struct, frozen=True):
 
     @property
     def rids(self) -> tuple[str, ...]:
-        """The rids of ``starts``, each once."""
         return tuple(dict.fromkeys(rid for start in self.starts if (rid := getattr(start, "rid", None)) is not None))
 
     @property
@@ -193,7 +182,6 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @classmethod
     def words(cls, event: Any) -> str:
-        """What a report says of its event."""
         del event
         return cls.phrase
 

@@ -27,7 +27,6 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
         run.hold_results()
 
     def reaches(self, run: RunLike) -> bool:
-        """There may be results."""
         return not run.is_settled
 
 
@@ -75,6 +74,5 @@ class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
         return [cls(seconds=part * limit) for limit in base.time_limits for part in (0.5, 1.0)]
 
     def smaller(self) -> Iterator[Action]:
-        """A whole number of seconds."""
         if self.seconds != int(self.seconds):
             yield AdvanceClock(seconds=float(int(self.seconds) + 1))

@@ -448,7 +448,6 @@ def _filling(kind: type, names: tuple[str, ...]) -> _Fill:
 
 
 def _written(lines: list[str], kind: type) -> Any:
-    """The function ``copy`` of these lines."""
     make = types.SimpleNamespace.__new__ if issubclass(kind, types.SimpleNamespace) else _MAKE
     scope: dict[str, Any] = {"make": make, "put": _SET, "kind": kind}
     exec("\n".join(lines), scope)  # noqa: S102 - names of attributes, which are identifiers

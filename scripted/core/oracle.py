@@ -91,13 +91,11 @@ class Oracle:
         return rid in self.account.live
 
     def pause(self, mode: Pausing) -> None:
-        """Generation is paused."""
         self.paused = mode
         if mode.aborts:
             self.account.abort_all()
 
     def resume(self) -> None:
-        """A pause ends."""
         self.paused = None
 
     def launch(self, batch_id: int, rids: Sequence[str], tokens: int) -> None:
@@ -120,7 +118,6 @@ class Oracle:
             raise Violation(f"batch {batch_id} computes {tokens} tokens, of at most {self._batch_tokens}")
 
     def land(self, batch_id: int, *, failed: bool = False) -> None:
-        """A result is back."""
         rids = self._flights.pop(batch_id, ())
         if failed:
             self.account.fail(rids)

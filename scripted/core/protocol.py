@@ -123,9 +123,7 @@ class Adapter(Protocol):
         """The inverse: every value that is not at its default."""
         ...
 
-    def smaller_configs(self, config: Any) -> Iterator[Any]:
-        """Configurations with one setting less, for shrinking."""
-        ...
+    def smaller_configs(self, config: Any) -> Iterator[Any]: ...
 
     def limits_of(self, config: Any) -> Any:
         """What the actions of this adapter need to know of a configuration to make up additions."""

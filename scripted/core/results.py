@@ -27,7 +27,6 @@ class Results:
 
     @property
     def holds_in_vain(self) -> int:
-        """Holds that kept nothing back."""
         return self._in_vain + (not self._has_kept)
 
     def launched(self, microbatch_id: int, step: int) -> None:
@@ -65,7 +64,6 @@ class Results:
         self._released = 0
 
     def release(self, count: int | None) -> None:
-        """Let ``count`` more through, or stop holding."""
         self.releases_in_vain += not self._held
         if count is None:
             self._held = False

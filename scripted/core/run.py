@@ -129,7 +129,6 @@ class Run:
 
     @property
     def config(self) -> Any:
-        """The configuration of the machine."""
         return self._schedule.config
 
     @property
@@ -279,7 +278,6 @@ class Run:
             self._events.append(event)
 
     def _is_still(self) -> bool:
-        """Nothing will happen by itself."""
         previous = self._previous
         moving = previous is not None and previous.again
         held = self._holding or self.results.stalled
@@ -341,48 +339,38 @@ class Run:
 
     @property
     def stalled(self) -> set[int]:
-        """Stages that are stopped: while there is one, no result comes."""
         return self.results.stalled
 
     @property
     def is_settled(self) -> bool:
-        """Every request has ended and every call is answered."""
         return self.oracle.is_settled  # type: ignore[no-any-return]
 
     @property
     def is_holding(self) -> bool:
-        """Results are held."""
         return self._holding
 
     def is_live(self, rid: str) -> bool:
-        """A request of this rid has begun and not ended."""
         return self.oracle.is_live(rid)  # type: ignore[no-any-return]
 
     def new_call_id(self) -> str:
-        """The id of the next administrative call."""
         self._calls += 1
         return f"call-{self._calls}"
 
     def give(self, event: Any) -> None:
-        """The next step sees this event."""
         self._events.append(event)
 
     def happened(self, event: Any) -> None:
-        """This took effect already, between two steps: it stands before the events of the next step."""
         self._events.insert(self._already, event)
         self._already += 1
 
     def hold_results(self) -> None:
-        """Keep results back from this step on."""
         self._holding = True
         self.results.hold()
 
     def release_results(self, count: int | None) -> None:
-        """Let the oldest ``count`` through, or all and stop holding."""
         self._holding = self._holding and count is not None
         self.results.release(count)
 
     def lose_results(self) -> None:
-        """Nothing in flight will come back."""
         self.results.lose()
         self._holding = False

@@ -56,7 +56,6 @@ class Schedule(msgspec.Struct, frozen=True):
 
     @property
     def adapter(self) -> Adapter:
-        """What it is a schedule of."""
         return adapter_named(self.of)
 
     def with_config(self, config: Any) -> Schedule:
@@ -68,7 +67,6 @@ class Schedule(msgspec.Struct, frozen=True):
         return Schedule(self.config, tuple(sorted((*self.placed, *more), key=lambda placed: placed.step)), self.of)
 
     def of_placed(self, placed: Iterable[Placed]) -> Schedule:
-        """The same configuration with these actions instead."""
         return Schedule(self.config, tuple(placed), self.of)
 
     @property

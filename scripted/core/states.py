@@ -64,7 +64,6 @@ class StateReader:
         return hashlib.blake2b(marshal.dumps(found, _FORMAT), digest_size=_DIGEST_BYTES).digest()
 
     def reader_of(self, kind: type) -> Callable[[_Reading, Any], Any]:
-        """How objects of a class are read."""
         reader = self._readers.get(kind)
         if reader is None:
             reader = self._readers[kind] = _reader_of(kind)

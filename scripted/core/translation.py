@@ -78,7 +78,6 @@ class Translator(ABC):
         """The id of the microbatch whose result this event brings; None for any other."""
 
     def opening(self) -> Iterable[Action]:
-        """What stands before the first step."""
         return (HoldResults(),)
 
     def releases(self, events: Sequence[Any]) -> Iterable[Action]:
@@ -111,7 +110,6 @@ class Translator(ABC):
         yield from (Placed(step, action) for step, action in fails.items())
 
     def notes(self) -> Iterator[str]:
-        """What the schedule does not say."""
         if self.partly_shared:
             yield f"{self.partly_shared} prompts share more of another than a schedule can say; here they share less"
 
@@ -131,7 +129,6 @@ class Translator(ABC):
         return self.names.get(rid, "unknown")
 
     def new_name_of(self, rid: str) -> str:
-        """The same for a request that begins."""
         return self.names.setdefault(rid, f"r{len(self.names) + 1}")
 
     def length_of(self, rid: str, most: int) -> int:

@@ -10,7 +10,6 @@ from scripted.replay.rerun import rerun
 
 
 def main() -> None:
-    """Run a target once."""
     target, until, mutant = sys.argv[1:]
     again = rerun(target, until=int(until) if until else None, mutant=mutant or None)
     sys.stdout.buffer.write(msgspec.msgpack.encode(again))

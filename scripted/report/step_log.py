@@ -48,7 +48,6 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def in_full(self) -> str:
-        """Nothing left out."""
         text = self.text if self.rid is None else self.naming(printable(self.rid))
         return f"{text} (in full: {self.full})" if self.full else text
 
@@ -139,7 +138,6 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def in_full(self) -> str:
-        """With the place of a line."""
         return f"{self.place()} {self.text}".strip()
 
 
@@ -170,7 +168,6 @@ class StepLog(msgspec.Struct, frozen=True):
     steps: tuple[ShownStep, ...] = ()
 
     def launches(self) -> dict[int, Launch]:
-        """Every launch, by microbatch id."""
         return {one.launched.id: Launch(one.launched, one.step) for one in self.steps if one.launched is not None}
 
     def pipeline_at(self, step: ShownStep, launched: dict[int, Launch]) -> ShownPipeline:

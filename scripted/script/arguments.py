@@ -25,7 +25,6 @@ def check_plain(arguments: Mapping[str, Any]) -> None:
 
 
 def packed(value: Any) -> Any:
-    """The value as msgpack can say it."""
     if type(value) is tuple:
         return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode([packed(one) for one in value]))
     if type(value) is list:
@@ -36,7 +35,6 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """What was packed."""
     if isinstance(value, msgspec.msgpack.Ext):
         return tuple(unpacked(one) for one in msgspec.msgpack.decode(value.data))
     if isinstance(value, list):

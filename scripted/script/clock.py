@@ -10,8 +10,6 @@ from scripted.script.asked import Asked
 
 
 class ScriptClock(Asked):
-    """Virtual time in a script's hands."""
-
     _called = "t.clock"
 
     def __init__(self, clock: VirtualClock) -> None:

@@ -171,7 +171,6 @@ class _Calls(ast.NodeTransformer):
     """Hands what a call returns to the hooks, which look for generators."""
 
     def visit_YieldFrom(self, node: ast.YieldFrom) -> Any:
-        """What is delegated to runs."""
         if isinstance(node.value, ast.Call):
             self.generic_visit(node.value)
             return node

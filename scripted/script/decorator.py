@@ -49,7 +49,6 @@ class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file(self) -> str:
-        """The file that defines it."""
         return file_of(self.script)
 
 

@@ -110,7 +110,6 @@ class Doubts:
         return self._answer(text, value)
 
     def ask(self, text: str, owner: object, name: str) -> Callable[..., Any]:
-        """A method, whose call is the answer."""
         method = getattr(owner, name)
         if isinstance(owner, (*_PLAIN, types.ModuleType)):
             return method  # type: ignore[no-any-return]
@@ -123,7 +122,6 @@ class Doubts:
         return self._known(value)
 
     def local(self, text: str, value: object) -> Any:
-        """A variable that was made of answers."""
         return self._answer(text, self._known(value))
 
     def truth(self, text: str, value: object) -> Any:

@@ -164,7 +164,6 @@ class ScriptExecution:
 
     @property
     def reached(self) -> dict[str, int]:
-        """How often each window was open."""
         return {} if self.context is None else dict(self.context.reached)
 
 
@@ -191,17 +190,11 @@ class ScriptSource(Protocol):
         """A script passed; None stands for the warm-up."""
         ...
 
-    def failed(self, run: Any, script: Any, exc: Exception) -> None:
-        """A script raised; the scheduler lives."""
-        ...
+    def failed(self, run: Any, script: Any, exc: Exception) -> None: ...
 
-    def crashed(self, run: Any, script: Any, exc: BaseException) -> None:
-        """The loop died of an exception."""
-        ...
+    def crashed(self, run: Any, script: Any, exc: BaseException) -> None: ...
 
-    def close(self) -> None:
-        """The loop has ended."""
-        ...
+    def close(self) -> None: ...
 
 
 class OneScript:

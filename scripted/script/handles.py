@@ -137,7 +137,6 @@ class Choices(BaseRequest):
 
     @property
     def finished(self) -> bool:
-        """True once every choice has ended."""
         return all(choice.finished for choice in self._choices)
 
     @property

@@ -166,14 +166,12 @@ class _Hooks:
         return self._numbers[site]
 
     def site(self, number: int) -> Site:
-        """The site of a number."""
         return self._sites[number]
 
     def sites_of(self, file: str) -> list[Site]:
         return [site for site in self._sites if site.file == file]
 
     def reached(self, number: int) -> None:
-        """An assertion is about to be asked."""
         if self.asked is not None:
             site = self._sites[number]
             self.asked.executed[site] = self.asked.executed.get(site, 0) + 1
@@ -181,12 +179,10 @@ class _Hooks:
                 self.asked.failing.add(site)
 
     def held(self, number: int) -> None:
-        """It held."""
         if self.asked is not None:
             self.asked.failing.discard(self._sites[number])
 
     def elements(self, number: int, elements: Iterable[Any]) -> Iterable[Any]:
-        """It is asked of all of these."""
         return elements if self.asked is None else self.asked.asked_of_all(self._sites[number], elements)
 
     def is_turned(self, number: int) -> bool:
@@ -194,7 +190,6 @@ class _Hooks:
         return self.turned is not None and self._sites[number] == self.turned
 
     def made(self, value: Any) -> Any:
-        """A call has returned this."""
         if self.asked is not None:
             if isinstance(value, _Made):
                 self.asked.made(value)

@@ -57,7 +57,6 @@ class ScriptedRun(Run, ABC):
 
     @property
     def scheduler(self) -> Any:
-        """The live scheduler."""
         return self.machine
 
     @abstractmethod

@@ -204,7 +204,6 @@ def _read_in(node: ast.AST) -> set[str]:
 
 
 def _is_condition(value: ast.expr) -> bool:
-    """What is only ever true or false."""
     if isinstance(value, ast.BoolOp):
         return all(map(_is_condition, value.values))
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
@@ -343,7 +342,6 @@ def _why_no_comparison(test: ast.Compare, text: str) -> str | None:
 
 
 def _why_it_holds(test: ast.Compare) -> str | None:
-    """Why a comparison can only be true."""
     if len(test.ops) > 1:
         return None
     left, operator, right = test.left, test.ops[0], test.comparators[0]

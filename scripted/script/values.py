@@ -146,12 +146,10 @@ class Word(str):
         return self
 
     def __getnewargs__(self) -> tuple[str, str, frozenset[str]]:  # type: ignore[override]
-        """For copies."""
         return self.value, self._what, self._known
 
     @property
     def value(self) -> str:
-        """The word as plain text."""
         return str.__str__(self)
 
     def others(self) -> list[Word]:

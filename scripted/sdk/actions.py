@@ -107,7 +107,6 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The tokens of the prompt."""
         return prompt_ids_of(self.prompt, self.seed, self.shared, self.tail)
 
     def apply(self, run: RunLike) -> None:
@@ -121,7 +120,6 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
             run.give(message)
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.start_req(rid="a", prompt_len=20, prompt_seed=0, max_new_tokens=2)``."""
         more: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name)}
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
         more |= {"shared_len": self.shared, "tail_seed": self.tail} if self.shared else {}
@@ -138,7 +136,6 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @property
     def variable(self) -> str:
-        """What a script calls its handle."""
         return variable_of(self.rid)
 
     @classmethod
@@ -154,7 +151,6 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         yield cls(rid=_PRESSURE_RID, prompt=_half_of(limits, can), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Shorter prompts and outputs, no priority, smaller seeds."""
         return smaller_requests(self)
 
     @classmethod
@@ -229,7 +225,6 @@ class FlushPrefixes(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @property
     def kind(self) -> str:
-        """A forced one is a kind of its own."""
         return "flush-forced" if self.force else "flush"
 
     def apply(self, run: RunLike) -> None:
@@ -240,7 +235,6 @@ class FlushPrefixes(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Both, where both are declared."""
         return (cls(), cls(force=True)) if base.limits[1].forced_flush else (cls(),)
 
 
@@ -265,19 +259,16 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
 
     @property
     def kind(self) -> str:
-        """Each mode is a kind."""
         return f"pause-{self.mode}"
 
     def apply(self, run: RunLike) -> None:
         run.give(Pause(call_id=run.new_call_id(), mode=self.mode))
 
     def reaches(self, run: RunLike) -> bool:
-        """There is something to pause."""
         return not run.is_settled
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """In each mode."""
         return [cls(mode=mode.name) for mode in base.limits[1].pause_modes]
 
 
@@ -325,7 +316,6 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
         run.device.fail_next_batch()
 
     def reaches(self, run: RunLike) -> bool:
-        """There may be a batch."""
         return not run.is_settled
 
 

@@ -166,13 +166,11 @@ class SchedulerAdapter:
                 yield msgspec.structs.replace(config, **{name: getattr(default, name)})
 
     def limits_of(self, config: Any) -> tuple[Limits, Capabilities]:
-        """What additions are made of."""
         return self._limits(config), self._can(config)
 
     # -- a run --
 
     def new_parts(self, config: Any, *, record: bool) -> tuple[Any, SimulatedRunner, SdkOracle]:
-        """A machine, the simulated runner, the checks."""
         del record
         limits, can = self.limits_of(config)
         fresh = self._fresh_of(config)
@@ -202,7 +200,6 @@ class SchedulerAdapter:
         return Step(events, now)
 
     def drive(self, run: Any) -> None:
-        """Step, launch, until nothing is left."""
         stepped: Stepped | None = None
         with run:
             while (step := run.next_step(stepped)) is not None:
@@ -221,7 +218,6 @@ class SchedulerAdapter:
         """Nothing: all runs are checked alike."""
 
     def what_is_busy(self, run: Any) -> str:
-        """The machine's counts."""
         return " ".join(f"{name}={count}" for name, count in run.machine.counts().items())
 
     def where(self, run: Any, rid: str | None) -> tuple[str, str]:
@@ -241,7 +237,6 @@ class SchedulerAdapter:
         return tuple([min(count, _MANY) for count in run.machine.counts().values()])
 
     def also_due(self, run: Any) -> Sequence[Any]:  # noqa: ARG002 - the protocol's
-        """Nothing."""
         return ()
 
     def obstacle(self, run: Any) -> Action | None:  # noqa: ARG002 - the protocol's
@@ -262,7 +257,6 @@ class SchedulerAdapter:
         return Record(step, stepped, dict(machine.counts()), error)
 
     def as_log(self, records: Sequence[Record], config: Any) -> StepLog:
-        """In the words of the SDK's messages."""
         return log_of(records, self._limits(config))
 
     def check_records(self, records: Sequence[Record]) -> None:
@@ -289,7 +283,6 @@ class SchedulerAdapter:
         return schedule_of(self, self.read_config(recording.header.config), recording.records[:until])
 
     def plan_of(self, record: Record) -> object:
-        """Requests, positions and blocks."""
         return plan_of(record, {})
 
     # -- mutants --
@@ -305,7 +298,6 @@ class SchedulerAdapter:
 
     @property
     def mutant_names(self) -> tuple[str, ...]:
-        """In their order."""
         return tuple(self._mutants)
 
     def bugs_met(self, codes: Container[int]) -> list[str]:

@@ -38,8 +38,6 @@ def _recorded(record: Record) -> RecordedStep:
 
 
 class _Translator(Translator):
-    """The SDK's events."""
-
     def __init__(self, adapter: Any, limits: Limits, can: Capabilities, records: Sequence[Record]) -> None:
         told = [record.stepped for record in records if record.stepped is not None]
         super().__init__(
@@ -53,7 +51,6 @@ class _Translator(Translator):
         self._stops = sum(bool(event.stop_token_ids) for event in _adds(records))
 
     def batch_of(self, event: Event) -> int | None:
-        """Of a result, or of a failure."""
         return event.batch_id if isinstance(event, BatchResult | BatchFailed) else None
 
     def notes(self) -> Iterator[str]:

@@ -84,7 +84,6 @@ class SdkOracle(Oracle):
         )
 
     def is_live(self, rid: str) -> bool:
-        """A request of this rid has begun and not ended."""
         return rid in self.account.live or rid in self._arriving
 
     # -- a step --

@@ -52,7 +52,6 @@ class _Tokens:
         self.fingerprints += links_of(self.fingerprints[-1], ids)[1:]
 
     def guess(self, count: int) -> None:
-        """What comes next, maybe."""
         self.guessed = guesses(self.fingerprints[-1], count, self.mask) if count else ()
 
     def hold(self, most: int, count: int) -> None:
@@ -62,7 +61,6 @@ class _Tokens:
         self.guess(count)
 
     def cut(self, count: int) -> None:
-        """Forget all but the first ``count``."""
         del self.ids[count:]
         del self.fingerprints[count + 1 :]
 
@@ -114,7 +112,6 @@ class SimulatedRunner:
                 self.shortened[rid] = tokens.computed
 
     def fail_next_batch(self) -> None:
-        """Compute nothing of the next batch."""
         self._failing = True
 
     def known_tokens(self, rid: str) -> int:
@@ -208,7 +205,6 @@ class SimulatedRunner:
             self._written[block] = self._flushes
 
     def _is_spoilt(self, share: Share) -> bool:
-        """Whether it reads what did not arrive."""
         if not self._may_be_spoilt:
             return False
         slots: list[int] = []
@@ -217,7 +213,6 @@ class SimulatedRunner:
         return _SPOILT in slots[: share.start]
 
     def _spoil(self, share: Share) -> None:
-        """What is computed from nothing is nothing."""
         self.spoilt.add(share.rid)
         for position in range(share.start, min(share.start + share.count, len(share.block_ids) * self._size)):
             index, slot = divmod(position, self._size)

@@ -67,11 +67,9 @@ class Recorder:
 
     @property
     def is_idle(self) -> bool:
-        """As the machine says."""
         return bool(self.machine.is_idle)
 
     def counts(self) -> Mapping[str, int]:
-        """As the machine says."""
         counts: Mapping[str, int] = self.machine.counts()
         return counts
 

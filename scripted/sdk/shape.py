@@ -89,5 +89,4 @@ def _wrong_in_call(part: str, call: Callable[[], object]) -> str | None:
 
 
 def _is_whole(value: Any) -> bool:
-    """Numbers of numpy count as well."""
     return type(value) is int or (hasattr(value, "__index__") and not isinstance(value, bool))

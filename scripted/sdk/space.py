@@ -76,7 +76,6 @@ class SchedulerSpace:
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """What wants memory at once."""
         return _TRIPLES
 
     def _declared(self) -> dict[str, tuple[str, ...]]:

@@ -108,7 +108,6 @@ class Calls:
 
     @contextlib.contextmanager
     def noted(self, machine: Any) -> Iterator[None]:
-        """Note what this machine calls."""
         with contextlib.ExitStack() as stack:
             for expression, (target, methods) in self._standalone.watched(machine).items():
                 for method in methods:
@@ -178,7 +177,6 @@ class Calls:
                 getattr(target, launch)()
 
     def named(self, method: str) -> list[str]:
-        """The results of a method."""
         return [name for name, one in self.results.items() if one[1] == method]
 
 

@@ -56,7 +56,6 @@ class _Reader:
         self._digest = b""
 
     def read(self, step: int, record: Record) -> ShownStep:
-        """One step, after all before it."""
         arrived = [self._event(event) for event in record.step.events]
         answered, launched, stepped = [], None, record.stepped
         if stepped is not None:

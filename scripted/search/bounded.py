@@ -89,7 +89,6 @@ class _Tree:
         self._broken: tuple[Schedule, Failure] | None = None
 
     def run(self) -> Bounded:
-        """From the state before the first step."""
         actions = tuple([placed.action for placed in self._base.placed])
         gate = Run(self._schedule(()))
         schedules, complete = 0, True

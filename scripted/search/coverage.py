@@ -25,11 +25,9 @@ class Coverage:
         self.counts: Counter[Cell] = Counter()
 
     def add(self, cells: Iterable[Cell]) -> None:
-        """Count the cells of one run."""
         self.counts.update(cells)
 
     def merge(self, other: Iterable[tuple[Cell, int]]) -> None:
-        """Add the counts of another process."""
         for cell, count in other:
             self.counts[cell] += count
 

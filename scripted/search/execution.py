@@ -285,7 +285,6 @@ class Prefixes:
 
     @property
     def steps(self) -> int:
-        """Steps that can be added to."""
         return len(self._passed)
 
     def execute(self, *extra: Placed, observe: Callable[[Run], None] | None = None) -> Outcome:
@@ -348,8 +347,6 @@ class Prefixes:
         return gate
 
     def _before(self, step: int) -> Run:
-        """The base alone, before this step."""
-
         def leave(run: Run) -> None:
             if run.step + 1 == step:
                 raise Left

@@ -37,7 +37,6 @@ class RayPool:
         self.cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def submit(self, unit: Unit, plan: SearchPlan) -> Future[UnitResult]:
-        """Hand one unit to Ray."""
         future: Future[UnitResult] = self._run.remote(unit, plan).future()
         return future
 

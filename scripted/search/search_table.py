@@ -148,7 +148,6 @@ def _search(mutant: str, strategy: str, seed: int, bound: int, cpu_bound_s: floa
 
 
 def _alone(plan: SearchPlan) -> tuple[int, str, str]:
-    """Target after target, by itself."""
     assert plan.schedules is not None
     until = None if plan.cpu_seconds is None else time.process_time() + plan.cpu_seconds
     with adapter_named(plan.adapter).switched_on(plan.mutant):
@@ -190,7 +189,6 @@ def _named(name: str, said: Callable[[str], str] | None) -> str:
 
 
 def _last(rows: Sequence[TimedSearch], mutant: str, strategy: str) -> list[TimedSearch]:
-    """Of each seed the last search."""
     of_seed: Mapping[int, TimedSearch] = {
         row.seed: row for row in rows if (row.mutant, row.strategy) == (mutant, strategy)
     }

@@ -38,9 +38,7 @@ class Target(Protocol):
     rejoined: int
 
     @property
-    def steps(self) -> int:
-        """Steps that can be added to."""
-        ...
+    def steps(self) -> int: ...
 
     @property
     def acting(self) -> Sequence[Collection[Action]]:

@@ -87,7 +87,6 @@ class UnitResult(msgspec.Struct, frozen=True):
 
 
 def strategy_of(plan: SearchPlan) -> Strategy:
-    """The strategy of a plan."""
     match plan.strategy:
         case StrategyName.EXHAUSTIVE:
             return Exhaustive(plan.events)

@@ -46,8 +46,6 @@ _PROMPTS: Final = ("prompt_len", "prompt_ids", "text")
 
 
 class Show(StrEnum):
-    """What can be looked at."""
-
     STATE = "state"
     REQUESTS = "requests"
     HISTORY = "history"
@@ -72,15 +70,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Undo:
-    """Take the last ``count`` statements back."""
-
     count: int
 
 
 @dataclass(frozen=True)
 class Save:
-    """Write the session as a test."""
-
     path: Path
 
 
@@ -160,7 +154,6 @@ class _StateOfT(ast.NodeTransformer):
     """``state`` means ``t.state``, taken anew at each step."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replace the one name."""
         return ast.parse("t.state", mode="eval").body if node.id == "state" else node
 
 

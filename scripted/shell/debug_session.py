@@ -112,7 +112,6 @@ class DebugSession:
         return None if self._t is None else self._t.state
 
     def completions(self, line: str) -> list[str]:
-        """What may stand where a line ends."""
         return completions(line, self.words, self.statements)
 
     # -- the script --

@@ -23,7 +23,6 @@ _NAMES: Final = {"kv": "pages", "tree": "prefix tree", "window": "window pages",
 
 
 def state_table(state: State) -> Table:
-    """The scheduler between two steps."""
     table = Table(box=ASCII, title=f"step {state.step}, {state.now:g} s", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -57,7 +56,6 @@ def news_of(names: Names) -> Iterator[str]:
 
 
 def state_rows(state: State) -> Iterator[tuple[str, str]]:
-    """What the table shows: names and texts."""
     yield "waiting", " ".join(state.waiting) or "-"
     yield "chunked", state.chunked or "-"
     yield "running", " ".join(state.running) or "-"

@@ -11,8 +11,6 @@ from typing import Protocol, TextIO
 
 
 class Prompt(Protocol):
-    """A source of lines."""
-
     @property
     def is_interactive(self) -> bool:
         """True when a person reads the answers as they come."""

@@ -56,7 +56,6 @@ class _Ending:
     assertions: tuple[str, ...] = ()
 
     def script(self, t: Any) -> Steps:
-        """The session as a script."""
         names: Names = {"t": t}
         for statement in self.statements:
             yield from statement.perform(names)

@@ -16,11 +16,7 @@ Names = dict[str, Any]
 
 
 class Statement(Protocol):
-    """One recorded command."""
-
-    def lines(self) -> list[str]:
-        """The lines of script that do it."""
-        ...
+    def lines(self) -> list[str]: ...
 
     def perform(self, names: Names) -> Steps:
         """Do it, and yield for each step of it."""
@@ -36,11 +32,9 @@ class VerbCall:
     rid: str | None = None
 
     def lines(self) -> list[str]:
-        """The call, or the assignment of it."""
         return [self.expression if self.name is None else f"{self.name} = {self.expression}"]
 
     def perform(self, names: Names) -> Steps:
-        """Call it; it takes no step."""
         value = _evaluate(self.expression, names)
         if self.name is not None:
             names[self.name] = value
@@ -49,12 +43,9 @@ class VerbCall:
 
 @dataclass(frozen=True)
 class StepOn:
-    """``count`` steps."""
-
     count: int
 
     def lines(self) -> list[str]:
-        """A bare yield, or a loop of it."""
         return ["yield"] if self.count == 1 else [f"for _ in range({self.count}):", "    yield"]
 
     def perform(self, names: Names) -> Steps:
@@ -83,7 +74,6 @@ class RunUntil:
 
 
 def lines_of(statements: list[Statement]) -> Iterator[str]:
-    """The lines of a script's body."""
     for statement in statements:
         yield from statement.lines()
 

@@ -45,12 +45,10 @@ class ShellWord(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """The first sentence of the verb's docstring."""
         return " ".join(self.doc.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".").replace("``", "")
 
     @property
     def help(self) -> str:
-        """All that the verb says of itself."""
         plain = [one.replace(annotation=one.empty) for one in self.signature.parameters.values()]
         return f"{self.text} {self.takes}".rstrip() + f"\nt.{self.path}{inspect.Signature(plain)}\n{self.doc}"
 

@@ -86,16 +86,13 @@ class MessageShape(BlockShape):
         )
 
     def _first_events(self) -> Iterator[msgspec.Struct]:
-        """The message before its first block."""
         yield MessageStart(message=self._answer())
 
     def last_events(self) -> Iterator[msgspec.Struct]:
-        """Why it ended."""
         yield MessageGrowth(delta=self._end, usage=self._usage)
         yield MessageStop()
 
     def failure(self, error: ErrorBody) -> msgspec.Struct:
-        """The error in the protocol's shape."""
         return MessagesError.of(error)
 
     def _shown(self, change: Change) -> Iterator[msgspec.Struct]:

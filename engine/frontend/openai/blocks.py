@@ -84,7 +84,6 @@ class BlockShape(ABC):
         self._is_open = self._is_over = False
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
-        """The body of an answer in one."""
         logprobs = b"" if self._texts is None else (yield from spelled_logprobs(answers[0], self._texts))
         for part in turns_of(answers[0]):
             for _ in self._changes(part, says=bool(logprobs)):

@@ -139,7 +139,6 @@ class EmbeddingShape:
         self._as_text = msgspec.json.decode(order.shown_request)["encoding_format"] == "base64"
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
-        """All vectors; the event loop turns after each."""
         data = []
         for index, answer in enumerate(answers):
             if index:
@@ -159,7 +158,6 @@ class EmbeddingShape:
         return base64.b64encode(values.tobytes()).decode()
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
-        """None: there are no streams of vectors."""
         raise NotImplementedError
 
     def last_events(self) -> Iterator[msgspec.Struct]:

@@ -132,13 +132,11 @@ class ResponseShape(BlockShape):
         yield ResponseInProgress(sequence_number=self._next(), response=answer)
 
     def last_events(self) -> Iterator[msgspec.Struct]:
-        """The whole response."""
         answer = self._answer()
         event = ResponseCompleted if answer.status == "completed" else ResponseIncomplete
         yield event(sequence_number=self._next(), response=answer)
 
     def failure(self, error: ErrorBody) -> msgspec.Struct:
-        """An event of the protocol."""
         return ResponseError.of(error, self._next())
 
     def _shown(self, change: Change) -> Iterator[msgspec.Struct]:

@@ -144,7 +144,6 @@ class CompletionShape(_Shape):
         return CompletionAnswer(**self._head, choices=choices, usage=self._counts.usage())
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
-        """One event for a piece that shows something."""
         choice = finished(self._choice(index, piece, finished(self._of_prompt(index, piece))))
         if choice.text or choice.finish_reason or choice.logprobs or choice.token_ids:
             yield self._event_of(choice)

@@ -145,7 +145,6 @@ def add_arguments(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any
 
 
 def _add_any(rules: LarkRules, form: ArgumentForm, name: str) -> str:
-    """Arguments of any names and values."""
     value = _add_value(rules, form, {"type": "string"} if form.raw else {}, f"{name}_value")
     rules.add(f"{name.upper()}_KEY: {ANY_KEY}")
     rules.add(f"{name}_one: {rules.text(*form.before)} {name.upper()}_KEY {rules.text(*form.between)} {value}")

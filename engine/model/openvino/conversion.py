@@ -259,7 +259,6 @@ def _place_of_attention(context: Any) -> list[ov.Output]:
 
 
 def _matrices(graph: ov.Model) -> list[Any]:
-    """The weights that are matrices in fp32."""
     constants = [node for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"]
     whole = [node for node in constants if node.get_element_type() == ov.Type.f32 and len(node.shape) == 2]
     return [node for node in whole if np.prod(node.shape) >= _LEAST_MATRIX_VALUES]

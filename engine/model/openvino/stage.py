@@ -116,7 +116,6 @@ class OpenVINOStage:
         return output[len(rows) :]
 
     def _require_known(self, least: int, most: int) -> None:
-        """OpenVINO would read beside the embedding."""
         last = int(self._facts.model_config.vocab_size) - 1
         if least < 0 or most > last:
             raise StepFailedError(f"token ids must be in 0..{last}, got {least}..{most}")
@@ -168,7 +167,6 @@ class _Conversion:
         self._given = self._wanted = torch.empty(0)
 
     def convert(self) -> StageGraph:
-        """The graph, not compared yet."""
         from engine.model.openvino.conversion import TracedStage  # with the models of transformers
 
         trusted = self._config.trust_remote_code

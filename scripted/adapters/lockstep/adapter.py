@@ -87,7 +87,6 @@ class LockstepAdapter:
         return config_values(config)
 
     def smaller_configs(self, config: EngineConfig) -> Iterator[EngineConfig]:
-        """One setting at its default."""
         return smaller_configs(config)
 
     def limits_of(self, config: EngineConfig) -> Limits:
@@ -108,19 +107,15 @@ class LockstepAdapter:
         return Step(events, now)
 
     def drive(self, run: Run) -> None:
-        """The loop that runs the server."""
         run_loop(run, run.machine.scheduler, run.device, run.oracle)
 
     def leave_out(self, run: Run) -> None:
-        """The comparison with the specification."""
         run.oracle.conformance = None
 
     def what_is_busy(self, run: Run) -> str:
-        """The scheduler's own words."""
         return str(run.machine.scheduler.books.what_is_busy())
 
     def where(self, run: Run, rid: str | None) -> tuple[str, str]:
-        """As the scheduler's books say."""
         return place_of(run.machine.scheduler, rid)
 
     def relations(self, run: Run) -> Hashable:
@@ -139,7 +134,6 @@ class LockstepAdapter:
         return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: Run) -> Sequence[Event]:
-        """Grammars that are compiled."""
         return run.device.ready_grammars()  # type: ignore[no-any-return]
 
     def finale(self, run: Run, turn: int) -> Sequence[Event]:
@@ -153,14 +147,12 @@ class LockstepAdapter:
     def record_step(
         self, step: Step, stepped: StepResult | None, machine: EngineMachine, error: str | None
     ) -> StepRecord:
-        """As scripts record it."""
         scheduler = machine.scheduler
         if stepped is None:
             stepped = StepResult(scheduler.step_number, None, (), again=False, deadline=None)
         return record_step(step, stepped, scheduler, error=error)
 
     def as_log(self, records: Sequence[StepRecord], config: EngineConfig) -> StepLog:
-        """In the words of the engine's messages."""
         return log_of(records, limits_of(config))
 
     def check_records(self, records: Sequence[StepRecord]) -> None:
@@ -168,7 +160,6 @@ class LockstepAdapter:
         check_digests(records)
 
     def freeze(self, run: Run) -> FrozenRun:
-        """As it is now."""
         return FrozenRun(run)
 
     def digests(self, run: Run) -> Iterator[bytes | None]:
@@ -188,7 +179,6 @@ class LockstepAdapter:
         return schedule_of_recording(path, until=until)
 
     def plan_of(self, record: StepRecord) -> object:
-        """Mode, requests, rows, positions and pages."""
         return plan_of(record, {})
 
     # -- mutants --
@@ -199,7 +189,6 @@ class LockstepAdapter:
 
     @property
     def mutant_names(self) -> tuple[str, ...]:
-        """The gallery's, in its order."""
         return tuple(mutant.name for mutant in MUTANTS)
 
     @property
@@ -208,7 +197,6 @@ class LockstepAdapter:
         return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS))
 
     def bugs_met(self, codes: Container[int]) -> list[str]:
-        """The gallery's and those of promises."""
         return [mutant.name for mutant in (*MUTANTS, *CONTRACTS) if mutant.is_met(codes)]
 
     def fresh_mutants(self, count: int) -> Mapping[str, str]:
@@ -236,7 +224,6 @@ class LockstepAdapter:
         return settling(placed, outcome)
 
     def test_head(self, config: EngineConfig, body: str) -> TestHead:
-        """A registered test."""
         return test_head(config, body)
 
     def standalone_test(self, schedules: Sequence[Any], *, name: str) -> WrittenTest:

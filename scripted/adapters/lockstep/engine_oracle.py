@@ -14,12 +14,9 @@ from scripted.core.violation import Violation
 
 
 class EngineOracle(Checks):
-    """It is also the loop's outbox."""
-
     _sent: Sequence[Reply] = ()
 
     def send(self, replies: Sequence[Reply]) -> None:
-        """The outbox of the loop."""
         self._sent = replies
 
     def publish(self, events: Sequence[CacheEvent]) -> None:

@@ -26,16 +26,13 @@ class EngineMachine:
         self.is_pressed = False
 
     def step(self, events: Sequence[Event], now: float) -> StepResult:
-        """One step of the scheduler."""
         return self.scheduler.step(events, now)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, runs or is in flight."""
         return self.scheduler.is_fully_idle
 
     def counts(self) -> Mapping[str, int]:
-        """What the scheduler says of itself."""
         books, pages = self.scheduler.books, self.scheduler.memory.pages
         return {
             "waiting": len(books.waiting),

@@ -184,11 +184,8 @@ _LONGEST_LARGE: Final = 1500
 
 
 class EngineSpace:
-    """Implements ``scripted.search.generated.Space``."""
-
     @functools.cached_property
     def features(self) -> dict[str, tuple[str, ...]]:
-        """Settings, sizes, requests, events."""
         return {
             **{name: tuple(levels) for name, levels in _SETTINGS.items()},
             **_SIZES,
@@ -201,11 +198,9 @@ class EngineSpace:
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """Memory, who wants it, and who gives way."""
         return _TRIPLES
 
     def allows(self, row: Row) -> bool:
-        """What the configuration itself says."""
         return _makes_a_config(tuple(_config_levels(_completed(row)).items()))
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
@@ -390,7 +385,6 @@ def _marks(limits: Limits, longest: int, *, is_long: bool) -> Marks:
 
 
 def _opening(row: Row) -> Iterator[Placed]:
-    """What comes before the requests."""
     if "loras" in row:
         yield Placed(1, LoraLoad(name="x"))
         yield Placed(1, LoraLoad(name="y", seed=2))

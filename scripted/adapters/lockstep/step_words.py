@@ -213,7 +213,6 @@ def _answer_text(answer: CallAnswer) -> str:
 
 
 def _other_words(event: Event) -> str:
-    """What no action makes."""
     match event:
         case StartProfile():
             return "start profile"

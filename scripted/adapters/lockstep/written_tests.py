@@ -50,7 +50,6 @@ def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
 
 
 def test_head(config: EngineConfig, body: str) -> TestHead:
-    """What stands above the test."""
     values = ", ".join(f"{name}={value!r}" for name, value in config_values(config).items())
     text = f"EngineConfig({values})"
     if len(text) >= _LONGEST_LINE:

@@ -556,5 +556,4 @@ class SglangMachine:
 
 
 def rid_of(name: str) -> str:
-    """What its client calls a request."""
     return name.removesuffix(_END)

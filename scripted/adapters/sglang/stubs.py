@@ -81,7 +81,6 @@ class _Finder:
 
 
 def install() -> tuple[str, ...]:
-    """Make what is absent; returns which."""
     absent = tuple(name for name in STUBBED if importlib.util.find_spec(name) is None)
     if absent:
         sys.meta_path.append(_Finder(absent))

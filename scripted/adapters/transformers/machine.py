@@ -50,7 +50,6 @@ class TransformersSettings(msgspec.Struct, frozen=True):
 
 
 def _rid_of(request_id: str) -> str:
-    """What the client calls a request."""
     return request_id.partition("#")[0]
 
 
@@ -87,7 +86,6 @@ class TransformersMachine:
 
     @property
     def processor(self) -> Processor:
-        """The real one."""
         return self._processor
 
     @property

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def launches(plan: Any) -> bool:
-    """Whether there is a batch."""
     return bool(plan)
 
 

@@ -28,7 +28,6 @@ class _OfConnector(Action, frozen=True, kw_only=True, omit_defaults=True):
     """Base of those that only a connector knows."""
 
     def reaches(self, run: RunLike) -> bool:
-        """There is a connector."""
         return bool(run.config.has_connector)
 
 
@@ -58,7 +57,6 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """All of it, and all but the first block."""
         return (cls(), cls(block=1)) if base.config.has_connector else ()
 
 
@@ -83,7 +81,6 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Nothing, one block, all, and no answer."""
         sizes = (0, base.config.block_size, base.config.max_model_len, UNKNOWN)
         return [cls(tokens=size) for size in sizes] if base.config.has_connector else ()
 
@@ -141,7 +138,6 @@ class HoldCompilation(Action, frozen=True, kw_only=True, omit_defaults=True, tag
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Where there is one."""
         return (cls(),) if any(getattr(start, "grammar", 0) for start in base.starts) else ()
 
 
@@ -212,7 +208,6 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
             run.give(message)
 
     def reaches(self, run: RunLike) -> bool:
-        """It waits for input."""
         return not run.is_live(self.rid) and bool(run.machine.has_session(self.rid))
 
     @classmethod
@@ -239,12 +234,10 @@ class EndSession(Action, frozen=True, kw_only=True, omit_defaults=True, tag="end
         run.give(Signal(name=END_SESSION, rid=self.rid))
 
     def reaches(self, run: RunLike) -> bool:
-        """It waits for input, or has not answered yet."""
         return bool(run.machine.is_session(self.rid))
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Of each."""
         return [cls(rid=rid) for rid in _sessions_of(base)]
 
 

@@ -94,7 +94,6 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Of the groups behind the first."""
         return (self.sliding_window,) if self.sliding_window else ()
 
     @property

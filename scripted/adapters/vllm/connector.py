@@ -31,8 +31,6 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class Planned(KVConnectorMetadata):  # type: ignore[misc] # vLLM is not there for mypy
-    """What one plan asks the workers for."""
-
     def __init__(self, loads: tuple[Offered, ...]) -> None:
         self.loads = loads
 

@@ -9,8 +9,6 @@ from scripted.sdk import Add, Signal
 
 
 class Grammars:
-    """``compiler`` is told when one is done."""
-
     def __init__(self, steps: int, compiler: Any) -> None:
         self.holds = False
         self._steps = steps
@@ -21,7 +19,6 @@ class Grammars:
 
     @property
     def go_on(self) -> bool:
-        """One will be done without an event."""
         return bool(self._waiting) and not self.holds
 
     def begin(self, step: int) -> None:
@@ -33,10 +30,8 @@ class Grammars:
                 self._compiler.finish(request_id, compiles)
 
     def add(self, request_id: str, request: Add) -> None:
-        """A request arrives."""
         if request.grammar:
             self._waiting[request_id] = self._now + self._steps, request.grammar > 0
 
     def take(self, signal: Signal) -> None:
-        """What a schedule says."""
         self.holds = signal.name == HOLD_GRAMMARS

@@ -17,5 +17,4 @@ def id_at(rid: str, step: int) -> str:
 
 
 def rid_of(request_id: str) -> str:
-    """What its client calls it."""
     return request_id.rpartition(_ARRIVED)[0] or request_id

@@ -104,7 +104,6 @@ class VllmMachine:
         self._flushed: set[str] = set()
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Take these events and plan one batch."""
         del now
         self._replies, self._flushed = [], set()
         self._steps += 1
@@ -139,7 +138,6 @@ class VllmMachine:
 
     @property
     def is_idle(self) -> bool:
-        """No request is there, and nothing is in flight."""
         scheduler = self.scheduler
         left = scheduler.requests or scheduler.finished_req_ids or self._transfers.under_way
         return not (left or self._in_flight)
@@ -158,17 +156,14 @@ class VllmMachine:
 
     @property
     def settings(self) -> VllmSettings:
-        """What it was made of."""
         return self._settings
 
     @property
     def transfers(self) -> Transfers:
-        """What the workers' connectors do."""
         return self._transfers
 
     @property
     def grammars(self) -> Grammars:
-        """What is being compiled."""
         return self._grammars
 
     # -- events --
@@ -251,12 +246,10 @@ class VllmMachine:
         return request is not None and not request.is_finished()
 
     def has_session(self, rid: str) -> bool:
-        """It has answered, and waits for more."""
         return self.is_session(rid) and _waits_for_input(self.scheduler.requests[self._sessions[rid]])
 
     @property
     def waiting_session(self) -> str | None:
-        """One that waits for its client."""
         return next((rid for rid in self._sessions if self.has_session(rid)), None)
 
     def _end(self, rids: Sequence[str] | None) -> None:

@@ -37,7 +37,6 @@ _HASH_BYTES: Final = 8
 
 
 def new_scheduler(settings: Any) -> Scheduler:
-    """vLLM's scheduler, as its engine makes one."""
     config, kv_cache = _parts(settings)
     kind = AsyncScheduler if settings.async_scheduling else Scheduler
     structured = StructuredOutputManager(config)

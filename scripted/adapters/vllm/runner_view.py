@@ -71,7 +71,6 @@ class RunnerView:
         return tuple(shares)
 
     def _update(self, plan: SchedulerOutput) -> dict[str, int]:
-        """Where each request of the plan starts."""
         gone = set(plan.finished_req_ids)
         if self._version == 2:
             # The first version keeps what is preempted, and waits for all of it to be replaced.

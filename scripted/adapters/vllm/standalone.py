@@ -35,12 +35,10 @@ def said_of(outputs: Sequence[Any], request_id: str) -> list[int]:
 
 
 def launches(plan: Any) -> bool:
-    """Whether a plan computes anything."""
     return bool(plan.num_scheduled_tokens)
 
 
 def moves(plan: Any) -> bool:
-    """Whether a plan computes or loads anything."""
     return bool(plan.num_scheduled_tokens or getattr(plan.kv_connector_metadata, "loads", ()))
 
 

@@ -44,22 +44,18 @@ class Transfers:
 
     @property
     def is_unknown(self) -> bool:
-        """The connector cannot say what it has."""
         return self._connector is not None and self._connector.offered is None
 
     @property
     def go_on(self) -> bool:
-        """One will be over without an event."""
         return bool(self.under_way) and not self.holds
 
     def begin(self, step: int) -> None:
-        """A step begins."""
         self._now = step
         self.arrived = ()
         self.ended = False
 
     def take(self, signal: Signal) -> None:
-        """What a schedule says."""
         if self._connector is None:
             return
         if signal.name == FAIL:

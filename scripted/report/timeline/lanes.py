@@ -69,7 +69,6 @@ def client_events(step: ShownStep) -> list[Said]:
 
 
 def pipeline_events(step: ShownStep) -> list[Said]:
-    """What came from the pipeline."""
     return [said for said in step.arrived if said.of_pipeline]
 
 

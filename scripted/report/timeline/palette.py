@@ -29,7 +29,6 @@ class Palette(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Palette:
-        """The palette of a page."""
         rids = dict.fromkeys(rid for trace in traces for step in trace.log.steps for rid in _rids(step))
         return cls(colours_of(traces), labels_of(rids), {rid: number for number, rid in enumerate(rids)})
 
@@ -38,7 +37,6 @@ class Palette(msgspec.Struct, frozen=True):
         return self.labels.get(rid) or short_rid(rid)
 
     def numbers_of(self, rids: Sequence[str]) -> tuple[int, ...]:
-        """The numbers of those that have one."""
         return tuple(self.numbers[rid] for rid in rids if rid in self.numbers)
 
 

@@ -109,8 +109,6 @@ class DifferenceView(msgspec.Struct, frozen=True):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace, placed."""
-
     number: int
     title: str
     verdict: str

@@ -19,7 +19,6 @@ _AROUND_PX: Final = 8
 
 
 def column_width(boxes: Iterable[Box]) -> int:
-    """The width of a step in pixels."""
     widest = max((_width(box.label, box.stripes) for box in boxes), default=0)
     return max(_NARROWEST_PX, min(_WIDEST_PX, widest))
 

@@ -54,12 +54,10 @@ class LoopGate:
     # -- in any thread --
 
     def notify(self) -> None:
-        """Something came from outside."""
         with self.news:
             self.news.notify_all()
 
     def open(self) -> None:
-        """Stop nobody any more."""
         with self.news:
             self.is_open = True
             self.news.notify_all()
@@ -78,7 +76,6 @@ class HeldQueue(queue.Queue[Any]):
         self._ends = ends
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Hold it."""
         if self._gate.is_open or self._ends(item):
             super().put(item, block, timeout)
             self._gate.open()
@@ -98,7 +95,6 @@ class HeldQueue(queue.Queue[Any]):
         super().put(item)
 
     def let_in(self) -> None:
-        """Let in what is held."""
         with self._gate.news:
             items, self.held = self.held, []
         for item in items:

@@ -88,7 +88,6 @@ class LiveServer:
         raise _error_of(reply)
 
     def close(self) -> None:
-        """End it, with all its processes."""
         self.usable = False
         self._stack.close()
 

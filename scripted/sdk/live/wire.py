@@ -32,8 +32,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The script passed."""
-
     outcome: ScriptOutcome
 
 

@@ -63,7 +63,6 @@ class SdkRequest(BaseRequest):
 
     @property
     def output_ids(self) -> tuple[int, ...]:
-        """The tokens that its client was told."""
         return Listed(() if self._life is None else self._life.said)
 
     @property

@@ -167,7 +167,6 @@ class SdkRun(ScriptedRun):
     # -- one script --
 
     def warm_up(self) -> Steps:
-        """A scheduler is new for each script."""
         yield from ()
 
     def before_script(self, script: ScriptExecution) -> Steps:

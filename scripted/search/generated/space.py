@@ -49,7 +49,6 @@ class Space(Protocol):
 
 
 def generated_target(number: int) -> str:
-    """The text of a target."""
     return f"generated:{number}"
 
 

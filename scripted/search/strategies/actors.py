@@ -19,7 +19,6 @@ _MOST_ACTIONS = 3
 
 
 def draw_actors(rng: random.Random, extras: Sequence[Action]) -> list[list[Action]]:
-    """Each actor's actions, in its order."""
     extras = mostly_survivable(rng, extras)
     return [
         [rng.choice(extras) for _ in range(rng.randint(1, _MOST_ACTIONS))] for _ in range(rng.randint(1, _MOST_ACTORS))

@@ -16,8 +16,6 @@ _FATAL_EVERY_RUNS: Final = 8
 
 
 class StrategyName(StrEnum):
-    """How a campaign searches."""
-
     EXHAUSTIVE = "exhaustive"
     RANDOM = "random"
     SWARM = "swarm"

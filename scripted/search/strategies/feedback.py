@@ -98,7 +98,6 @@ class Feedback:
 
 
 def _with_one_changed(rng: random.Random, extra: Extra, extras: Sequence[Action]) -> list[Placed]:
-    """One event moved, replaced or left out."""
     events = list(extra)
     at = rng.randrange(len(events))
     match rng.randrange(3):

@@ -26,9 +26,7 @@ class EventReader(Protocol):
         """What the request of this rid is called here."""
         ...
 
-    def new_name_of(self, rid: str) -> str:
-        """The same for a request that begins."""
-        ...
+    def new_name_of(self, rid: str) -> str: ...
 
     def new_tokens_of(self, message: Generate) -> int:
         """How many tokens a request that begins is to have in the end."""
@@ -73,7 +71,6 @@ class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def body(self) -> Mapping[str, Any] | None:
-        """The JSON that is posted."""
         return None
 
     def message(self, call_id: str) -> ClientMessage:
@@ -86,7 +83,6 @@ class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=
         return message
 
     def post(self, t: Any) -> Call:
-        """Make the call from a script."""
         call: Call = t.run.call(self)
         return call
 
@@ -96,7 +92,6 @@ class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=
         return call_id is not None and message == self.message(call_id)
 
     def apply(self, run: RunLike) -> None:
-        """The next step sees the message."""
         run.give(self.message(run.new_call_id()))
 
 

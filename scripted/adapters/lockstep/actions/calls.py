@@ -59,22 +59,19 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
 
     @property
     def kind(self) -> str:
-        """A deferred one is a kind of its own."""
         return "flush" if self.timeout_s is None else "flush-later"
 
     @property
     def path(self) -> str:
-        """The timeout is in the query."""
         return self.route if self.timeout_s is None else f"{self.route}?timeout={self.timeout_s}"
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """At once, and deferred."""
         return cls(), cls(timeout_s=DEFERRED_S)
 
     @classmethod
     def words(cls, event: FlushCache) -> str:
-        """In capitals, because most races are about it."""
+        # In capitals, because most races are about it.
         return "FLUSH" if event.timeout_s is None else f"FLUSH, waits up to {event.timeout_s:g} s"
 
 
@@ -121,7 +118,6 @@ class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def kind(self) -> str:
-        """Each mode is a kind."""
         return f"pause-{self.mode.value}"
 
     @property
@@ -159,7 +155,6 @@ class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
         return ResumeServing().post(t)
 
     def reaches(self, run: RunLike) -> bool:
-        """There is a pause."""
         return run.oracle.paused is not None
 
 
@@ -189,7 +184,6 @@ class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def kind(self) -> str:
-        """Each level and each mode makes a kind."""
         return f"sleep-{self.level}-{self.mode.value}"
 
     @property
@@ -198,7 +192,6 @@ class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Both levels, both modes."""
         return cls(), cls(level=2, mode=PauseMode.ABORT)
 
     @classmethod
@@ -224,7 +217,6 @@ class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=T
         return WakeServing().post(t)
 
     def reaches(self, run: RunLike) -> bool:
-        """There is a sleep."""
         return super().reaches(run) and not run.machine.scheduler.books.is_awake
 
 
@@ -249,13 +241,10 @@ class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
         return StartProfile(call_id=call_id, folder=_TRACES)
 
     def is_sent_as(self, message: ClientMessage) -> bool:
-        """The front end gives the folder its name."""
         return isinstance(message, StartProfile)
 
 
 class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile-end"):
-    """The profile that is being taken ends."""
-
     examples: ClassVar = ("profile-end",)
     added_beside: ClassVar = "profile"
     event: ClassVar = StopProfile

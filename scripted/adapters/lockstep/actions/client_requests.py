@@ -51,7 +51,6 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @classmethod
     def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
-        """Any abort that a client asked for."""
         return None if event.call_id is None else cls(rid=reader.name_of(event.rid))
 
     @classmethod
@@ -90,11 +89,9 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         t.run.await_arrivals(lambda m: isinstance(m, Abort) and m.rid in live, count=len(live))
 
     def apply(self, run: RunLike) -> None:
-        """The next step sees the front end's abort."""
         run.give(Abort(rid=self.rid))
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.disconnect(a)``, of a handle."""
         return (Verb("disconnect", Code(variable_of(self.rid))),)
 
     def perform(self, t: Any) -> bool:
@@ -103,17 +100,14 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         return False
 
     def smaller(self) -> Iterator[Action]:
-        """An abort by rid needs no handle."""
         yield AbortRequest(rid=self.rid)
 
     @classmethod
     def read_back(cls, event: Abort, reader: EventReader) -> DisconnectClient | None:
-        """Any abort that the front end made by itself."""
         return cls(rid=reader.name_of(event.rid)) if event.call_id is None else None
 
     @classmethod
     def words(cls, event: Abort) -> str:
-        """The scheduler sees an abort."""
         return AbortRequest.words(event)
 
 
@@ -267,7 +261,6 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The tokens of the prompt."""
         return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
 
     @property
@@ -277,12 +270,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def variable(self) -> str:
-        """What a script calls its handle."""
         return variable_of(self.rid)
 
     @property
     def grammar(self) -> Grammar | None:
-        """What its output must be."""
         if self.regex is None:
             return None
         if self.dead_end:
@@ -324,11 +315,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         )
 
     def apply(self, run: RunLike) -> None:
-        """The next step sees the message."""
         run.give(self.message())
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.start_req(rid="a", prompt_len=125, prompt_seed=0, max_new_tokens=2)``."""
         prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed}
         if self.shared:
             own = f"*prompt_of({max(0, self.prompt - self.shared)}, {self.tail})"

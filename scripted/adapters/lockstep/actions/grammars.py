@@ -31,16 +31,13 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         t.run.grammars.hold()
 
     def apply(self, run: RunLike) -> None:
-        """Keep what is compiled from the scheduler."""
         run.device.hold_grammars()
 
     def reaches(self, run: RunLike) -> bool:
-        """There may be a request with one."""
         return not run.is_settled
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Where requests have grammars."""
         return (cls(),) if _has_grammars(base) else ()
 
 
@@ -60,7 +57,6 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
         t.run.grammars.release(n)
 
     def apply(self, run: RunLike) -> None:
-        """Let them through."""
         run.device.release_grammars(self.count)
 
     def reaches(self, run: RunLike) -> bool:
@@ -83,25 +79,20 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
         t.count_in_vain("failures of a grammar that none met")
 
     def apply(self, run: RunLike) -> None:
-        """Answer the next order with an error."""
         run.device.fail_next_grammar()
 
     def reaches(self, run: RunLike) -> bool:
-        """There may be a request with one."""
         return not run.is_settled
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Where requests have grammars."""
         return (cls(),) if _has_grammars(base) else ()
 
     @classmethod
     def read_back(cls, event: GrammarReady, reader: EventReader) -> FailGrammar | None:
-        """An answer that is an error."""
         return None if event.error is None else cls()
 
     @classmethod
     def words(cls, event: GrammarReady) -> str:
-        """Which grammar, and what is wrong with it."""
         said = "ready" if event.error is None else f"FAILED: {printable(event.error)}"
         return f"grammar {event.grammar_id} {said}"

@@ -101,7 +101,6 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def kind(self) -> str:
-        """A deferred one is a kind of its own."""
         return "unload-lora" if self.timeout_s is None else "unload-lora-later"
 
     @property
@@ -109,12 +108,10 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
         return {"lora_name": self.name} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
     def reaches(self, run: RunLike) -> bool:
-        """The engine knows a LoRA of this name."""
         return self.name in run.machine.scheduler.loras.known and super().reaches(run)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """At once, and deferred."""
         return [cls(name=name, timeout_s=timeout_s) for name in _names_in(base) for timeout_s in (None, DEFERRED_S)]
 
     @classmethod

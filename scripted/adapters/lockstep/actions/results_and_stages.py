@@ -41,11 +41,9 @@ class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
         t.note_failure()
 
     def apply(self, run: RunLike) -> None:
-        """Fail the stage's next microbatch."""
         run.device.fail_next_step(self.stage % run.machine.limits.pp_size)
 
     def reaches(self, run: RunLike) -> bool:
-        """There may be a microbatch."""
         return not run.is_settled
 
     @classmethod
@@ -90,23 +88,19 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """With and without a late result."""
         del base
         return cls(), cls(late=True)
 
     def reaches(self, run: RunLike) -> bool:
-        """Something can be lost."""
         return not run.is_settled
 
     @classmethod
     def read_back(cls, event: PipelineFailed, reader: EventReader) -> KillStage | None:
-        """The stage that died, if it was one."""
         stage = event.process.removeprefix(_STAGE)
         return cls(stage=int(stage)) if event.process.startswith(_STAGE) else None
 
     @classmethod
     def words(cls, event: PipelineFailed) -> str:
-        """Which stage died, and of what."""
         return f"{printable(event.process)} DIED: {printable(event.cause)}"
 
 
@@ -131,13 +125,10 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
         run.stalled.add(self.stage % run.machine.limits.pp_size)
 
     def reaches(self, run: RunLike) -> bool:
-        """There may be results."""
         return not run.is_settled
 
 
 class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="resume"):
-    """A stopped stage goes on."""
-
     stage: int = 0
 
     examples: ClassVar = ("resume stage=1",)
@@ -156,7 +147,6 @@ class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
         t.run.act(ResumeStage(stage=i))
 
     def apply(self, run: RunLike) -> None:
-        """Let it go on."""
         run.stalled.discard(self.stage % run.machine.limits.pp_size)
 
     def reaches(self, run: RunLike) -> bool:

@@ -95,7 +95,6 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def kind(self) -> str:
-        """A deferred one is a kind of its own."""
         return "update" if self.timeout_s is None else "update-later"
 
     @property
@@ -105,7 +104,6 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """The weights, and the timeout."""
         return {"model_path": self.weights} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
     def message(self, call_id: str) -> UpdateWeights:
@@ -124,7 +122,6 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """At once, and deferred."""
         return cls.of_model(base.config.model), cls.of_model(base.config.model, DEFERRED_S)
 
     @classmethod
@@ -187,7 +184,6 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     @property
     def kind(self) -> str:
-        """The scarce resource makes the kind."""
         return "-".join(["pressure", *self._asked])
 
     @property
@@ -195,7 +191,6 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
         return {name: count for name, count in msgspec.structs.asdict(self).items() if count is not None}
 
     def operator_event(self) -> SetPressure:
-        """What the operator does."""
         return SetPressure(**{_SCARCE[name].event: count for name, count in self._asked.items()})
 
     def reaches(self, run: RunLike) -> bool:
@@ -206,7 +201,6 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
         return all(count <= getattr(pressure, _SCARCE[name].most) for name, count in self._asked.items())
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.exhaust_kv(1)`` and its like."""
         return tuple(Verb(_SCARCE[name].verb, count) for name, count in self._asked.items())
 
     @classmethod
@@ -267,12 +261,10 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """All of it, and what was used longest ago."""
         del base
         return cls(), cls(pages=1)
 
     def reaches(self, run: RunLike) -> bool:
-        """Whether this much can be evicted."""
         return bool(run.machine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0))
 
     @classmethod

@@ -133,7 +133,6 @@ def _of_function(module: str, path: str, function: ast.FunctionDef, text: str) -
 
 
 def _said(node: ast.expr | ast.stmt, becomes: str) -> str:
-    """The edit on one line."""
     return f"line {node.lineno}: {' '.join(ast.unparse(node).split())} -> {' '.join(becomes.split())}"
 
 

@@ -81,8 +81,6 @@ def _steps(recorded: Sequence[EngineStep]) -> Iterator[RecordedStep]:
 
 
 class _Translator(Translator):
-    """The engine's events."""
-
     def __init__(self, limits: Limits, recorded: Sequence[EngineStep], replayed: Sequence[StepRecord]) -> None:
         events = [event for step in recorded for event in step.events]
         timed = limits.waiting_timeout_s is not None or any(map(_has_deadline, events))
@@ -95,15 +93,12 @@ class _Translator(Translator):
         self._sampled = 0
 
     def batch_of(self, event: Event) -> int | None:
-        """Of a completion."""
         return event.microbatch_id if isinstance(event, Completion) else None
 
     def opening(self) -> Iterable[Action]:
-        """Results are held, and grammars where there are any."""
         return (*super().opening(), *((HoldGrammars(),) if self._has_grammars else ()))
 
     def releases(self, events: Sequence[Event]) -> Iterable[Action]:
-        """Results and grammars."""
         answers = sum([isinstance(event, GrammarReady) for event in events])
         return (*super().releases(events), *((ReleaseGrammars(count=answers),) if answers else ()))
 
@@ -122,7 +117,6 @@ class _Translator(Translator):
     # -- for the actions that are read back --
 
     def new_tokens_of(self, message: Generate) -> int:
-        """As long as it became."""
         self._sampled += not _can_be_said(message.sampling)
         return self.length_of(message.rid, message.sampling.max_new_tokens)
 

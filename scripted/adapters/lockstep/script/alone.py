@@ -40,7 +40,6 @@ class Compared(msgspec.Struct):
     skipped: dict[str, int] = msgspec.field(default_factory=dict)
 
     def skip(self, reason: str) -> None:
-        """Count one that was not compared."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 

@@ -75,7 +75,6 @@ class EngineExecution(ScriptExecution):
         return self._limits_before is not None and run.scheduler.limits != self._limits_before
 
     def succeeded(self) -> ScriptSucceeded:
-        """The reply of a script that passed."""
         return ScriptSucceeded(
             steps=self.steps,
             digest=self._digest,

@@ -23,7 +23,6 @@ class HeldGrammars:
         self.failed = 0
 
     def ordered(self, orders: Sequence[GrammarOrder]) -> None:
-        """Note the orders of a step."""
         self._open += [order.id for order in orders if order.grammar is not None]
 
     def take_due(self) -> Iterator[int]:
@@ -55,14 +54,12 @@ class HeldGrammars:
         self._may_come = 0
 
     def release(self, count: int | None) -> None:
-        """Let ``count`` more through, or stop holding."""
         if count is None:
             self._may_come = None
         elif self._may_come is not None:
             self._may_come += count
 
     def fail_next(self) -> None:
-        """The next answer is an error."""
         self._fails = True
 
     def spare_next(self) -> None:
@@ -70,11 +67,9 @@ class HeldGrammars:
         self._fails = False
 
     def lose(self) -> None:
-        """No answer will come: a stage died."""
         self._open.clear()
 
     def start_over(self) -> None:
-        """Forget all that was held or ordered."""
         self._open.clear()
         self._fails = False
         self.failed = 0

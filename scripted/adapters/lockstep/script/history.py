@@ -34,8 +34,6 @@ def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: 
 
 
 class EngineHandles(Handles):
-    """The handles of the present script."""
-
     def __init__(self) -> None:
         super().__init__()
         self._ended: list[RequestHandle] = []

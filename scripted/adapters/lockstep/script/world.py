@@ -22,17 +22,11 @@ from scripted.script.clients import Call, ClientView
 class Clients(Protocol):
     """All clients of the engine, played for a script."""
 
-    def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
-        """POST ``body`` to ``/generate``."""
-        ...
+    def generate(self, rid: str, body: dict[str, Any]) -> ClientView: ...
 
-    def call(self, action: AdministrativeCall) -> Call:
-        """Make an administrative call."""
-        ...
+    def call(self, action: AdministrativeCall) -> Call: ...
 
-    def disconnect(self, view: ClientView) -> None:
-        """Drop the connection of a request."""
-        ...
+    def disconnect(self, view: ClientView) -> None: ...
 
     def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
         """Wait until the clients have received what these replies bring; ``views`` are by rid, ``calls`` by call id."""
@@ -46,9 +40,7 @@ class Clients(Protocol):
 class StagePipeline(Pipeline, Protocol):
     """What every pipeline offers to the harness beside the protocol of the loop."""
 
-    def fail_next_step(self, stage: int) -> None:
-        """Make a stage's next forward pass fail."""
-        ...
+    def fail_next_step(self, stage: int) -> None: ...
 
     def spare_next_step(self) -> None:
         """Take back a failure that no forward pass has met."""
@@ -58,9 +50,7 @@ class StagePipeline(Pipeline, Protocol):
         """Reset what the stages count and remember. No request owns any KV."""
         ...
 
-    def describe(self) -> tuple[StageView, ...]:
-        """Every stage's own view."""
-        ...
+    def describe(self) -> tuple[StageView, ...]: ...
 
 
 class World(ABC):

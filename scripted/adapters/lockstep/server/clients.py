@@ -63,13 +63,11 @@ class HttpClients:
         return view
 
     def call(self, action: AdministrativeCall) -> Call:
-        """POST to the call's route."""
         call = Call(action.path)
         self._spawn(self._call(call, action))
         return call
 
     def disconnect(self, view: ClientView) -> None:
-        """Drop a request's connection."""
         view.dropped = True
         self._open.pop(id(view)).cancel()
         self._settle_until(lambda: view.closed, f"the connection of {view.rid} to be dropped")
@@ -87,7 +85,6 @@ class HttpClients:
                 self._settle_until(lambda call=call: call.done, f"the answer to {call}")  # type: ignore[misc]
 
     def forget(self) -> None:
-        """Drop every connection that is still open."""
         for future in self._open.values():
             future.cancel()
         self._open.clear()
@@ -96,11 +93,9 @@ class HttpClients:
     # -- for the world --
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self._ours.fileno()
 
     def clear(self) -> None:
-        """Take note of what was heard."""
         with contextlib.suppress(BlockingIOError):
             while self._ours.recv(_WAKE_BYTES):
                 continue

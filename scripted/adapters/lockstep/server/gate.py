@@ -53,7 +53,6 @@ class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def script_address(private_dir: Path) -> str:
-    """Where the gate listens for scripts."""
     return f"ipc://{private_dir}/script"
 
 
@@ -163,13 +162,11 @@ class WireSource:
         return [*(["sys.stdout"] if self._script.has_replaced_output else []), *state.put_back()]
 
     def crashed(self, run: EngineRun, script: EngineExecution | None, exc: BaseException) -> None:
-        """Send the scheduler's final message."""
         if script is not None and not isinstance(exc, ShutdownAsked):
             report = script.report(run, exc, kind=FailureKind.DIED, mutant=self._mutant)
             self._send(ScriptFailedReply(report=report))
 
     def close(self) -> None:
-        """Stop listening and take the mutant back."""
         self._world.close()
         self._stack.close()
 

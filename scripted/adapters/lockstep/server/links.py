@@ -82,7 +82,6 @@ class Links:
         self._changed = asyncio.Event()
 
     async def wait_for_change(self) -> None:
-        """Until the next order."""
         await self._changed.wait()
 
     def _relay_to(self, route: Route) -> _Accept:
@@ -189,7 +188,6 @@ class _Underway:
             self._moved.notify_all()
 
     async def get(self) -> tuple[float, bytes]:
-        """The oldest piece; waits for one."""
         async with self._moved:
             await self._moved.wait_for(lambda: bool(self._pieces))
             came_at, data = self._pieces.popleft()

@@ -52,7 +52,6 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """Where drivers connect."""
         return str(self._cluster.address)
 
     def node_of(self, pid: int) -> str:

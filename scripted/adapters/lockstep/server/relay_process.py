@@ -19,7 +19,6 @@ from scripted.adapters.lockstep.server.relay import MAX_ORDER_BYTES, Ports, Rela
 
 
 def main() -> None:
-    """Relay until stdin ends."""
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelayPlan)
     asyncio.run(_relay(plan))
 

@@ -189,7 +189,6 @@ class ScriptedServer(ScriptRunner):
         return self.serving.base_url
 
     def shutdown(self) -> None:
-        """End the server and all its processes; idempotent."""
         if self._open:
             self._open = False
             with no_process_left(self._process.pid):

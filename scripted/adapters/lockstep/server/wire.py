@@ -54,8 +54,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The script did not pass."""
-
     report: FailureReport
 
 

@@ -75,11 +75,9 @@ class ServerWorld(World):
         self._early: deque[PipelineEvent] = deque()
 
     def limit_waits(self, seconds: float) -> None:
-        """Give stages and front end this long to answer."""
         self._answer_timeout_s = self.clients.answer_timeout_s = seconds
 
     def take_messages(self) -> list[ClientMessage]:
-        """What the front end sent."""
         return self._context.inbox.drain()
 
     def decoder(self) -> Decoder:
@@ -97,7 +95,6 @@ class ServerWorld(World):
             )
 
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
-        """Wait for the completion of the oldest microbatch, or for the death of a stage."""
         deadline = time.monotonic() + self._answer_timeout_s
         while self._dead_stage is None:
             completion = self._early.popleft() if self._early else self.pipeline.next_completion(0)
@@ -127,7 +124,6 @@ class ServerWorld(World):
         return self._grammars.pop(grammar_id, GrammarReady(grammar_id=grammar_id, error="a stage died"))
 
     def answer(self, replies: Sequence[Reply]) -> None:
-        """Send replies to the front end."""
         self._context.outbox.send(replies)
 
     def kill_stage(self, stage: int) -> PipelineEvent:
@@ -171,12 +167,10 @@ class ServerWorld(World):
             os.kill(self._pid(stage), signal.SIGSTOP)
 
     def resume_stage(self, stage: int) -> None:
-        """Let the process go on."""
         if self._context.stage_pids:
             os.kill(self._pid(stage), signal.SIGCONT)
 
     def order_link(self, order: LinkOrder) -> None:
-        """Tell the relay."""
         if self._relay_path is None:
             raise BadCall(
                 f"{order.verb}() needs stages that joined over TCP, and those of this server were forked beside it; "

@@ -61,7 +61,6 @@ class SimClients:
         self._numbers = itertools.count()
 
     def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
-        """Check the body as ``/generate`` does and send it."""
         view = view_of(rid, body)
         try:
             order = native_order(msgspec.json.encode(body), self._served)
@@ -77,7 +76,6 @@ class SimClients:
         return view
 
     def call(self, action: AdministrativeCall) -> Call:
-        """Send the message of an administrative call."""
         call = Call(action.path)
         try:
             _check_call(action, self._served.model_name)
@@ -90,7 +88,6 @@ class SimClients:
         return call
 
     def disconnect(self, view: ClientView) -> None:
-        """Hang up; the front end aborts the request."""
         view.dropped = view.closed = True
         self._open[id(view)].abort()
 
@@ -98,20 +95,17 @@ class SimClients:
         """Return at once: the clients have replies as soon as they are sent."""
 
     def forget(self) -> None:
-        """Drop what is still open."""
         self._sent.clear()
         self._sessions = Sessions(self._sent.append)
         self._open.clear()
         self._calls.clear()
 
     def take_sent(self) -> list[ClientMessage]:
-        """What was sent since the last call."""
         sent = list(self._sent)
         self._sent.clear()
         return sent
 
     def send(self, replies: Sequence[Reply]) -> None:
-        """The scheduler's outbox: hand replies to the clients."""
         for reply in replies:
             if isinstance(reply, TokenOutput | Refusal):
                 self._sessions.take(reply)

@@ -95,5 +95,4 @@ class ScriptedSim(ScriptRunner):
                 raise
 
     def shutdown(self) -> None:
-        """Refuse further scripts; idempotent."""
         self._open = False

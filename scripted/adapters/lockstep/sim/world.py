@@ -14,8 +14,6 @@ from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 
 class SimWorld(World):
-    """One engine's clients and pipeline, as objects."""
-
     tier = "sim"
     clients: SimClients
     pipeline: SimulatedPipeline
@@ -26,33 +24,27 @@ class SimWorld(World):
         self._grammars: dict[int, GrammarReady] = {}
 
     def take_messages(self) -> list[ClientMessage]:
-        """What the clients sent."""
         return self.clients.take_sent()
 
     def decoder(self) -> ByteDecoder:
         return ByteDecoder()
 
     def wait(self) -> None:
-        """Never needed: what can come is there."""
         raise EngineError("a verb waits for a message that its client never sent")
 
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
-        """The completion of the oldest microbatch."""
         event = self.pipeline.next_completion(0)
         assert event is not None, f"microbatch {microbatch_id} is due, but the pipeline has nothing"
         return event
 
     def take_grammar(self, grammar_id: int) -> GrammarReady:
-        """Compiled when it was ordered."""
         self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.ready_grammars()})
         return self._grammars.pop(grammar_id)
 
     def answer(self, replies: Sequence[Reply]) -> None:
-        """Hand replies to the clients."""
         self.clients.send(replies)
 
     def corruptions(self) -> Sequence[str]:
-        """What requests read that was not theirs."""
         return self.pipeline.corruptions
 
     def kill_stage(self, stage: int) -> PipelineEvent:
@@ -65,5 +57,4 @@ class SimWorld(World):
         self.pipeline.stall_stage(stage)
 
     def resume_stage(self, stage: int) -> None:
-        """Let a stage go on."""
         self.pipeline.resume_stage(stage)

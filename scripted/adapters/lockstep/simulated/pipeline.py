@@ -127,7 +127,6 @@ class SimulatedPipeline:
         self._microbatches = self._failed = self._tokens = self._describes = 0
 
     def _make_kv(self) -> None:
-        """Memory that nothing was written to."""
         # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
         # Pages that nothing was written to share one list: a large pool costs nothing until it is used.
         self._kv: list[list[int]] = [[]] * self._total_pages
@@ -161,16 +160,13 @@ class SimulatedPipeline:
 
     @property
     def ready(self) -> bool:
-        """True when a completion can be taken."""
         return bool(self._done) and (not self._stalled or self._dead is not None)
 
     @property
     def takes_more(self) -> bool:
-        """False: results are there when something is launched."""
         return False
 
     def wake_sources(self) -> Sequence[Any]:
-        """No source: everything happens in the caller's thread."""
         return ()
 
     # -- grammars --
@@ -198,12 +194,10 @@ class SimulatedPipeline:
         return ready
 
     def grammar_source(self) -> int | None:
-        """No source."""
         return None
 
     @property
     def holds_grammars(self) -> bool:
-        """True while answers are kept back."""
         return self._answerable is not None and bool(self._unanswered)
 
     def hold_grammars(self) -> None:
@@ -215,7 +209,6 @@ class SimulatedPipeline:
         self._answerable = None if count is None else (self._answerable or 0) + count
 
     def fail_next_grammar(self) -> None:
-        """Answer the next order with an error."""
         self._failing_grammar = True
 
     def close(self) -> None:
@@ -228,7 +221,6 @@ class SimulatedPipeline:
         self._failing_stage = self._checked(stage)
 
     def spare_next_step(self) -> None:
-        """Take ``fail_next_step`` back if no microbatch has met it."""
         self._failing_stage = None
 
     def stall_stage(self, stage: int) -> None:
@@ -239,7 +231,6 @@ class SimulatedPipeline:
         self._stalled.discard(self._checked(stage))
 
     def kill_stage(self, stage: int) -> None:
-        """Lose everything in flight, for good."""
         self._done.clear()
         self._dead = PipelineFailed(process=f"stage-{self._checked(stage)}", cause="killed by signal 9 (SIGKILL)")
         self._done.append(self._dead)
@@ -331,7 +322,6 @@ class SimulatedPipeline:
         return self._change(microbatch.change) if isinstance(microbatch, LoraUpdate) else None
 
     def _change(self, change: LoraChange) -> str | None:
-        """Load and drop LoRAs; returns why not."""
         if change.path is not None:
             seed = embedded_lora_seed(change.path)
             if seed is None:

@@ -34,7 +34,6 @@ class HttpCall:
         threading.Thread(target=self._listen, name="scripted-client", daemon=True).start()
 
     def hang_up(self) -> None:
-        """Drop the connection."""
         self._http.sock.shutdown(socket.SHUT_RDWR)
 
     def _listen(self) -> None:

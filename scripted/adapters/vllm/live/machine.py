@@ -119,7 +119,6 @@ class LiveVllm:
         ])  # fmt: skip
 
     def close(self) -> None:
-        """Hang up."""
         for client in self._clients.values():
             client.hang_up()
 

@@ -45,7 +45,6 @@ class Stops:
         self.gate.wait(lambda: bool(self.gate.where), "the engine's loop at the gate")
 
     def begin_step(self) -> None:
-        """The loop may plan once more."""
         self._has_planned = False
         self.plans, self.outputs, self.aborted = [], [], []
 
@@ -127,6 +126,5 @@ class _Result:
         return getattr(self._future, name)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait at the gate, then as ever."""
         self._stops.await_release(self._batch_id)
         return self._future.result(timeout)
