@@ -79,7 +79,6 @@ ROOMS = (
     "scripted.adapters.lockstep.workloads",
     "scripted.adapters.lockstep.space",
     "scripted.adapters.lockstep.copies",
-    "scripted.adapters.outside",
     "scripted.adapters.lockstep.places",
     "scripted.adapters.lockstep.schedules",
     "scripted.adapters.lockstep.gallery_page",

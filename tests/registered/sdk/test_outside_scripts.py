@@ -10,7 +10,7 @@ from scripted import scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 
-OUTSIDE = "scripted.adapters.outside:ADAPTER"
+OUTSIDE = "examples/lockstep/outside.py"
 WINDOW = "all of the prompt is launched, and no token is there"
 OVERTAKEN = "an urgent request computes first"
 

@@ -10,7 +10,7 @@ from scripted.core.named import adapter_named
 from scripted.search.campaign import Campaign
 from scripted.search.units import SearchPlan
 
-NAME = "scripted.adapters.outside:ADAPTER"
+NAME = "examples/lockstep/outside.py"
 
 
 @pytest.mark.parametrize("workload", ["twins", "full", "aborted", "priorities", "paused"])

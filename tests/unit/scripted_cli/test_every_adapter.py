@@ -17,7 +17,7 @@ from scripted.report.trace import read_trace
 ADAPTERS = {
     "lockstep": "pp_size=2 chunked_prefill_size=16",
     "examples/your_scheduler/mended.py": "blocks=20",
-    "scripted.adapters.outside:ADAPTER": "pp_size=2",
+    "examples/lockstep/outside.py": "pp_size=2",
 }
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BROKEN = "examples/your_scheduler/adapter.py"
 MENDED = "examples/your_scheduler/mended.py"
 MUTANTS = "tests/registered/sdk/example_adapter.py"
-OUTSIDE = "scripted.adapters.outside:ADAPTER"
+OUTSIDE = "examples/lockstep/outside.py"
 FOUND = "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1"
 WORDS = "c reads block 0, which was written before the cache was flushed"
 

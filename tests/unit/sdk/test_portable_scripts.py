@@ -22,7 +22,7 @@ PLUGIN = "scripted.pytest_plugin"
 BROKEN = str(REPOSITORY / "examples/your_scheduler/adapter.py")
 MENDED = str(REPOSITORY / "examples/your_scheduler/mended.py")
 # Pauses, failing batches and priorities, too.
-OUTSIDE = "scripted.adapters.outside:ADAPTER"
+OUTSIDE = str(REPOSITORY / "examples/lockstep/outside.py")
 
 HEAD = f"from scripted import scripted\n\n@scripted(adapter={BROKEN!r})\n"
 FOUND = (

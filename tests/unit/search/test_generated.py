@@ -38,7 +38,7 @@ from scripted.search.generated import (
 from scripted.search.generated.covering import covering_rows, pairs_of
 from scripted.search.targets import target_named
 
-OUTSIDE = "scripted.adapters.outside:ADAPTER"
+OUTSIDE = "examples/lockstep/outside.py"
 EXAMPLE = "examples/your_scheduler/mended.py"
 
 

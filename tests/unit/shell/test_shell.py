@@ -349,7 +349,7 @@ def test_an_expression_is_shown_and_only_looks():
     assert typed.script == ['r1 = t.start_req(rid="r1", prompt_len=16)', "for _ in range(2):", "    yield"]
 
 
-OUTSIDE = pytest.mark.parametrize("adapter", ["examples/your_scheduler/mended.py", "scripted.adapters.outside:ADAPTER"])
+OUTSIDE = pytest.mark.parametrize("adapter", ["examples/your_scheduler/mended.py", "examples/lockstep/outside.py"])
 
 
 @OUTSIDE
