@@ -40,6 +40,7 @@ def plural(count: int, noun: str) -> str:
 
 # Names of SGLang's scripted runtime whose nearest name here answers another question.
 _ELSEWHERE: Final = {
+    "idle": " (state.queues_clear: nothing waits or runs; state.is_fully_idle: and nothing is in flight)",
     "is_idle": " (state.queues_clear: nothing waits or runs; state.is_fully_idle: and nothing is in flight)",
     "abort_req": " (did you mean 'abort'?)",
     "abort_request": " (did you mean 'abort'?)",
@@ -49,9 +50,14 @@ _ELSEWHERE: Final = {
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest known word, or nothing; of those as near, for one that begins alike."""
+    """`` (did you mean 'x'?)`` for the nearest known word, or nothing.
+
+    Of those as near, for one that begins alike, or has the same letters.
+    """
     if word in _ELSEWHERE:
         return _ELSEWHERE[word]
     close = difflib.get_close_matches(word, sorted(known))
-    found = sorted(close, key=lambda one: not (word.startswith(one) or one.startswith(word)))
+    found = sorted(
+        close, key=lambda one: not (word.startswith(one) or one.startswith(word) or sorted(word) == sorted(one))
+    )
     return f" (did you mean {found[0]!r}?)" if found else ""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.live import Live
 
-from scripted.core.phrases import plural, printable
+from scripted.core.phrases import nearest, plural, printable
 from scripted.core.protocol import Adapter, ScriptEnded
 from scripted.core.refusals import BadCommand, ScriptDefinitionError
 from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused
@@ -149,7 +149,7 @@ class DebugSession:
                 raise
             except Exception as exc:
                 self.statements.pop()
-                self._refuse(f"{_text_of(exc)}\nnothing was changed")
+                self._refuse(f"{_text_of(exc, names)}\nnothing was changed")
                 raise _RunAgain("a statement failed") from exc
         for line in news_of(names):
             if line not in before:
@@ -206,7 +206,7 @@ class DebugSession:
         try:
             self._say(printable(repr(value_of(expression, names))))
         except Exception as exc:  # noqa: BLE001 - whatever the expression raises is its answer
-            self._refuse(_text_of(exc))
+            self._refuse(_text_of(exc, names))
 
     def _text_of_show(self, look: Look) -> str:
         if look.word:
@@ -270,9 +270,20 @@ class DebugSession:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _text_of(exc: Exception) -> str:
-    """Errors made for people as they are; others, which an expression raised, with their type."""
-    return str(exc) if isinstance(exc, (BadCall, BudgetSpent, RequestRefused)) else f"{type(exc).__name__}: {exc}"
+def _text_of(exc: Exception, names: Names) -> str:
+    """Errors made for people as they are; others, which an expression raised, with their type.
+
+    A name that is not there is often a field of the state.
+    """
+    if isinstance(exc, (BadCall, BudgetSpent, RequestRefused)):
+        return str(exc)
+    meant = ""
+    if isinstance(exc, NameError):
+        known = [*(name for name in names if not name.startswith("_")), "state"]
+        is_field = hasattr(names["t"].state, exc.name)
+        meant = nearest(f"state.{exc.name}", [f"state.{exc.name}"]) if is_field else nearest(exc.name, known)
+        meant = meant or f"; names are {', '.join(known)}"
+    return f"{type(exc).__name__}: {exc}{meant}"
 
 
 def _verdict(done: ScriptEnded) -> str:

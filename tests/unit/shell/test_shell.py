@@ -91,7 +91,8 @@ def test_an_undo_of_more_than_there_is_changes_nothing():
     [
         ("start rid=r1", "rid must be unique among live requests"),
         ("start prompt_len=0", "start_req() takes prompt_len >= 1, a whole number, got 0"),
-        ("until missing.finished", "NameError: name 'missing' is not defined"),
+        ("until missing.finished", "NameError: name 'missing' is not defined; names are t, r1, state"),
+        ("until chunked", "NameError: name 'chunked' is not defined (did you mean 'state.chunked'?)"),
         ("until state.step == 0", "the predicate never held within 400 steps"),
         ("until r1.finished and 1 / 0", "ZeroDivisionError"),
         ("exhaust_kv 99999", "is at most"),
