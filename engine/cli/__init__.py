@@ -36,6 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     # Plain text: boxes cut off the longer flags in a narrow terminal.
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -20,39 +20,75 @@ SAME: Final = {
     "lora-modules": "lora",
     "lora-paths": "lora",
     "max-model-len": "context-length",
+    "max-num-queued-reqs": "max-queued-requests",
     "max-num-seqs": "max-running-requests",
     "model-path": "model",
     "num-speculative-tokens": "speculative-num-draft-tokens",
     "pipeline-parallel-size": "pp-size",
     "pp": "pp-size",
     "random-seed": "seed",
+    "scheduling-policy": "schedule-policy",
     "speculative-draft-model-path": "speculative-draft-model",
 }
 # Switches, which have no value of their own; those of nothing say what is the case here.
 SWITCHES: Final = {
     "disable-cuda-graph": ("--cuda-graphs", "off"),
+    "disable-custom-all-reduce": (),
+    "disable-frontend-multiprocessing": (),
     "disable-log-requests": ("--no-log-requests",),
     "disable-log-stats": (),
     "disable-overlap-schedule": ("--no-async-scheduling",),
     "disable-radix-cache": ("--no-radix-cache",),
+    "disable-uvicorn-access-log": (),
     "enable-auto-tool-choice": (),
+    "enable-cache-report": (),
     "enable-log-requests": ("--log-requests",),
     "enable-metrics": (),
     "enable-mixed-chunk": ("--mixed-chunk",),
     "enable-prefix-caching": ("--radix-cache",),
+    "enable-prompt-tokens-details": (),
+    "enable-request-id-headers": (),
+    "enable-sleep-mode": (),
     "enforce-eager": ("--cuda-graphs", "off"),
+    "no-enable-chunked-prefill": ("--chunked-prefill-size", "-1"),
+    "no-enable-log-requests": ("--no-log-requests",),
     "no-enable-prefix-caching": ("--no-radix-cache",),
+    "skip-server-warmup": (),
 }
-# Their only value here is 1.
+# Their only values here.
 NEUTRAL: Final = {
-    "data-parallel-size": "dp_size",
-    "dp": "dp_size",
-    "dp-size": "dp_size",
-    "ep-size": "ep_size",
-    "nnodes": "nnodes",
-    "tensor-parallel-size": "tp_size",
-    "tp": "tp_size",
-    "tp-size": "tp_size",
+    "chat-template-content-format": ("auto",),
+    "data-parallel-size": ("1",),
+    "dp": ("1",),
+    "dp-size": ("1",),
+    "ep-size": ("1",),
+    "load-format": ("auto", "safetensors"),
+    "model-impl": ("auto", "transformers"),
+    "nnodes": ("1",),
+    "response-role": ("assistant",),
+    "runner": ("auto", "generate"),
+    "swap-space": ("0",),
+    "task": ("auto", "generate"),
+    "tensor-parallel-size": ("1",),
+    "tokenizer-mode": ("auto",),
+    "tp": ("1",),
+    "tp-size": ("1",),
+}
+_ABBREVIATED: Final = {"dp": "dp_size", "tp": "tp_size"}
+# What values of ours are called there, by our flag.
+VALUES: Final = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "reasoning-parser": {"deepseek_r1": "deepseek-r1"},
+    "tool-call-parser": {
+        "deepseek_v3": "deepseek",
+        "deepseek_v31": "deepseek",
+        "deepseekv3": "deepseek",
+        "deepseekv31": "deepseek",
+        "llama3_json": "llama3",
+        "llama4_pythonic": "llama4",
+        "qwen": "hermes",
+        "qwen25": "hermes",
+    },
 }
 # As argparse takes them: -tp.
 _LONG_WITH_ONE_DASH: Final = re.compile(r"-[a-zA-Z_]{2,}")
@@ -80,8 +116,12 @@ def translated(args: Sequence[str]) -> list[str]:
         elif name in SWITCHES and not equals:
             ours += SWITCHES[name]
         elif name in NEUTRAL and (given := value if equals else "".join(rest[:1])):
-            if given != "1":
-                raise typer.BadParameter(f"{flag} must be 1, got {given}; {ELSEWHERE[NEUTRAL[name]]}")
+            if given not in NEUTRAL[name]:
+                rule, remedy = " or ".join(NEUTRAL[name]), ELSEWHERE[_ABBREVIATED.get(name, name.replace("-", "_"))]
+                raise typer.BadParameter(f"{flag} must be {rule}, got {given}; {remedy}")
+            del rest[: not equals]
+        elif name in VALUES and (given := value if equals else "".join(rest[:1])):
+            ours += [f"--{name}", VALUES[name].get(given, given)]
             del rest[: not equals]
         elif flag.startswith("--") or _LONG_WITH_ONE_DASH.fullmatch(flag):
             ours.append(f"--{name}{equals}{value}")

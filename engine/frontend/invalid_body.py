@@ -24,12 +24,17 @@ MAX_COMPARED_ERRORS = 64
 MAX_SHOWN_VALUE_CHARS = 80
 # What the routes of several protocols call the same thing.
 SYNONYMS = {
+    "enable_thinking": ("chat_template_kwargs",),
     "input": ("messages", "prompt", "text"),
+    "max_length": ("max_tokens", "max_new_tokens", "max_output_tokens"),
     "max_new_tokens": ("max_tokens",),
     "max_tokens": ("max_new_tokens", "max_output_tokens"),
+    "n_predict": ("max_tokens", "max_new_tokens", "max_output_tokens"),
     "prompt": ("messages", "text", "input"),
     "text": ("prompt", "messages"),
 }
+# What stands for fields of the body: an argument of a client's library, a part of Ollama's protocol.
+WRAPPERS = ("extra_body", "options", "parameters")
 # What a validator puts after a key that broke a rule itself.
 KEY = "[key]"
 # The ends of the validator's words for a value of another type than a branch takes.
@@ -102,6 +107,8 @@ def _meant(name: str, owner: type[BaseModel]) -> str:
     homes = [home for home, field in fields.items() for kind in _branches(field.annotation) if _has(kind, name)]
     if called is None and homes:
         return f"it is a field of {homes[0]}"
+    if called is None and name in WRAPPERS:
+        return "what is in it are fields of the body itself; send them there"
     return did_you_mean(name, fields) if called is None else f"did you mean {called!r}?"
 
 

@@ -223,7 +223,7 @@ class SamplingFields(StrictBody):
 
     temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
     top_p: float = Field(default=_DEFAULTS.top_p, gt=0, le=1)
-    top_k: int = Field(default=_DEFAULTS.top_k, ge=-1, le=MAX_INT32, description="-1: no limit")
+    top_k: int = Field(default=_DEFAULTS.top_k, ge=-1, le=MAX_INT32, description="-1 or 0: no limit")
     min_p: float = Field(default=_DEFAULTS.min_p, ge=0, le=1)
     frequency_penalty: float = Field(default=_DEFAULTS.frequency_penalty, ge=-2, le=2)
     presence_penalty: float = Field(default=_DEFAULTS.presence_penalty, ge=-2, le=2)
@@ -236,10 +236,6 @@ class SamplingFields(StrictBody):
 
     @model_validator(mode="after")
     def _sampling_rules(self) -> Self:
-        if self.top_k == 0:
-            raise FieldError(
-                "top_k", "top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token"
-            )
         if (count := len(self.stop_strings)) > MAX_STOP_STRINGS:
             raise FieldError("stop", f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
         return self

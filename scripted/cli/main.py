@@ -34,6 +34,7 @@ app = typer.Typer(
     help="Find races of LLM schedulers and write them down: search one, script it step by step, look at what it did.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )

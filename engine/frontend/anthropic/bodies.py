@@ -211,7 +211,7 @@ class MessagesBody(CountTokensBody, RequestFields):
     stop_sequences: Annotated[list[StopString], Field(fail_fast=True)] = Field(default=[], max_length=MAX_STOP_STRINGS)
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=MAX_INT32)
+    top_k: int | None = Field(None, ge=0, le=MAX_INT32)
     metadata: MessagesMetadata = MessagesMetadata()
     service_tier: Literal["auto", "standard_only"] = Field("auto", description="there is one tier")
 

@@ -99,7 +99,7 @@ def test_help_lists_every_flag_once_in_groups_with_its_kind(command: str) -> Non
     shown = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "200"}).stdout
     groups = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
     assert groups == list(GROUPS)
-    flags = re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE)
+    flags = re.findall(r"^  (?:-h, )?--([a-z-]+)", shown, re.MULTILINE)
     expected = {name.replace("_", "-") for name in ServerSettings.model_fields}
     assert sorted(flags) == sorted(expected | {"config", "help", "help-all"})
     for line in (
@@ -118,7 +118,7 @@ def test_help_lists_every_flag_once_in_groups_with_its_kind(command: str) -> Non
 def test_help_shows_what_people_use(command: str) -> None:
     """C09: a screen of flags, and the one that shows all."""
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "120"}).stdout
-    flags = re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE)
+    flags = re.findall(r"^  (?:-h, )?--([a-z-]+)", shown, re.MULTILINE)
     assert {flag.replace("-", "_") for flag in flags} == (USUAL - {"path"}) | {"help_all"}
     assert " [MODEL]" in shown
     assert len(shown.splitlines()) < 75

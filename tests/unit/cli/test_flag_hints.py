@@ -66,6 +66,15 @@ def test_a_misspelt_name_is_guessed(name: str) -> None:
         (["--tensor-parallel-size", "1", "--port", "1"], {"port": 1}),
         (["--tp-size=1", "--dp", "1", "-tp", "1", "--enforce-eager"], {"cuda_graphs": "off"}),
         (["--enable-prefix-caching"], {"radix_cache": True}),
+        (["--dtype", "half", "--tool-call-parser=llama3_json"], {"dtype": "float16", "tool_call_parser": "llama3"}),
+        (
+            ["--dtype=bfloat16", "--reasoning-parser", "deepseek_r1"],
+            {"dtype": "bfloat16", "reasoning_parser": "deepseek-r1"},
+        ),
+        (
+            ["--task", "generate", "--load-format=auto", "--scheduling-policy", "priority"],
+            {"schedule_policy": "priority"},
+        ),
         (["--disable-radix-cache", "-pp", "2"], {"radix_cache": False, "pp_size": 2}),
         (["--pp_size", "2", "--disable-log-requests"], {"pp_size": 2, "log_requests": False}),
         (["--lora-modules", "a=/a", "b=/b", "--port", "1"], {"lora": "a=/a,b=/b", "port": 1}),

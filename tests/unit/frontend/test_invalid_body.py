@@ -76,7 +76,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
             (model, base | fields, param)
             for model, base in ((CompletionBody, {"prompt": "x"}), (ChatBody, {"messages": USER}))
             for fields, param in (
-                ({"top_k": 0}, "top_k"),
                 ({"stream_options": {}}, "stream_options"),
                 ({"stop": ["x"] * 17}, "stop"),
                 ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
@@ -99,7 +98,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         (TokenizeBody, {"prompt": "x", "tools": [TOOL]}, "tools"),
         (TokenizeBody, {"messages": USER, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs"),
         (TokenizeBody, {}, None),
-        (GenerateBody, {"text": "x", "sampling_params": {"top_k": 0}}, "sampling_params.top_k"),
         (GenerateBody, {"text": "x", "sampling_params": {"stop": ["x"] * 17}}, "sampling_params.stop"),
         (
             GenerateBody,

@@ -77,7 +77,7 @@ def test_bad_body_is_one_clear_sentence(body: str, param: str | None, parts: lis
         ("temperature", '"hot"', "must be a number, got 'hot'"),
         ("top_p", "0", "must be > 0, got 0"),
         ("top_p", "1.1", "must be <= 1, got 1.1"),
-        ("top_k", "0", "top_k must be >= 1, or -1"),
+        ("top_k", "-2", "must be >= -1, got -2"),
         ("top_k", "1.5", "must be an integer"),
         ("min_p", "2", "must be <= 1"),
         ("max_new_tokens", "-1", "must be >= 0, got -1"),
