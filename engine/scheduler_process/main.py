@@ -6,26 +6,78 @@ traceback goes to the supervisor as the cause, because a scheduler whose books d
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import zmq
 
 from engine.clock import MonotonicClock
+from engine.errors import ConfigError
 from engine.limits import Limits
+from engine.messages import Aside, CacheEvent, Reply, encode
+from engine.output_files import told_of
 from engine.process.control import Control, Ready
-from engine.process.private_dir import replies_address, requests_address
+from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
+from engine.recording import FlightRecorder, Header, RecordingFile, RecordingGate, Redactor, Sink
 from engine.scheduler.loop import run_loop
-from engine.scheduler.ports import Pipeline
+from engine.scheduler.ports import Gate, Pipeline
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler_process.gate_context import GateContext, load_gate
-from engine.scheduler_process.inbox import Inbox
-from engine.scheduler_process.outbox import ReplySocket
-from engine.scheduler_process.recorded_gate import recorded
+from engine.scheduler_process.inbox import UNBOUNDED, Inbox
 from engine.scheduler_process.traced_gate import StageTimes, TracedGate
 from engine.settings import ServerSettings
+
+
+def recorded(gate: Gate, scheduler: Scheduler, settings: ServerSettings) -> Gate:
+    """The gate, recorded as the settings ask. Raises ConfigError for a place that cannot be written.
+
+    The flight record is dumped when the loop dies, and whenever the process gets SIGUSR2.
+    """
+    sinks: list[Sink] = []
+    header = Header(limits=scheduler.limits, redacted=settings.record_redacted)
+    try:
+        if settings.record:
+            sinks.append(RecordingFile(settings.record))
+        if settings.flight_dir:
+            path = flight_path(settings.flight_dir, os.getpid())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flight = FlightRecorder(header, path)
+            signal.signal(signal.SIGUSR2, lambda *_: flight.leave())
+            sinks.append(flight)
+    except OSError as exc:
+        raise ConfigError(
+            f"record and flight_dir must be places that can be written, got {told_of(exc)}; choose another"
+        ) from exc
+    redactor = Redactor() if settings.record_redacted else None
+    return RecordingGate(gate, scheduler, sinks, redactor=redactor) if sinks else gate
+
+
+def flight_path(folder: str, pid: int) -> Path:
+    """Where the scheduler process ``pid`` leaves its flight record."""
+    return Path(folder) / f"flight-{pid}.rec"
+
+
+class ReplySocket:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, UNBOUNDED)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
+        self._socket.connect(address)
+
+    def send(self, replies: Sequence[Reply | Aside]) -> None:
+        self._socket.send(encode(tuple(replies)), zmq.NOBLOCK)
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        self.send(events)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the socket, waiting up to ``linger_s`` seconds for the last replies to leave."""
+        self._socket.close(linger=int(linger_s * 1000))
+
 
 # Replies of the last step, such as errors for everything live, must leave before the process does.
 LAST_REPLIES_LINGER_S = 0.2

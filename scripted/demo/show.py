@@ -9,9 +9,10 @@ import inspect
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console
 from rich.padding import Padding
@@ -22,13 +23,65 @@ from engine.output_files import write_output
 from scripted.adapters.lockstep.bugs import Mutant, mutant_named
 from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.api import RecordedRun, run_script
+from scripted.core.phrases import printable
 from scripted.demo.race import flush_race
-from scripted.demo.story import Race
 from scripted.report.failure import ServerDied
+from scripted.report.step_log import Said, ShownStep, StepLog
 from scripted.report.table import step_table
 from scripted.report.timeline import render_timeline
 from scripted.report.trace import Trace
 from scripted.script.decorator import spec_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """The turning points of one run: the step that opened the window, the flush and its answer, the end."""
+
+    window: ShownStep
+    flush: ShownStep
+    answer: Said
+    end: ShownStep
+    last_reply: str
+
+    @classmethod
+    def of(cls, log: StepLog) -> Self | None:
+        """The race in these steps; None when its window never opened or no flush was answered."""
+        window = next((step for step in log.steps if step.in_window), None)
+        flush = next((step for step in log.steps if any(said.text == "FLUSH" for said in step.arrived)), None)
+        replies = [said for step in log.steps for said in step.answered]
+        answer = next((said for said in replies if said.text.startswith("flush -> ")), None)
+        if window is None or flush is None or answer is None:
+            return None
+        told = [said.text for said in replies if said.rid is not None]
+        return cls(window=window, flush=flush, answer=answer, end=log.steps[-1], last_reply=(told or [""])[-1])
+
+    @property
+    def flushed_in_the_window(self) -> bool:
+        """The flush met a scheduler whose queues were empty and whose pipeline was not."""
+        return self.flush.step == self.window.step + 1
+
+    def sentences(self) -> Iterator[tuple[int, str]]:
+        """The story, as a step and what it did."""
+        flights = " and ".join(f"#{batch}" for batch in self.window.in_flight)
+        opens = (
+            "launches the last chunk of the prompt. Nothing waits, nothing is partly prefilled, nothing runs: every "
+            f"queue is empty, but {flights} are in flight and their request owns memory. The window is open."
+        )
+        yield self.window.step, opens
+        answer = self.answer.text.removeprefix("flush -> ")
+        sees = (
+            f"sees what is in flight. The flush is {answer}, and nothing else changes."
+            if self.answer.kind == "refused"
+            else "asks the queues alone, finds them empty, and the prefix tree is reset under the request. "
+            f"The answer is {answer}."
+        )
+        yield self.flush.step, f"POST /flush_cache arrives. The idle check {sees}"
+        if self.end.error is not None:
+            died = printable(self.end.error)
+            yield self.end.step, f"a result comes back to a tree that is gone. The scheduler dies: {died}"
+        elif self.last_reply:
+            yield self.end.step, f"the request is done: {self.last_reply}."
+
 
 BUG: Final = "flush-ignores-in-flight"
 TITLE: Final = "The flush race"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import math
 import os
 import sys
 from collections import deque
@@ -18,16 +19,39 @@ from types import FrameType
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 from scripted.core.action import Action, verbs_of
+from scripted.core.clock import VirtualClock
 from scripted.core.phrases import nearest
 from scripted.errors import BadCall, BudgetSpent
 from scripted.report.step_log import Note
 from scripted.script.asked import Asked, check_count, check_predicate, several, truth_of
 from scripted.script.clients import Call
-from scripted.script.clock import ScriptClock
 from scripted.script.handles import BaseRequest, status_of
 from scripted.script.values import Listed, ListedList, Named
 from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
 from scripted.script.windows import holds_in
+
+
+class ScriptClock(Asked):
+    _called = "t.clock"
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._seal()
+
+    def now(self) -> float:
+        """Seconds that the script has advanced time by."""
+        return self._clock.now()
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward; the next step is the first that sees it."""
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not math.isfinite(self._clock.now() + seconds) or seconds < 0:
+            raise BadCall(f"t.clock.advance() takes seconds >= 0, got {seconds!r}; it is {self._clock.now():g} s")
+        self._clock.advance(seconds)
+
+    def __repr__(self) -> str:
+        return f"<virtual time: {self._clock.now():g} s>"
+
 
 _Context = TypeVar("_Context", bound="BaseContext")
 _HARNESS: Final = f"{Path(__file__).parents[1]}{os.sep}"

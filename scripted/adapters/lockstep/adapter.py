@@ -14,10 +14,14 @@ from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
 from scripted.adapters.lockstep.actions import (
     Flush,
+    PauseServing,
+    Press,
     ReleaseGrammars,
     Relieve,
     ResumeServing,
     ResumeStage,
+    SleepServing,
+    StallStage,
     Update,
     WakeServing,
     all_actions,
@@ -41,9 +45,8 @@ from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.adapters.lockstep.space import SPACE
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.adapters.lockstep.workloads import TEXTS
-from scripted.adapters.lockstep.written_tests import settling, test_head
 from scripted.core.action import Action
-from scripted.core.common_actions import ReleaseResults
+from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
@@ -53,8 +56,46 @@ from scripted.core.written import TestHead, WrittenTest
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.script.loader import find_test
+from scripted.search.execution import Outcome
 from scripted.search.generated import Space
 from scripted.search.mutant_search import Found
+
+_LONGEST_LINE: Final = 106
+
+
+def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
+    """What ended the run of a schedule, and what a run that broke off has left to be ended."""
+    # The flush that ends every run of the search is not part of the schedule.
+    implied = [one for one in outcome.implied if not isinstance(one.action, Flush)]
+    open_ends: dict[type[Action], Action] = {}
+    for one in (*placed, *implied):
+        action = one.action
+        if isinstance(action, StallStage):
+            open_ends[ResumeStage] = ResumeStage(stage=action.stage)
+        elif isinstance(action, HoldResults):
+            open_ends[ReleaseResults] = ReleaseResults()
+        elif isinstance(action, Press):
+            open_ends[Relieve] = Relieve()
+        elif isinstance(action, PauseServing):
+            open_ends[ResumeServing] = ResumeServing()
+        elif isinstance(action, SleepServing):
+            open_ends[WakeServing] = WakeServing()
+        elif not (isinstance(action, ReleaseResults) and action.count is not None):
+            open_ends.pop(type(action), None)
+    return implied + [Placed(outcome.steps + 1, action) for action in open_ends.values()]
+
+
+def test_head(config: EngineConfig, body: str) -> TestHead:
+    values = ", ".join(f"{name}={value!r}" for name, value in config_values(config).items())
+    text = f"EngineConfig({values})"
+    if len(text) >= _LONGEST_LINE:
+        text = "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
+    return TestHead(
+        decorator="@scripted(CONFIG)",
+        imports=("from engine import EngineConfig",),
+        more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
+        before=("", f"CONFIG = {text}"),
+    )
 
 
 class LockstepAdapter:

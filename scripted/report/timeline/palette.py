@@ -6,15 +6,64 @@ the colour of the first of the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Final
 
 import msgspec
 
-from scripted.core.phrases import short_rid
+from scripted.core.phrases import printable, short_rid
 from scripted.report.step_log import ShownStep
-from scripted.report.timeline.labels import labels_of
 from scripted.report.trace import Trace
+
+# A rid of this many characters is its own label; "scripted-1" is one.
+_CHARACTERS: Final = 10
+_HEAD: Final = 3
+_TAIL: Final = 5
+# Of the part in which rids with the same head and tail differ.
+_MIDDLE: Final = 5
+
+
+def labels_of(rids: Iterable[str]) -> dict[str, str]:
+    """A label for every rid, printable and distinct."""
+    alike: dict[str, list[str]] = {}
+    for rid in dict.fromkeys(rids):
+        alike.setdefault(_head_and_tail(printable(rid)), []).append(rid)
+    labels: dict[str, str] = {}
+    taken = {label for label, group in alike.items() if len(group) == 1}
+    for label, group in alike.items():
+        for rid, wanted in zip(group, [label] if len(group) == 1 else _with_middles(group), strict=True):
+            labels[rid] = wanted if len(group) == 1 else _free(wanted, taken)
+            taken.add(labels[rid])
+    return labels
+
+
+def _head_and_tail(name: str) -> str:
+    return name if len(name) <= _CHARACTERS else f"{name[:_HEAD]}..{name[-_TAIL:]}"
+
+
+def _with_middles(rids: Sequence[str]) -> list[str]:
+    """Labels for rids with the same head and tail: what lies between what all of them begin and end with."""
+    names = [printable(rid) for rid in rids]
+    begin = _common_start(names)
+    end = _common_start([name[begin:][::-1] for name in names])
+    middles = [name[begin : len(name) - end][:_MIDDLE] for name in names]
+    return [f"{name[:_HEAD]}..{middle}" for name, middle in zip(names, middles, strict=True)]
+
+
+def _common_start(names: Sequence[str]) -> int:
+    """How many characters all of them begin with."""
+    return len(list(takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))))
+
+
+def _free(label: str, taken: set[str]) -> str:
+    """The label, with a number when it is taken."""
+    numbered, number = label, 1
+    while numbered in taken:
+        number += 1
+        numbered = f"{label}~{number}"
+    return numbered
+
 
 # As many as the style defines; further requests start again from the first.
 COLOURS: Final = 8

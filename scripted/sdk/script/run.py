@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from scripted.core.action import Action
+from scripted.core.action import Action, verbs_of
 from scripted.core.phrases import plural
 from scripted.core.refusals import HarnessError
 from scripted.core.run import STEPS_LIMIT
+from scripted.errors import BadCall
 from scripted.script.clients import Call, Chunk, ClientView
-from scripted.script.context import with_verbs
+from scripted.script.context import BaseContext, with_verbs
 from scripted.script.execution import ScriptExecution, ScriptSource
 from scripted.script.run import ScriptedRun
 from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, State, mode_of
@@ -21,8 +22,29 @@ from scripted.script.windows import check_reached
 from scripted.sdk.actions import ACTIONS, actions_of
 from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Refused, Share, Stepped, Tokens
 from scripted.sdk.records import Record
-from scripted.sdk.script.context import SdkContext
 from scripted.sdk.script.handle import SdkRequest
+
+_VERBS: Final = tuple(name for action in ACTIONS for name in verbs_of(action))
+
+
+class SdkContext(BaseContext):
+    """What a script drives the scheduler of an adapter with."""
+
+    @property
+    def last_batch(self) -> MicrobatchInFlight | None:
+        """What the last step launched; None when it launched nothing."""
+        last: MicrobatchInFlight | None = self._run.batch_of_step(self._run.step)
+        return last
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _VERBS:
+            declared = [verb for verb in _VERBS if hasattr(type(self), verb)]
+            raise BadCall(
+                f"t.{name}() is no verb of {self._run.adapter.name} in this configuration, which declares "
+                f"{', '.join(declared)}; its adapter says in Capabilities what it can do"
+            )
+        return super().__getattr__(name)
+
 
 _REFUSED_STATUS = 400
 

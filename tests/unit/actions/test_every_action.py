@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from base_workloads import WORKLOADS
 
 from engine.config import EngineConfig
 from engine.messages import (
@@ -48,7 +49,6 @@ from scripted.adapters.lockstep.actions import (
     all_actions,
     parse_placed,
 )
-from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import call_names, event_text

@@ -7,12 +7,12 @@ import itertools
 from pathlib import Path
 
 import pytest
+from base_workloads import WORKLOADS
 from rich.console import Console
 
 from engine.messages import FlushCache
 from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.bugs.mutants import switched_on
-from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli.console import save_test
 from scripted.core.schedule import Schedule

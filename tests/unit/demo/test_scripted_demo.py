@@ -14,8 +14,7 @@ from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.api import RecordedRun, run_script
 from scripted.demo.race import flush_race
-from scripted.demo.show import BUG, Half
-from scripted.demo.story import Race
+from scripted.demo.show import BUG, Half, Race
 from scripted.script.decorator import spec_of
 from scripted.script.loader import load_test
 

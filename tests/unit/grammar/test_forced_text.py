@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from engine.grammar import CompiledGrammars, fault_of
-from engine.grammar.forced_text import may_force_too_much
-from engine.grammar.source import definition_of
+from engine.grammar.source import definition_of, may_force_too_much
 from engine.messages import Grammar, GrammarKind
 from engine.model.embedded import embedded_folder
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from base_workloads import WORKLOADS
 
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
@@ -32,7 +33,6 @@ from engine.plan import Forward
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.counters import Counters
 from scripted.adapters.lockstep.copies import UNSPECIFIED_EVERY_RUNS, is_specified
-from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.specification import specification
 from scripted.adapters.lockstep.specification.conformance import RULES, Conformance, Nonconformance
 from scripted.core.run import Run

@@ -15,7 +15,7 @@ import pytest
 
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.recording import read_recording
-from engine.scheduler_process.recorded_gate import flight_path
+from engine.scheduler_process.main import flight_path
 from engine.settings import ServerSettings
 from scripted.replay import rerun
 

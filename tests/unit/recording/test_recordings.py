@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from base_workloads import WORKLOADS
 from rich.console import Console
 
 from engine.config import EngineConfig
@@ -33,7 +34,6 @@ from engine.scheduler import Scheduler, run_loop
 from scripted.adapters.lockstep.actions import Flush, Placed, StartRequest
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import limits_of
-from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.cli.replay import show_replay

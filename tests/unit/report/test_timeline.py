@@ -34,9 +34,8 @@ from scripted.core.phrases import short_rid
 from scripted.report.difference import first_difference
 from scripted.report.step_log import Note, ShownBatch, ShownShare, ShownStep, StepLog
 from scripted.report.timeline import page, render_timeline, to_perfetto
-from scripted.report.timeline.labels import labels_of
 from scripted.report.timeline.layout import Layout
-from scripted.report.timeline.palette import COLOURS, Palette, colours_of
+from scripted.report.timeline.palette import COLOURS, Palette, colours_of, labels_of
 from scripted.report.timeline.view import Box, Stripe
 from scripted.report.timeline.widths import column_width, fits
 from scripted.report.trace import Trace, TraceHeader

@@ -10,7 +10,7 @@ import zmq
 
 from engine.messages import Abort, CallAnswer, decode_replies, encode
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
-from engine.scheduler_process.outbox import ReplySocket
+from engine.scheduler_process.main import ReplySocket
 
 ADDRESS = "inproc://requests"
 

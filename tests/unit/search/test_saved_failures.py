@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 
 import msgspec
+from base_workloads import WORKLOADS
 
 from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Prefixes, record
 from scripted.search.strategies import Exhaustive

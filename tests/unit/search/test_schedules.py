@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from base_workloads import WORKLOADS
 
 from engine.errors import ConfigError
 from engine.messages import PauseMode
@@ -19,7 +20,6 @@ from scripted.adapters.lockstep.actions import (
     StartRequest,
     Update,
 )
-from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from base_workloads import WORKLOADS
 
 from engine.scheduler import StepRecord
 from scripted.adapters.lockstep.actions import (
@@ -22,7 +23,6 @@ from scripted.adapters.lockstep.actions import (
     StartRequest,
 )
 from scripted.adapters.lockstep.copies import COPIER
-from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.workloads import FLAGSHIP
 from scripted.core.forks import Frozen

@@ -7,8 +7,8 @@ from collections import Counter
 
 import msgspec
 import pytest
+from base_workloads import WORKLOADS
 
-from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule

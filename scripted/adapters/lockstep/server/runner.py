@@ -6,11 +6,13 @@ Every wait also watches the server's lifeline, so a death is noticed at once and
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +39,6 @@ from scripted.adapters.lockstep.server.growth import ServerGrowth
 from scripted.adapters.lockstep.server.placed import PlacedStages
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.stacks import dump_stacks
-from scripted.adapters.lockstep.server.strays import no_process_left
 from scripted.adapters.lockstep.server.survivor import result_of_survivor
 from scripted.adapters.lockstep.server.wire import (
     HookReady,
@@ -56,6 +57,28 @@ from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.script.source import file_of
+
+
+@contextlib.contextmanager
+def no_process_left(supervisor: int) -> Iterator[None]:
+    """Around the end of a server: kill what is left of its processes, of its session, and of all that they started."""
+    processes = set[psutil.Process]()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        processes.update(psutil.Process(supervisor).children(recursive=True))
+    try:
+        yield
+    finally:
+        for process in processes | set(_of_session(supervisor)):
+            with contextlib.suppress(psutil.NoSuchProcess):  # its pid may be another one's by now
+                process.kill()
+
+
+def _of_session(leader: int) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == leader:
+                yield process
+
 
 SCRIPTED_GATE: Final = "scripted.adapters.lockstep.server.gate:scripted_gate"
 # How much a stage holds, before the first script and after each.

@@ -7,18 +7,24 @@ bodies, text and stop strings.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
+from engine.limits import Limits
+from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Reply
 from engine.scheduler import Scheduler, run_loop
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, kind_of
+from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
+from scripted.adapters.lockstep.script.world import World
+from scripted.adapters.lockstep.sim.clients import SimClients
 from scripted.adapters.lockstep.sim.limits import simulated_limits
-from scripted.adapters.lockstep.sim.world import SimWorld
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.errors import Overdue
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.deadline import Deadline
@@ -27,6 +33,53 @@ from scripted.script.execution import OneScript
 from scripted.script.options import ScriptOptions
 from scripted.script.process_state import ProcessState
 from scripted.script.watchdog import watchdog
+
+
+class SimWorld(World):
+    tier = "sim"
+    clients: SimClients
+    pipeline: SimulatedPipeline
+
+    def __init__(self, limits: Limits, model_name: str) -> None:
+        self.pipeline = SimulatedPipeline(limits)
+        self.clients = SimClients(limits, model_name)
+        self._grammars: dict[int, GrammarReady] = {}
+
+    def take_messages(self) -> list[ClientMessage]:
+        return self.clients.take_sent()
+
+    def decoder(self) -> ByteDecoder:
+        return ByteDecoder()
+
+    def wait(self) -> None:
+        raise EngineError("a verb waits for a message that its client never sent")
+
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        event = self.pipeline.next_completion(0)
+        assert event is not None, f"microbatch {microbatch_id} is due, but the pipeline has nothing"
+        return event
+
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.ready_grammars()})
+        return self._grammars.pop(grammar_id)
+
+    def answer(self, replies: Sequence[Reply]) -> None:
+        self.clients.send(replies)
+
+    def corruptions(self) -> Sequence[str]:
+        return self.pipeline.corruptions
+
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        self.pipeline.kill_stage(stage)
+        event = self.pipeline.next_completion(0)
+        assert event is not None
+        return event
+
+    def stall_stage(self, stage: int) -> None:
+        self.pipeline.stall_stage(stage)
+
+    def resume_stage(self, stage: int) -> None:
+        self.pipeline.resume_stage(stage)
 
 
 class _EngineScript(OneScript):
