@@ -19,6 +19,9 @@ _LOOKS: Final = 20
 _LOOK_EVERY_S: Final = 0.02
 # What catches every Exception is struck again so much later.
 _AGAIN_S: Final = 0.5
+# What waits for ever computes less than this share of the time; a starved process more, and it gets so many turns.
+_LEAST_SHARE: Final = 0.01
+_TURNS_LIMIT: Final = 12
 
 
 class _Struck(BaseException):
@@ -35,22 +38,25 @@ def watchdog(
 ) -> Iterator[None]:
     """Raise Overdue in this thread after ``timeout_s`` seconds. Only the main thread can be watched; others are not.
 
-    ``is_busy``: what is watched computes all the time. If it hardly has by then, its process was stopped or starved: it
-    gets the same time once more, and what catches Overdue is struck again. A place that ``is_meant`` is looked for
-    before any other. A timer that runs already, such as that of pytest-timeout, goes on afterwards.
+    ``is_busy``: what is watched computes all the time. If it has not for half of the time, its process was stopped or
+    starved: it gets the same time once more, and again while it computes at all; and what catches Overdue is struck
+    again. A place that ``is_meant`` is looked for before any other. A timer that runs already, such as that of
+    pytest-timeout, goes on afterwards.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
 
-    was_starved, looks, said = False, 0, ""
+    turns, computed_before, looks, said = 0, 0.0, 0, ""
 
     def overdue(_signum: int, frame: FrameType | None) -> None:
-        nonlocal was_starved, looks, said
+        nonlocal turns, computed_before, looks, said
         if said:
             raise _Struck
-        if is_busy and not was_starved and time.process_time() - computed < timeout_s / 2:
-            was_starved = True
+        spent = time.process_time() - computed
+        goes_on = not turns or spent - computed_before > _LEAST_SHARE * timeout_s
+        if is_busy and spent < timeout_s / 2 and goes_on and turns < _TURNS_LIMIT:
+            turns, computed_before = turns + 1, spent
             signal.setitimer(signal.ITIMER_REAL, timeout_s)
             return
         looks += 1

@@ -27,6 +27,14 @@ def test_a_process_that_was_stopped_is_given_the_time_again() -> None:
         time.sleep(0.5)
 
 
+def test_a_process_that_is_starved_for_long_is_given_the_time_again_and_again() -> None:
+    """On a machine with more to do than cores a run of one second of work had been reported as one without end."""
+    with watchdog(0.2, is_busy=True):
+        for _ in range(10):
+            time.sleep(0.07)
+            _compute(0.005)
+
+
 @pytest.mark.parametrize("wait", [time.sleep, _compute])
 def test_what_computes_or_waits_for_ever_is_stopped(wait: object) -> None:
     assert callable(wait)
