@@ -223,6 +223,14 @@ def test_every_size_is_compared_after_every_step(name: str) -> None:
     assert _judged(result, scheduler, events) in RULES
 
 
+def test_the_parts_of_a_prompt_are_compared() -> None:
+    """Only a script reads them: no plan, reply or size had shown that they are not counted."""
+    scheduler, events, result = _first_step()
+    for request in scheduler.books.requests.values():
+        request.chunks_done += 1
+    assert _judged(result, scheduler, events) == "Chunks"
+
+
 _CACHED = "page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=9 new=1; 3 start b prompt=9 seed=1"
 
 

@@ -150,6 +150,11 @@ class Conformance:
             if not _agree(self.specification, scheduler):
                 _compare_stats(self.specification.stats(), scheduler.stats())
             _compare_window(self.specification.memory, scheduler.memory.sliding_window)
+        if expected.mode is ForwardMode.PREFILL or expected.mode is ForwardMode.MIXED:
+            for rid in [segment.rid for segment in expected.segments]:
+                parts, found = self.specification.live[rid].parts, scheduler.books.requests[rid].chunks_done
+                if parts != found:
+                    raise Nonconformance("Chunks", f"the parts of {rid} so far must be {parts}, but are {found}")
         if self.specification.memory.evictions != evictions:
             self.check_cache(scheduler)
         if expected.grammars != result.grammars:

@@ -80,6 +80,7 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
         if not engine.memory.extend(request, end):
             break
         request.planned_tokens, request.in_flight = end, request.in_flight + 1
+        request.parts += start > request.hit_tokens or end < request.goal_tokens
         engine.chunked = None if end == request.goal_tokens else request
         budget -= end - start
         plan.append((request, start, end))

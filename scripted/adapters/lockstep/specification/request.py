@@ -60,8 +60,9 @@ class SpecifiedRequest:
     Of its ``pages`` the first are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
     With window layers it uses a window page beside each page from ``window_start`` on. Of its tokens, ``hit_tokens``
     were in the cache when it was admitted, those before ``planned_tokens`` are launched, and ``goal_tokens`` are
-    computed before it decodes. ``cached_tokens`` were hit when it was admitted first. The logits of the positions from
-    ``due`` to ``due_end`` have not yet given the prompt logprobs that were asked for.
+    computed before it decodes; ``parts`` counts those of a prompt that is split. ``cached_tokens`` were hit when it was
+    admitted first. The logits of the positions from ``due`` to ``due_end`` have not yet given the prompt logprobs that
+    were asked for.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class SpecifiedRequest:
         self.is_whole = False  # whether it ended with a token
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
-        self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = 0
+        self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = self.parts = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again
