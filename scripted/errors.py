@@ -42,7 +42,7 @@ class BudgetSpent(AssertionError):
 
 
 class BadCall(ValueError):
-    """A script called a verb in a way that it does not take. ``made`` counts all that there were in this process."""
+    """A script used a verb, wait or query in a way that tests nothing. ``made`` counts all of this process."""
 
     is_meant_for_the_script = True
     made: ClassVar[int] = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ScriptDefinitionError(Exception):
-    """What was given cannot be a script, a schedule or a target; the text says what it should be."""
+    """The input is no valid script, schedule or target; the text says what it should be."""
 
 
 class BadCommand(ScriptDefinitionError):

@@ -21,7 +21,7 @@ class Bounds(NamedTuple):
 
 
 class Violation(AssertionError):
-    """The engine broke a promise; the text says which. ``bounds`` are those that the last launch did not keep."""
+    """The scheduler broke a promise; the text says which. ``bounds`` are those that the last launch exceeded."""
 
     def __init__(self, text: str, *, bounds: Bounds | None = None) -> None:
         super().__init__(text)

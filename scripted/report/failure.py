@@ -128,7 +128,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptError(Exception):
-    """A script did not pass. ``report`` says everything that is known; ``str()`` is the report as text."""
+    """A script did not pass. ``report`` has all that is known; ``str()`` is the report as text."""
 
     def __init__(self, report: FailureReport) -> None:
         super().__init__(report.headline)

@@ -35,7 +35,7 @@ class BaseRequest(Nameless, ABC):
 
     @property
     def req(self) -> Any:
-        """The scheduler's live object, up to the very step that ends it; None before its first step and afterwards."""
+        """The scheduler's live object, up to the step that ends it; None before its first step and afterwards."""
         return None
 
     @property

@@ -221,7 +221,7 @@ class SchedulerAdapter:
         return " ".join(f"{name}={count}" for name, count in run.machine.counts().items())
 
     def where(self, run: Any, rid: str | None) -> tuple[str, str]:
-        """From the account of what was told and computed."""
+        """From the account of replies and computed positions."""
         oracle: SdkOracle = run.oracle
         live = oracle.account.live
         if rid is None:
@@ -240,7 +240,7 @@ class SchedulerAdapter:
         return ()
 
     def obstacle(self, run: Any) -> Action | None:  # noqa: ARG002 - the protocol's
-        """Nothing: an adapter of a scheduler in which more may stand still says so."""
+        """Nothing; an adapter overrides it to name a reason why requests may stand still."""
         return None
 
     def finale(self, run: Any, turn: int) -> Sequence[Event]:
@@ -260,7 +260,7 @@ class SchedulerAdapter:
         return log_of(records, self._limits(config))
 
     def check_records(self, records: Sequence[Record]) -> None:
-        """Everything was judged step by step."""
+        """Nothing: every step was checked as it ran."""
 
     def freeze(self, run: Any) -> Frozen[Any] | None:
         """As it is now, where it can be copied."""

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers that a plan must obey and that base workloads are made of.
+    """The numbers that every plan must obey; base workloads are made from them.
 
     ``blocks`` is how many blocks requests can own together. ``batch_tokens`` and ``batch_requests`` bound one batch,
     ``context_tokens`` prompt and output of a request. ``depth`` batches may be in flight.

@@ -37,15 +37,15 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """A client gives a request up. It may be unknown, or ended: then nothing happens."""
+    """A client aborts a request. An unknown or ended one changes nothing."""
 
     rid: str
 
 
 class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
-    """The prefix cache is to be emptied; the answer says whether it was.
+    """Empty the prefix cache; the answer says whether it was.
 
-    With ``force``, where the adapter declares it, what runs is preempted for it.
+    With ``force``, where the adapter declares it, running requests are preempted for it.
     """
 
     call_id: str
@@ -85,7 +85,7 @@ class BatchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
-    """Something that this machine alone knows, such as a transfer that will fail. Nobody is promised anything by it."""
+    """Something that only this machine knows, such as a transfer that will fail. It promises nothing to clients."""
 
     name: str
     value: int = 0
@@ -149,7 +149,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """KV that comes from outside and is there before the batch of the same step is computed.
+    """KV that comes from outside, before the batch of the same step is computed.
 
     It is that of the positions from ``start`` to the end of ``token_ids``, which are the tokens of the request ``rid``
     from its first one on; ``block_ids`` is its block table. In the blocks ``missing`` nothing arrived: what is computed

@@ -280,8 +280,9 @@ def _text_of(exc: Exception, names: Names) -> str:
     meant = ""
     if isinstance(exc, NameError):
         known = [*(name for name in names if not name.startswith("_")), "state"]
-        is_field = hasattr(names["t"].state, exc.name)
-        meant = nearest(f"state.{exc.name}", [f"state.{exc.name}"]) if is_field else nearest(exc.name, known)
+        name = exc.name or ""
+        is_field = hasattr(names["t"].state, name)
+        meant = nearest(f"state.{name}", [f"state.{name}"]) if is_field else nearest(name, known)
         meant = meant or f"; names are {', '.join(known)}"
     return f"{type(exc).__name__}: {exc}{meant}"
 

@@ -172,9 +172,9 @@ class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     @staticmethod
     @verb
     def sleep(t: Any, level: int = 1, mode: str = "retract") -> Call:
-        """POST ``/sleep``: requests go back to the queue or end (``abort``); weights and KV are given back.
+        """POST ``/sleep``: requests go back to the queue or end (``abort``); weights and KV memory are released.
 
-        After level 2 the engine wakes only when the weights were updated.
+        After level 2 the engine wakes only once the weights were updated.
         """
         if level not in _LEVELS or isinstance(level, bool):
             raise BadCall(f"sleep() takes level 1 or 2, got {level!r}")
@@ -213,7 +213,7 @@ class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=T
     @staticmethod
     @verb
     def wake(t: Any) -> Call:
-        """POST ``/wake``: weights and KV memory are taken again, and what waits is computed."""
+        """POST ``/wake``: the stages take weights and KV memory back, and waiting requests go on."""
         return WakeServing().post(t)
 
     def reaches(self, run: RunLike) -> bool:

@@ -52,7 +52,7 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
     @staticmethod
     @verb
     def release_grammars(t: Any, n: int | None = None) -> None:
-        """Let ``n`` grammars become ready, in the order in which they were ordered, or all and stop holding."""
+        """Let the oldest ``n`` grammars become ready, or all and stop holding."""
         t.check_released("release_grammars()", n)
         t.run.grammars.release(n)
 
@@ -74,7 +74,7 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     @staticmethod
     @verb
     def fail_next_grammar(t: Any) -> None:
-        """Make the next grammar that would become ready one that cannot be compiled; the engine goes on."""
+        """Make the next grammar that would become ready fail to compile; the engine goes on."""
         t.run.grammars.fail_next()
         t.count_in_vain("failures of a grammar that none met")
 

@@ -229,7 +229,7 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
     @staticmethod
     @verb
     def release_exhausted(t: Any) -> None:
-        """Give back all that the ``exhaust`` verbs keep; nothing to do when they keep nothing."""
+        """Give back everything that the ``exhaust`` verbs keep."""
         t.run.act(Relieve())
 
     def reaches(self, run: RunLike) -> bool:

@@ -28,7 +28,7 @@ MAX_DELAY_S: Final = 2.0
 
 @with_verbs(all_actions())
 class ScriptContext(BaseContext):
-    """What a script drives the engine with."""
+    """``t``: the verbs, waits and queries of a script on the engine."""
 
     # -- looking --
 
@@ -54,7 +54,7 @@ class ScriptContext(BaseContext):
         return self.scheduler.counters.forward_ct  # type: ignore[no-any-return]
 
     def predicted_chunk(self, prefix_tokens: int) -> int:
-        """How large the next part of a long prompt is after this prefix, in a microbatch of its own."""
+        """Tokens of the next part of a long prompt after this prefix, in its own microbatch."""
         if not isinstance(prefix_tokens, int) or isinstance(prefix_tokens, bool) or prefix_tokens < 0:
             raise BadCall(f"t.predicted_chunk(prefix_tokens) takes a number of tokens >= 0, got {prefix_tokens!r}")
         limits, sizes = self.scheduler.limits, self.scheduler.planner.chunk_sizes
@@ -62,7 +62,7 @@ class ScriptContext(BaseContext):
         return budget if sizes is None else sizes.part(prefix_tokens, limits.context_length, room=budget)
 
     def engine_stats(self) -> EngineStats:
-        """The scheduler's counters; what has arrived waits."""
+        """The scheduler's counters; arrived requests count as waiting."""
         stats: EngineStats = self.scheduler.stats()
         return msgspec.structs.replace(stats, waiting=stats.waiting + len(self._run.arrived_requests))
 
@@ -75,7 +75,7 @@ class ScriptContext(BaseContext):
         return {node.id: node.lock_ref for node in self.scheduler.memory.tree.nodes()}
 
     def host_tokens(self, prompt_ids: Sequence[int]) -> int:
-        """Tokens of a prompt that a request would load from the host now: those after what the tree has."""
+        """Tokens of a prompt that a request would load from the host now, after its hit in the tree."""
         limits, memory = self.scheduler.limits, self.scheduler.memory
         if memory.host is None:
             raise BadCall("t.host_tokens(prompt_ids) needs a second tier; write EngineConfig(host_kv_tokens=...)")
@@ -84,7 +84,7 @@ class ScriptContext(BaseContext):
         return memory.cached_tokens(ids) - min(memory.tree.match_length(ids), whole)  # type: ignore[no-any-return]
 
     def told_tokens(self, prompt_ids: Sequence[int]) -> int:
-        """Tokens of a prompt that are cached, as far as the engine's KV events have told; in full pages."""
+        """Cached tokens of a prompt according to the engine's KV events, in full pages."""
         limits = self.scheduler.limits
         if not limits.kv_events:
             raise BadCall("t.told_tokens(prompt_ids) needs KV events; write EngineConfig(kv_events=True)")
@@ -132,7 +132,7 @@ class ScriptContext(BaseContext):
         self._run.order_link(CutLink(stage=i))
 
     def heal_link(self, i: int) -> None:
-        """Let everything through again, what was held back first; ends a delay too."""
+        """Let everything through again, held bytes first; ends a delay too."""
         self.check_stage(i)
         self._run.order_link(HealLink(stage=i))
 
@@ -171,7 +171,7 @@ class ScriptContext(BaseContext):
     # -- inside --
 
     def loose_ends(self) -> dict[str, int]:
-        """With the failures of grammars that no grammar met."""
+        """Also the ``fail_next_grammar`` calls that no grammar met."""
         left = self._in_vain.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
         if left > 0:
             self._in_vain["failures of a grammar that none met"] = left

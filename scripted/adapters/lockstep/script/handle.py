@@ -57,7 +57,7 @@ class RequestHandle(BaseRequest):
             self._just_ended = True
 
     def step_on(self) -> None:
-        """A step after the one that ended it begins: the live object is gone."""
+        """The step after its end begins: the live object is gone."""
         self._just_ended = False
 
     def see_chunked(self, *, is_parked: bool) -> None:
@@ -66,7 +66,7 @@ class RequestHandle(BaseRequest):
         self._is_parked = is_parked
 
     def see_refusal(self, refusal: Refusal) -> None:
-        """Note that the scheduler refused it after all: it had arrived, but the engine changed before its step."""
+        """Note that the scheduler refused it: the engine changed between its arrival and its step."""
         self._end = TokenOutput(rid=self.rid, finish_reason=FinishReason.ERROR, error=refusal.message)
 
     def was_computed_with(self, weights_version: int) -> bool:
@@ -77,7 +77,7 @@ class RequestHandle(BaseRequest):
 
     @property
     def req(self) -> Request | None:
-        """The scheduler's live object, up to the very step that ends it; None before its first step and afterwards."""
+        """The scheduler's live object, up to the step that ends it; None before its first step and afterwards."""
         return None if self._end is not None and not self._just_ended else self._request
 
     @property
@@ -110,7 +110,7 @@ class RequestHandle(BaseRequest):
 
     @property
     def chunked_parks(self) -> int:
-        """How often it was parked while partly prefilled: a step launched none of it; such steps in a row are one."""
+        """How often it was parked while partly prefilled: a step launched none of it; consecutive steps count once."""
         return self._chunked_parks
 
     @property

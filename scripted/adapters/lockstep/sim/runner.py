@@ -110,7 +110,7 @@ class _EngineScript(OneScript):
 
 
 class ScriptedSim(ScriptRunner):
-    """Runs scripts in the sim tier. Every script gets a scheduler and a pipeline of its own."""
+    """Runs scripts in the sim tier. Every script gets its own scheduler and pipeline."""
 
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
@@ -119,7 +119,7 @@ class ScriptedSim(ScriptRunner):
 
     @classmethod
     def start(cls, config: EngineConfig, *, mutant: str | None = None) -> AbstractContextManager[ScriptedSim]:
-        """A sim for this configuration; ``mutant`` switches one of the gallery's bugs on."""
+        """A sim of this configuration; ``mutant`` switches a gallery bug on."""
         return cls(config, mutant=mutant)
 
     def _run(
