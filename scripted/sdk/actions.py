@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.phrases import nearest
@@ -15,6 +17,7 @@ from scripted.errors import BadCall
 from scripted.script.asked import bounded, check_count, check_prompt_len
 from scripted.script.clients import Call
 from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.images import images_in, with_images
 from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume
 
 _EXTRA_RID: Final = "extra"
@@ -22,7 +25,7 @@ _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
 # Of a request, what is said in a schedule and in a script by the same name, and is 0 without it.
-_NUMBERS: Final = ("priority", "lora", "grammar", "session")
+_NUMBERS: Final = ("priority", "lora", "grammar", "session", "images")
 _GRAMMARS: Final = (0, 1, -1)
 # Arguments of start_req that say something to an engine with a model, at the value that says nothing.
 _NEUTRAL: Final[Mapping[str, Any]] = {
@@ -47,7 +50,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
     ``lora`` computes it, 0 is none; ``grammar`` masks its tokens with 1, and does not compile with -1.
-    With ``session`` 1 it keeps its KV for more input.
+    With ``session`` 1 it keeps its KV for more input. Its ``images`` are numbered from ``seed`` and ``tail`` together.
     """
 
     rid: str
@@ -61,6 +64,7 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     lora: int = 0
     grammar: int = 0
     session: int = 0
+    images: int = 0
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = ("start b prompt=20 new=3", "start b prompt=40 seed=1 priority=1 stop=7")
@@ -85,24 +89,27 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         lora: int = 0,
         grammar: int = 0,
         session: int = 0,
+        images: int = 0,
         **others: Any,
     ) -> Any:
         """Begin a request with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``, whose bytes are its tokens.
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. With ``shared_len`` only
         that many are those of ``prompt_seed``, and the others are those of ``tail_seed``. ``lora`` is the number of the
-        LoRA that computes it; with ``grammar=1`` its tokens are masked, and with -1 its grammar does not compile. A rid
-        is free again when its request has ended. Other arguments of ``start_req`` are taken at the value that changes
-        nothing.
+        LoRA that computes it; with ``grammar=1`` its tokens are masked, and with -1 its grammar does not compile. It
+        has so many ``images``, numbered from ``prompt_seed`` and ``tail_seed`` together. A rid is free again when its
+        request has ended. Other arguments of ``start_req`` are taken at the value that changes nothing.
         """
         _check_neutral(t, others)
-        _check_declared(t, {"priority": priority, "lora": lora, "grammar": grammar, "session": session})
+        asked = {"priority": priority, "lora": lora, "grammar": grammar, "session": session, "images": images}
+        _check_declared(t, asked)
         prompt = _prompt_of(prompt_len, prompt_ids, text, prompt_seed, shared_len, tail_seed)
         check_count("start_req()", "max_new_tokens", max_new_tokens)
         stops = _tokens("stop_token_ids", stop_token_ids)
         name = _free_rid(t, rid)
-        more = {"stop_token_ids": stops, "priority": priority, "lora": lora, "grammar": grammar}
+        more: dict[str, Any] = {"stop_token_ids": stops, "priority": priority, "lora": lora, "grammar": grammar}
         more["session"] = len(prompt) if session else 0
+        more["images"] = images_in(len(prompt), images, prompt_seed + tail_seed)
         return t.run.start(message_of(t.run, name, prompt, max_new_tokens, **more))
 
     @property
@@ -112,9 +119,10 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     def apply(self, run: RunLike) -> None:
         """The next step sees it, unless one of this name is alive."""
         if not run.is_live(self.rid):
-            stops = () if self.stop is None else (self.stop,)
-            more = {"stop_token_ids": stops, "priority": self.priority, "lora": self.lora, "grammar": self.grammar}
+            more: dict[str, Any] = {"stop_token_ids": () if self.stop is None else (self.stop,)}
+            more |= {"priority": self.priority, "lora": self.lora, "grammar": self.grammar}
             more["session"] = self.prompt if self.session and not self.grammar else 0
+            more["images"] = images_in(self.prompt, self.images, self.seed + self.tail)
             message = message_of(run, self.rid, self.prompt_ids, self.new, **more)
             run.device.begin(message)
             run.give(message)
@@ -122,7 +130,8 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     def verbs(self) -> tuple[Verb, ...]:
         more: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name)}
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
-        more |= {"shared_len": self.shared, "tail_seed": self.tail} if self.shared else {}
+        more |= {"shared_len": self.shared} if self.shared else {}
+        more |= {"tail_seed": self.tail} if self.shared or self.tail else {}
         return (
             Verb(
                 "start_req",
@@ -144,10 +153,13 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         limits, can = base.limits
         starts = [start for start in base.starts if isinstance(start, cls)]
         urgent = max((start.priority for start in starts), default=0) + 1 if can.priority else 0
-        for prompt, seed, lora, grammar in dict.fromkeys((s.prompt, s.seed, s.lora, s.grammar) for s in starts):
-            yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, grammar=grammar)
-            if lora:
-                yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora % can.loras + 1)
+        for twin in dict.fromkeys(cls(rid=_EXTRA_RID, priority=urgent, **_content_of(start)) for start in starts):
+            yield twin
+            if twin.lora:
+                yield msgspec.structs.replace(twin, lora=twin.lora % can.loras + 1)
+            if twin.images:
+                # The same tokens around other images.
+                yield msgspec.structs.replace(twin, tail=1)
         yield cls(rid=_PRESSURE_RID, prompt=_half_of(limits, can), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
@@ -168,12 +180,19 @@ class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
             lora=event.lora,
             grammar=event.grammar,
             session=min(event.session, 1),
+            images=len(event.images),
         )
 
 
 def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, **more: Any) -> Add:
     """The message of a request; no other of its rid is alive."""
+    prompt = with_images(prompt, more.get("images", ()))
     return Add(rid=rid, prompt_ids=prompt, max_new_tokens=new, arrival=run.oracle.arrive(rid), **more)
+
+
+def _content_of(start: SubmitRequest) -> Mapping[str, int]:
+    """What makes another request a twin of this one."""
+    return {name: getattr(start, name) for name in ("prompt", "seed", "lora", "grammar", "images")}
 
 
 def _half_of(limits: Limits, can: Capabilities) -> int:
@@ -348,6 +367,7 @@ def actions_of(can: Capabilities) -> tuple[type[Action], ...]:
 def _check_declared(t: Any, asked: Mapping[str, int]) -> None:
     can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
     known = {"priority": can.priority, "lora": can.loras, "grammar": can.grammars, "session": can.sessions}
+    known["images"] = can.images
     lora, grammar, session = asked["lora"], asked["grammar"], asked["session"]
     for name, value in asked.items():
         if value and not known[name]:

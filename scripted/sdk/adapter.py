@@ -78,7 +78,7 @@ class SchedulerAdapter:
     further base schedules by name, ``settings`` further values of settings that generated targets try. ``actions`` are
     further ones, each with the settings, and their values, without which it has nothing to act on, and ``undoing`` what
     undoes them. ``needed`` are settings of the same kind by what needs them: another setting, which makes no machine or
-    no difference without, or requests that have priorities, loras or grammars.
+    no difference without, or requests that have priorities, loras, grammars or images.
     ``packages`` are those of the scheduler: what their code raises is a finding, also where it was only looked at.
     ``standalone`` says how a finding is written without the adapter, ``live`` how a real server is started, for the
     server tier of scripts. ``api`` is the version of this interface that the adapter is written for.

@@ -32,11 +32,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PauseMode(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to pause. ``stops_running``: nothing is launched; else no request begins. ``aborts``: live ones end."""
+    """One way to pause. ``stops_running``: nothing is launched; else no request begins. ``aborts``: live ones end.
+
+    ``flushes``: before it is answered, all that was computed is given up, as a flush does it.
+    """
 
     name: str
     stops_running: bool = True
     aborts: bool = False
+    flushes: bool = False
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     answered by a last reply with ``abort``; without it the request has ended for its client when it was aborted.
     ``grammars``: the tokens of a request may be masked. ``loras``: so many LoRAs are known, of which requests that are
     computed together have ``loras_together`` at most. ``sessions``: a request may keep its KV for the next.
+    ``images``: prompts may have images, and so many tokens of what the encoder made of them are kept.
     ``late_launches``: how often a request may still be launched after its abort, before its next result ends it.
     """
 
@@ -64,5 +69,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     loras: int = 0
     loras_together: int = 0
     sessions: bool = False
+    images: int = 0
     answers_aborts: bool = True
     late_launches: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from scripted.core.tokens import tokens_alone
+from scripted.sdk.images import Image
 
 # -- events: what a step is given, in order --
 
@@ -19,6 +20,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     computes it, where there are any; 0 is none. With ``grammar`` 1 its tokens are masked; one of -1 does not compile,
     and the request ends with an error. Of a ``session`` so many of the prompt's last tokens are new: its other tokens
     are what the request before it in the session had, without the last that it said, and its KV is kept in between.
+    ``images`` are in order; the tokens of ``prompt_ids`` at their positions are their content.
     """
 
     rid: str
@@ -30,6 +32,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     lora: int = 0
     grammar: int = 0
     session: int = 0
+    images: tuple[Image, ...] = ()
 
     def alone(self, most: int) -> tuple[int, ...]:
         """The first ``most`` tokens that it says where nothing disturbs it."""
@@ -108,6 +111,17 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The block table of layers that keep one state of all tokens before: it begins as that after the last of them.
+
+    The state after position ``p`` is in ``block_ids[p // tokens]``. A share leaves that after its last position there,
+    and none of those between.
+    """
+
+    block_ids: tuple[int, ...]
+    tokens: int
+
+
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What one request computes in a batch: the positions ``start`` to ``start + count - 1``.
 
@@ -117,8 +131,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     share begins where the one before it came to. ``known_tokens`` is how many tokens the request has, those in flight
     included, where the scheduler knows better than the results that it was given: after it dropped some of them.
     ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it does not know yet.
-    Where layers differ in what they attend to, ``windows`` are the tables of the other groups, in blocks of the same
-    pool and size.
+    Where layers differ in what they attend to, ``windows`` and ``states`` are the tables of the other groups, in blocks
+    of the same pool and size.
     """
 
     rid: str
@@ -129,6 +143,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     known_tokens: int | None = None
     token_ids: tuple[int, ...] | None = None
     windows: tuple[Window, ...] = ()
+    states: tuple[State, ...] = ()
 
     @property
     def tables(self) -> tuple[tuple[int, ...], ...]:
@@ -141,11 +156,16 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     Before that, ``copies`` are made in their order, each from the first block to the second: of requests that are
     swapped out and in, of prefixes that two requests go on from. Host memory has block numbers of its own.
+
+    The device keeps what its encoder made of images, by their numbers, until it is told to drop it: first those in
+    ``dropped``, then those in ``encoded`` are computed, each a request and the place of the image among its own.
     """
 
     id: int
     shares: tuple[Share, ...]
     copies: tuple[tuple[int, int], ...] = ()
+    encoded: tuple[tuple[str, int], ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

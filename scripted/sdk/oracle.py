@@ -171,7 +171,7 @@ class SdkOracle(Oracle):
         if len(blocks) > self._limits.blocks:
             raise Violation(f"batch {batch.id} is computed in {len(blocks)} blocks, of {self._limits.blocks}")
         for share in batch.shares:
-            self._tables = max(self._tables, len(share.tables))
+            self._tables = max(self._tables, len(share.tables) + len(share.states))
             self._check_share(share)
             # Of the guesses those that were right were computed; the token after them was sampled, and comes next.
             known = pipeline.known_tokens(share.rid)
@@ -193,7 +193,11 @@ class SdkOracle(Oracle):
         size = self._limits.block_size
         for share in batch.shares:
             first, last = share.start // size, (share.start + share.count - 1) // size
-            for block in (block for table in share.tables for block in table[first : last + 1]):
+            written = [block for table in share.tables for block in table[first : last + 1]]
+            for state in share.states:
+                at = (share.start + share.count - 1) // state.tokens
+                written += state.block_ids[at : at + 1]
+            for block in written:
                 other = owners.setdefault(block, share.rid)
                 if other != share.rid:
                     raise Violation(f"batch {batch.id} writes block {block} for {other} and for {share.rid}")

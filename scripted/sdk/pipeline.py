@@ -16,7 +16,19 @@ from scripted.core.masks import state_after
 from scripted.core.tokens import guesses, links_of, next_token, root_of
 from scripted.core.violation import Bounds, Violation
 from scripted.sdk.capabilities import Capabilities, Limits
-from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Load, Share, Stepped
+from scripted.sdk.messages import (
+    Add,
+    Answer,
+    Batch,
+    BatchFailed,
+    BatchResult,
+    Event,
+    FlushCache,
+    Load,
+    Pause,
+    Share,
+    Stepped,
+)
 
 # In a slot whose KV did not arrive or was computed from such a slot; and what is sampled from it, which no model says.
 _SPOILT: Final = -1
@@ -71,10 +83,16 @@ class SimulatedRunner:
     def __init__(self, limits: Limits, can: Capabilities) -> None:
         self._size = limits.block_size
         self._speculative_tokens = can.speculative_tokens
+        self._flushing = {mode.name for mode in can.pause_modes if mode.flushes}
+        self._room_for_images = can.images
+        # What the encoder made, by the number of the image: how many tokens it is.
+        self._encoded: dict[int, int] = {}
         # Of each block that was ever written, the fingerprint in each of its slots; 0 for a slot that was not. And how
         # often the cache had been flushed when it was written last.
         self._blocks: dict[int, list[int]] = {}
         self._written: dict[int, int] = {}
+        # Of each block that holds a state, the fingerprint of the tokens that it is the state of.
+        self._states: dict[int, int] = {}
         self._flushes = 0
         self._flush_calls: set[str] = set()
         self._requests: dict[str, _Tokens] = {}
@@ -98,7 +116,9 @@ class SimulatedRunner:
 
     def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
         """See what a step was given and what it said, before what it launched."""
-        self._flush_calls.update(event.call_id for event in events if isinstance(event, FlushCache))
+        for event in events:
+            if isinstance(event, FlushCache) or (isinstance(event, Pause) and event.mode in self._flushing):
+                self._flush_calls.add(event.call_id)
         for reply in stepped.replies:
             if isinstance(reply, Answer) and reply.ok and reply.call_id in self._flush_calls:
                 self._flushes += 1
@@ -137,13 +157,17 @@ class SimulatedRunner:
 
     def _launch(self, microbatch: Batch) -> None:
         shares = tuple([self._understand(share) for share in microbatch.shares])
-        batch = Batch(id=microbatch.id, shares=shares, copies=microbatch.copies)
-        self.understood = batch
+        self.understood = batch = msgspec.structs.replace(microbatch, shares=shares)
         if self._fails(batch):
             self._done.append(BatchFailed(batch_id=batch.id, error="this batch was told to fail"))
             return
         for source, target in batch.copies:
             self._copy(source, target)
+        if self._room_for_images:
+            self._encode(batch)
+        # What states begin as is read before any of them is written.
+        for share in batch.shares:
+            self._check_states(share)
         self.spoilt = set()
         # A share that computes what did not arrive makes it good for those behind it.
         for share in sorted(batch.shares, key=lambda share: share.start):
@@ -176,6 +200,29 @@ class SimulatedRunner:
             self._missing.setdefault(share.rid, share.start)
         return True
 
+    def _encode(self, batch: Batch) -> None:
+        """Images are encoded before anything is computed of what they are in. Raises Violation."""
+        for number in batch.dropped:
+            self._encoded.pop(number, None)
+        for rid, place in batch.encoded:
+            image = self._requests[rid].message.images[place]
+            self._encoded[image.number] = image.count
+        kept = sum(self._encoded.values())
+        if kept > self._room_for_images:
+            raise Violation(
+                f"with the images of batch {batch.id} the encoder's cache holds {kept} tokens, "
+                f"of at most {self._room_for_images}"
+            )
+        for share in batch.shares:
+            end = share.start + share.count
+            for image in self._requests[share.rid].message.images:
+                is_read = image.start < end and share.start < image.start + image.count
+                if is_read and image.number not in self._encoded:
+                    raise Violation(
+                        f"{share.rid} computes positions {share.start} to {end - 1}, but of its image at positions "
+                        f"{image.start} to {image.start + image.count - 1} the device has nothing"
+                    )
+
     # -- one share --
 
     def _understand(self, share: Share) -> Share:
@@ -192,6 +239,7 @@ class SimulatedRunner:
     def _copy(self, source: int, target: int) -> None:
         """A block has what another has; what was never written is nothing that could be read."""
         self._blocks[target] = list(self._blocks.get(source, [0] * self._size))
+        self._states[target] = self._states.get(source, 0)
         self._written[target] = self._written.get(source, self._flushes)
 
     def _load(self, load: Load) -> None:
@@ -251,6 +299,36 @@ class SimulatedRunner:
                 index, slot = divmod(position, self._size)
                 self._blocks.setdefault(block_ids[index], [0] * self._size)[slot] = fingerprint
                 self._written[block_ids[index]] = self._flushes
+                self._states.pop(block_ids[index], None)
+        for state in share.states:
+            block = state.block_ids[(end - 1) // state.tokens]
+            self._states[block] = fingerprints[-1]
+            self._blocks.pop(block, None)
+            self._written[block] = self._flushes
+
+    def _check_states(self, share: Share) -> None:
+        """Each is that of all tokens before the share. Raises Violation."""
+        for state in share.states:
+            last = (share.start + share.count - 1) // state.tokens
+            if last >= len(state.block_ids):
+                raise Violation(
+                    f"{share.rid} computes positions {share.start} to {share.start + share.count - 1}, but has no "
+                    f"block for the state after them: {list(state.block_ids)}"
+                )
+            if not share.start:
+                continue
+            block = state.block_ids[(share.start - 1) // state.tokens]
+            if self._states.get(block) != self._requests[share.rid].fingerprints[share.start]:
+                raise Violation(
+                    f"{share.rid} goes on from a state that is not its own: block {block} of {list(state.block_ids)} "
+                    f"does not hold that of its first {share.start} tokens",
+                    bounds=Bounds(share.rid, first=share.start - 1),
+                )
+            if self._written[block] < self._flushes:
+                raise Violation(
+                    f"{share.rid} goes on from a state of before the cache was flushed, in block {block}",
+                    bounds=Bounds(share.rid, first=share.start - 1),
+                )
 
     def _read(self, share: Share) -> tuple[int, ...]:
         """Look at all that the share attends to; returns what it samples."""

@@ -21,9 +21,10 @@ from scripted.search.generated import EVENT, REQUEST_FEATURES, Marks, Row, drawn
 
 _OTHER: Final = "other"
 _TRIPLES: Final = ("requests", "prompts", "sharing")
-_OWN: Final = ("priorities", "loras", "grammars", "sessions")
+_OWN: Final = ("priorities", "loras", "grammars", "sessions", "images")
 _PRIORITIES: Final = (0, 1, 1, 2, 5)
 _GRAMMARS: Final = (0, 0, 1, 1, 1, 1, -1)
+_IMAGES: Final = (0, 1, 1, 2, 3)
 _LONGEST: Final = 80
 # How many values of settings are tried together before they count as refused.
 _TRIES: Final = 8
@@ -34,8 +35,8 @@ class SchedulerSpace:
 
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
     values the others, and a number is halved, doubled or moved by one. A target with an event of ``actions`` has the
-    settings that it needs, and so has one with a setting, or with requests of a kind (priorities, loras, grammars), of
-    ``needed``.
+    settings that it needs, and so has one with a setting, or with requests of a kind (priorities, loras, grammars,
+    images), of ``needed``.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class SchedulerSpace:
             "loras": any(one.loras for one in can),
             "grammars": any(one.grammars for one in can),
             "sessions": any(one.sessions for one in can),
+            "images": any(one.images for one in can),
         }
         return {name: ("some",) for name, is_there in declared.items() if is_there}
 
@@ -134,6 +136,8 @@ class SchedulerSpace:
                 fields["grammar"] = rng.choice(_GRAMMARS)
             if "sessions" in row and can.sessions and not fields.get("grammar"):
                 fields["session"] = rng.choice((0, 1, 1))
+            if "images" in row and can.images:
+                fields["images"] = rng.choice(_IMAGES)
             placed.append(Placed(step, SubmitRequest(**fields)))
         schedule = Schedule(config, (), self._adapter.name).with_placed(placed)
         return schedule.with_placed(list(drawn_events(row, rng, schedule)))

@@ -81,9 +81,9 @@ class Standalone(ABC):
     def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
         """An argument as an expression; None for one that spells itself. Names of requests are told to ``calls``."""
 
-    def must_hold(self, machine: Any) -> str:
-        """An expression of the file that must hold and does not; empty where there is none."""
-        del machine
+    def must_hold(self, machine: Any, calls: Calls) -> str:
+        """An expression of the file that must hold and does not, after these calls; empty where there is none."""
+        del machine, calls
         return ""
 
     @abstractmethod
@@ -240,7 +240,7 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
         rules += [] if end is None else [f"positions[-1] < {end}"]
         positions = f"positions = positions_of({plans[-1]}, {calls.names[rid]!r})"
         return [positions, *_assert(f"not positions or ({' and '.join(rules)})", said)]
-    rule = standalone.must_hold(run.machine)
+    rule = standalone.must_hold(run.machine, calls)
     if rule:
         return _assert(rule, said)
     for life in run.oracle.account.lives:

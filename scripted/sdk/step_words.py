@@ -87,6 +87,7 @@ class _Reader:
                 self._tokens[event.rid] = list(event.prompt_ids)
                 self._begun[event.rid] = False
                 said = {name: getattr(event, name) for name in ("priority", "lora", "grammar", "session")}
+                said["images"] = len(event.images)
                 more = "".join(f", {name} {value}" for name, value in said.items() if value)
                 text = f"start {short_rid(event.rid)} ({len(event.prompt_ids)} + {event.max_new_tokens} tokens{more})"
                 rid = event.rid
@@ -152,6 +153,7 @@ class _Reader:
             kinds.add("decode" if is_decode else "prefill")
             shares.append(shown)
         copies = [f"copies block {source} to {target}" for source, target in batch.copies]
+        copies += [f"encodes image {place} of {short_rid(rid)}" for rid, place in batch.encoded]
         return ShownBatch(
             id=number,
             kind=", ".join(["mixed" if len(kinds) > 1 else kinds.pop() if kinds else "empty", *copies]),

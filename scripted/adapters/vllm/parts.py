@@ -19,13 +19,21 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -40,9 +48,16 @@ def new_scheduler(settings: Any) -> Scheduler:
     config, kv_cache = _parts(settings)
     kind = AsyncScheduler if settings.async_scheduling else Scheduler
     structured = StructuredOutputManager(config)
-    scheduler = kind(config, kv_cache, structured, block_size=settings.block_size)
+    sizes = {"block_size": settings.scheduler_block_size, "hash_block_size": settings.hash_block_size}
+    if settings.mamba_cache_mode == "none":
+        sizes["hash_block_size"] = settings.scheduler_block_size
+    scheduler = kind(config, kv_cache, structured, **sizes)
     if settings.structured_output:
         structured.backend = Compiler(scheduler.requests)
+    if settings.encoder_cache_size:
+        # vLLM asks the model how large its images are.
+        scheduler.max_num_encoder_input_tokens = settings.encoder_compute_budget
+        scheduler.encoder_cache_manager = EncoderCacheManager(settings.encoder_cache_size)
     # vLLM's own property asks the environment and the graphics card.
     scheduler.use_v2_model_runner = settings.model_runner == 2
     return scheduler
@@ -54,7 +69,7 @@ def request_hasher(settings: Any) -> Callable[[Any], list[Any]] | None:
     if not settings.enable_prefix_caching:
         return None
     init_none_hash(sha256)
-    hasher: Callable[[Any], list[Any]] = get_request_block_hasher(settings.block_size, _hash)
+    hasher: Callable[[Any], list[Any]] = get_request_block_hasher(settings.hash_block_size, _hash)
     return hasher
 
 
@@ -74,8 +89,12 @@ def new_request(
     lora: int = 0,
     grammar: int = 0,
     session: bool = False,
+    images: Sequence[tuple[int, int, str]] = (),
 ) -> Request:
-    """A request as vLLM's front end hands it on; no token ends it but its own stop tokens."""
+    """A request as vLLM's front end hands it on; no token ends it but its own stop tokens.
+
+    Of its ``images`` each is where it begins, its tokens, and its name; tokens of the prompt stand in for them.
+    """
     sampling = SamplingParams(
         max_tokens=max_tokens,
         extra_args={"kv_cache_report_mode": settings.kv_cache_report_mode},
@@ -94,6 +113,9 @@ def new_request(
         lora_request=LoRARequest(f"lora-{lora}", lora, "nowhere") if lora else None,
         block_hasher=request_hasher(settings),
         resumable=session,
+        mm_features=[
+            MultiModalFeatureSpec(None, "image", name, PlaceholderRange(start, count)) for start, count, name in images
+        ],
     )
 
 
@@ -120,6 +142,7 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
             scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
             watermark=settings.watermark,
+            disable_chunked_mm_input=settings.disable_chunked_mm_input,
         ),
         cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
         # A released vLLM finds no device on a machine without a graphics card.
@@ -159,6 +182,20 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
     groups += [
         KVCacheGroupSpec(["window"], SlidingWindowSpec(sliding_window=size, **shape)) for size in settings.windows
     ]
+    if settings.has_mamba:
+        config.cache_config.mamba_cache_mode = settings.mamba_cache_mode
+        config.cache_config.mamba_block_size = settings.states[0]
+        groups.append(
+            KVCacheGroupSpec(
+                ["mamba"],
+                MambaSpec(
+                    block_size=settings.states[0],
+                    shapes=((1,),),
+                    dtypes=(torch.float16,),
+                    mamba_cache_mode=settings.mamba_cache_mode,
+                ),
+            )
+        )
     kv_cache = KVCacheConfig(
         num_blocks=settings.num_gpu_blocks,
         kv_cache_tensors=[],

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from scripted.adapters.vllm.ids import rid_of
-from scripted.sdk import Share, Violation, Window
+from scripted.sdk import Share, State, Violation, Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -26,11 +26,14 @@ class _Request:
 
 
 class RunnerView:
-    """``version`` is that of the model runner; ``windows`` are those of the groups behind the first."""
+    """``version`` is that of the model runner; ``windows`` are those of the groups behind the first, and ``states`` the
+    tokens from one state to the next of those behind them.
+    """
 
-    def __init__(self, version: int, windows: tuple[int, ...] = ()) -> None:
+    def __init__(self, version: int, windows: tuple[int, ...] = (), states: tuple[int, ...] = ()) -> None:
         self._version = version
         self._windows = windows
+        self._states = states
         self._requests: dict[str, _Request] = {}
         # Those that begin again with what they have.
         self.sessions: set[str] = set()
@@ -47,6 +50,8 @@ class RunnerView:
                 raise Violation(f"the plan computes {count} tokens of {rid_of(rid)}, but says nothing else of it")
             request = self._requests[rid]
             drafts = plan.scheduled_spec_decode_tokens.get(rid, ())
+            others = [tuple(table) for table in request.blocks[1:]]
+            count_of_windows = len(self._windows)
             unknown = rid in guessing and request.known is None
             shares.append(
                 Share(
@@ -56,8 +61,14 @@ class RunnerView:
                     block_ids=tuple(request.blocks[0]),
                     windows=tuple(
                         [
-                            Window(block_ids=tuple(table), tokens=tokens)
-                            for table, tokens in zip(request.blocks[1:], self._windows, strict=True)
+                            Window(block_ids=table, tokens=tokens)
+                            for table, tokens in zip(others[:count_of_windows], self._windows, strict=True)
+                        ]
+                    ),
+                    states=tuple(
+                        [
+                            State(block_ids=table, tokens=tokens)
+                            for table, tokens in zip(others[count_of_windows:], self._states, strict=True)
                         ]
                     ),
                     draft_ids=tuple(drafts),

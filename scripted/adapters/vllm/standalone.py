@@ -1,4 +1,4 @@
-"""What a standalone test of vLLM needs beside vLLM: the adapter's parts of it, and readers of plans and outputs."""
+"""What a standalone test of vLLM needs beside vLLM: the adapter's parts of it, and how calls and plans are written."""
 
 from __future__ import annotations
 
@@ -9,37 +9,15 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from scripted.adapters.vllm import announced, connector, grammar, parts
+from scripted.adapters.vllm import announced, connector, encoded, grammar, parts
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.ids import rid_of
+from scripted.adapters.vllm.readers import launches, moves, positions_of, said_of
 from scripted.core import masks
 from scripted.sdk.standalone import Calls, Standalone
 
 if TYPE_CHECKING:
     from scripted.adapters.vllm.machine import VllmMachine
-
-
-def positions_of(plan: Any, request_id: str) -> range:
-    """The positions that a plan computes of a request."""
-    cached = plan.scheduled_cached_reqs
-    starts = {new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs}
-    starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-    start = starts.get(request_id, 0)
-    return range(start, start + plan.num_scheduled_tokens.get(request_id, 0))
-
-
-def said_of(outputs: Sequence[Any], request_id: str) -> list[int]:
-    """The tokens that the client of a request was told."""
-    told = [one for output in outputs for each in output.values() for one in each.outputs]
-    return [token for one in told if one.request_id == request_id for token in one.new_token_ids]
-
-
-def launches(plan: Any) -> bool:
-    return bool(plan.num_scheduled_tokens)
-
-
-def moves(plan: Any) -> bool:
-    return bool(plan.num_scheduled_tokens or getattr(plan.kv_connector_metadata, "loads", ()))
 
 
 class VllmStandalone(Standalone):
@@ -57,7 +35,8 @@ class VllmStandalone(Standalone):
     def modules(self, config: VllmSettings) -> Sequence[ModuleType]:
         connectors = (connector,) if config.has_connector else ()
         grammars = (masks, grammar) if config.structured_output else ()
-        return (*connectors, *grammars, parts, *((announced,) if config.enable_kv_cache_events else ()))
+        images = (encoded,) if config.encoder_cache_size else ()
+        return (*connectors, *grammars, parts, *images, *((announced,) if config.enable_kv_cache_events else ()))
 
     def opening(self, config: VllmSettings) -> Sequence[str]:
         del config
@@ -68,6 +47,7 @@ class VllmStandalone(Standalone):
         methods = (
             *("add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"),
             *("set_pause_state", "update_draft_token_ids", "update_draft_token_ids_in_output", "get_grammar_bitmask"),
+            "reset_encoder_cache",
         )
         found: dict[str, tuple[Any, Sequence[str]]] = {"scheduler": (scheduler, methods)}
         compiler = scheduler.structured_output_manager.backend
@@ -88,6 +68,8 @@ class VllmStandalone(Standalone):
                 more |= {"lora": value.lora_request.lora_int_id} if value.lora_request else {}
                 more |= {"grammar": 1} if value.use_structured_output else {}
                 more |= {"session": True} if value.resumable else {}
+                images = [(one.mm_position.offset, one.mm_position.length, one.identifier) for one in value.mm_features]
+                more |= {"images": images} if images else {}
                 given = [f"settings, {value.request_id!r}, {value.prompt_token_ids}"]
                 return f"new_request({', '.join(given + [f'{name}={one!r}' for name, one in more.items()])})"
             case ModelRunnerOutput():
@@ -104,7 +86,10 @@ class VllmStandalone(Standalone):
                 return f"DraftTokenIds({value.req_ids}, {value.draft_token_ids})"
         return None
 
-    def must_hold(self, machine: VllmMachine) -> str:
+    def must_hold(self, machine: VllmMachine, calls: Calls) -> str:
+        plans = calls.named(self.launch)
+        if encoded.missing_in([calls.results[name][0] for name in plans]):
+            return f"not missing_in([{', '.join(plans)}])"
         pool = machine.scheduler.kv_cache_manager.block_pool
         is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(pool)
         return "not not_cached(scheduler.kv_cache_manager.block_pool)" if is_wrong else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from scripted.adapters.vllm.actions import FAIL, HOLD, OFFER, UNKNOWN
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.connector import Offered
 from scripted.adapters.vllm.ids import rid_of
+from scripted.adapters.vllm.images import seen_in
 from scripted.sdk import Load, Signal
 
 
@@ -65,8 +67,8 @@ class Transfers:
         else:
             self.holds = signal.name == HOLD
 
-    def run(self, plan: Any) -> KVConnectorOutput | None:
-        """The workers see a plan: what its result will say of transfers."""
+    def run(self, plan: Any, requests: Mapping[str, Any]) -> KVConnectorOutput | None:
+        """The workers see a plan of these requests: what its result will say of transfers."""
         if self._connector is None:
             return None
         saving, self._connector.saving = self._connector.saving, []
@@ -74,7 +76,10 @@ class Transfers:
         over = [] if self.holds else [one for one in self.under_way if one.due <= self._now]
         self.under_way = [one for one in self.under_way if one not in over]
         self.ended = bool(over)
-        asked = plan.kv_connector_metadata.loads
+        asked = [
+            msgspec.structs.replace(load, token_ids=seen_in(load.token_ids, requests[load.request_id].mm_features))
+            for load in plan.kv_connector_metadata.loads
+        ]
         self.under_way += [_Transfer(load.request_id, self._now + self._steps, load) for load in asked if load.is_async]
         loads = [one.load for one in over if one.load is not None] + [load for load in asked if not load.is_async]
         self.arrived = tuple([self._arrival(load) for load in loads])

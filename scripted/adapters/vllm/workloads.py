@@ -39,6 +39,22 @@ _TALKING: Final = (
     "10 more a tokens=5 new=3 seed=3; 11 more b tokens=4 new=2; 18 more a tokens=2; 19 end-session b; "
     "20 start d prompt=12"
 )
+_MAMBA: Final = "mamba_cache_mode=align num_gpu_blocks=16"
+_TIGHTER: Final = "num_gpu_blocks=12"
+# Prompts that share blocks, whole and in part, at once and later, and go on.
+_TWINS_AND_CHUNKS: Final = (
+    "; 1 start a prompt=21 new=5; 2 start b prompt=21 new=4; 3 start c prompt=18 shared=9 tail=1 new=6; "
+    "8 start d prompt=24 new=3; 9 start e prompt=12 shared=8 tail=2 new=4"
+)
+# An image of six tokens, which two share, one of three and one of five; the encoder's cache holds one or two.
+_SEEN: Final = (
+    "1 start a prompt=14 new=4 images=1; 2 start b prompt=20 new=4 seed=1 images=2; 3 start c prompt=12 seed=2 new=5; "
+    "4 start d prompt=14 new=3 images=1; 6 start e prompt=24 new=3 images=3; 9 start f prompt=20 seed=1 images=2"
+)
+_SEEN_PRIORITIES: Final = (
+    "1 start a prompt=15 new=4 images=2; 2 start b prompt=8 seed=1 new=6 priority=1 images=1; "
+    "4 start c prompt=7 seed=2 new=6 priority=2 images=1"
+)
 _ADAPTED: Final = (
     "1 start a prompt=9 new=8 lora=1; 2 start b prompt=9 new=6 lora=2; 3 start c prompt=9 new=6 lora=1; "
     "4 start d prompt=9 new=5; 5 start e prompt=12 new=4 lora=3"
@@ -103,6 +119,27 @@ WORKLOADS: Final = {
         "sessions-guesses-async": f"num_speculative_tokens=2 {_ASYNC}; {_TALKING}",
         "sessions-first-runner": f"model_runner=1; {_TALKING}",
         "loras-tight": f"{_TIGHT} max_loras=2 {_ASYNC}; {_ADAPTED}",
+        "images": f"encoder_cache_size=8; {_SEEN}",
+        "images-tight": f"{_TIGHT} encoder_cache_size=6 encoder_compute_budget=6 max_num_batched_tokens=8; {_SEEN}",
+        "images-whole": f"encoder_cache_size=8 disable_chunked_mm_input=True max_num_batched_tokens=8; {_SEEN}",
+        "images-async": f"{_TIGHT} encoder_cache_size=8 max_num_batched_tokens=8 {_ASYNC}; {_SEEN}",
+        "images-stages": f"{_TIGHT} encoder_cache_size=12 max_num_batched_tokens=8 {_STAGES} {_ASYNC}; {_SEEN}",
+        "images-priority": (
+            f"{_SMALL_BLOCKS} encoder_cache_size=8 policy=priority long_prefill_token_threshold=4; {_SEEN_PRIORITIES}"
+        ),
+        "images-loads": f"{_LOADS} encoder_cache_size=8; {_SEEN}",
+        "images-guesses": f"{_TIGHT} encoder_cache_size=8 num_speculative_tokens=2 {_ASYNC}; {_SEEN}",
+        "mamba": f"{_MAMBA} {_TWINS_AND_CHUNKS}",
+        "mamba-async": f"{_MAMBA} {_ASYNC} max_num_batched_tokens=8 {_TWINS_AND_CHUNKS}",
+        "mamba-growing": f"{_MAMBA} max_num_batched_tokens=8; {_GROWING}",
+        "mamba-priority": f"{_MAMBA} policy=priority max_num_batched_tokens=8; {_TOGETHER}",
+        "mamba-stages": f"{_MAMBA} {_STAGES} {_ASYNC} long_prefill_token_threshold=6 {_TWINS_AND_CHUNKS}",
+        "mamba-windows": f"{_MAMBA} sliding_window=5 num_gpu_blocks=24; {_TWINS}",
+        "mamba-images": f"{_MAMBA} encoder_cache_size=8 max_num_batched_tokens=8; {_SEEN}",
+        "mamba-parts": f"{_MAMBA} prefix_match_unit=2 {_TWINS_AND_CHUNKS}",
+        "mamba-parts-async": f"{_MAMBA} prefix_match_unit=2 {_ASYNC} max_num_batched_tokens=8 {_TWINS_AND_CHUNKS}",
+        "mamba-parts-growing": f"{_MAMBA} prefix_match_unit=2 max_num_batched_tokens=8; {_GROWING}",
+        "mamba-uncached": f"mamba_cache_mode=none enable_prefix_caching=False {_TIGHTER}; {_GROWING}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()
 }

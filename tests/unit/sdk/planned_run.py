@@ -8,6 +8,7 @@ from scripted.core.prompts import prompt_ids
 from scripted.core.tokens import tokens_alone
 from scripted.sdk import Abort, Add, Answer, Batch, Capabilities, Limits, Load, Share, Stepped, Tokens
 from scripted.sdk.fresh import Fresh
+from scripted.sdk.images import images_in, with_images
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 
@@ -40,8 +41,12 @@ class PlannedRun:
         self.events: list[Any] = []
         self.batches = 0
 
-    def add(self, rid: str, prompt: int = 6, *, seed: int = 0, new: int = 2, stop: tuple[int, ...] = ()) -> Add:
-        message = Add(rid=rid, prompt_ids=prompt_ids(prompt, seed), max_new_tokens=new, stop_token_ids=stop)
+    def add(
+        self, rid: str, prompt: int = 6, *, seed: int = 0, new: int = 2, stop: tuple[int, ...] = (), images: int = 0
+    ) -> Add:
+        seen = images_in(prompt, images, seed)
+        ids = with_images(prompt_ids(prompt, seed), seen)
+        message = Add(rid=rid, prompt_ids=ids, max_new_tokens=new, stop_token_ids=stop, images=seen)
         self.oracle.arrive(rid)
         self.pipeline.begin(message)
         self.events.append(message)
@@ -64,11 +69,14 @@ class PlannedRun:
         name: int = 0,
         copies: tuple[tuple[int, int], ...] = (),
         loads: tuple[Load, ...] = (),
+        encoded: tuple[tuple[str, int], ...] = (),
+        dropped: tuple[int, ...] = (),
     ) -> None:
         """One step that launches these shares, says these replies, and is judged."""
         events, self.events = self.events, []
         self.batches += bool(shares)
-        batch = Batch(id=name or self.batches, shares=shares, copies=copies) if shares else None
+        more = {"copies": copies, "encoded": encoded, "dropped": dropped}
+        batch = Batch(id=name or self.batches, shares=shares, **more) if shares else None
         stepped = Stepped(microbatch=batch, replies=replies, preempted=preempted, loads=loads)
         self.pipeline.follow(events, stepped)
         if batch is not None:

@@ -1,0 +1,80 @@
+"""Images on vLLM's scheduler: its encoder's cache, shared by requests, and caches that a pause empties.
+
+Goal: what a plan reads of an image the workers have, and nobody waits for the encoder for ever. Method: schedules; the
+defect of the released version also with vLLM's classes alone. Origin: vLLM pull requests 31857, 23551 and 53723.
+Mutant: images-of-who-cannot-start; the released version has the defect.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("vllm") is None:
+    pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
+
+from scripted import scripted
+from scripted.api import write_test
+from scripted.core.schedule import Schedule
+from scripted.errors import BadCall
+from scripted.search.execution import execute
+
+register_cpu_ci(est_time=30, suite="vllm-cpu")
+
+PAGE = (Path(__file__).parents[3] / "docs/tables/defects.md").read_text(encoding="utf-8")
+DEFECT = (
+    "adapter=vllm block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8 "
+    "long_prefill_token_threshold=4 policy=priority enable_prefix_caching=False encoder_cache_size=6; "
+    "1 start a prompt=15 new=1 seed=1 images=5; 2 start b prompt=7 new=1 seed=2 priority=1"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Of a pause that empties the caches what runs begins again; so does what an aborting one leaves.
+        "default; 1 start a prompt=25 images=2; 2 pause mode=keep-clear; 4 continue",
+        "async_scheduling=True; 1 start a prompt=9 images=1 new=6; 4 pause mode=keep-clear; 9 continue",
+        "default; 1 start a prompt=9 images=1; 2 pause mode=abort-clear; 3 start b prompt=9 images=1; 5 continue",
+        # One that lets what runs end is answered when it has.
+        "default; 1 start a prompt=9 images=1 new=5; 2 pause mode=wait-clear; 3 start b prompt=9; 12 continue",
+    ],
+)
+def test_a_pause_may_empty_the_caches(text: str) -> None:
+    schedule = Schedule.parse(f"encoder_cache_size=8 {text.removeprefix('default')}", of="vllm")
+    assert execute(schedule).failure is None
+
+
+@scripted(adapter="vllm", encoder_cache_size=8)
+def test_two_requests_share_an_image(t):
+    """The text around it is another; what the encoder made is used again."""
+    first = t.start_req(prompt_len=14, images=1, max_new_tokens=6)
+    yield
+    assert t.state.images_free == 5
+    second = t.start_req(prompt_len=12, shared_len=3, tail_seed=3, images=1)
+    yield
+    assert first.prompt_ids[5:8] != second.prompt_ids[4:7]
+    third = t.start_req(prompt_len=13, prompt_seed=3, images=1)
+    yield
+    assert t.state.images_free == 5
+    with pytest.raises(BadCall, match="takes no lora"):
+        t.start_req(prompt_len=4, lora=1)
+    for request in (first, second, third):
+        yield from t.run_until_finished(request)
+
+
+def test_the_defect_on_the_page_is_there_and_is_written_with_vllms_classes_alone() -> None:
+    """B15: the file is run where nothing of this project can be imported, and fails as the schedule does."""
+    schedule = Schedule.parse(DEFECT)
+    failure = execute(schedule).failure
+    assert failure is not None
+    assert "of its image at positions 12 to 14 the device has nothing" in str(failure)
+    assert DEFECT in " ".join(PAGE.split())
+    written = write_test(schedule, standalone=True)
+    assert written.text is not None, written.said
+    assert re.search("^(from|import) (scripted|engine)", written.text, re.MULTILINE) is None
