@@ -278,7 +278,7 @@ def _text_of(exc: Exception, names: Names) -> str:
     if isinstance(exc, (BadCall, BudgetSpent, RequestRefused)):
         return str(exc)
     meant = ""
-    if isinstance(exc, NameError):
+    if isinstance(exc, NameError) and exc.name is not None:
         known = [*(name for name in names if not name.startswith("_")), "state"]
         name = exc.name or ""
         is_field = hasattr(names["t"].state, name)
