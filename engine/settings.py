@@ -47,6 +47,11 @@ class ServerSettings(EngineConfig):
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek-r1"] = Field(
         "auto", description="what splits the model's reasoning off its answer; 'auto' chooses by its chat template"
     )
+    sampling_defaults: Literal["model", "openai"] = Field(
+        "model",
+        description="what fields of sampling are that a request leaves out: 'model', as the checkpoint's "
+        "generation_config.json says; 'openai', a temperature of 1 without filters",
+    )
 
     placement: Literal["local", "join", "ray"] = Field(
         "local",

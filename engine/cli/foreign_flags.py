@@ -17,6 +17,7 @@ from engine.config import ELSEWHERE
 # Theirs to ours, with the same values.
 SAME: Final = {
     "block-size": "page-size",
+    "generation-config": "sampling-defaults",
     "lora-modules": "lora",
     "lora-paths": "lora",
     "max-model-len": "context-length",
@@ -77,6 +78,7 @@ NEUTRAL: Final = {
 _ABBREVIATED: Final = {"dp": "dp_size", "tp": "tp_size"}
 # What values of ours are called there, by our flag.
 VALUES: Final = {
+    "generation-config": {"auto": "model", "vllm": "openai"},
     "dtype": {"half": "float16", "float": "float32"},
     "reasoning-parser": {"deepseek_r1": "deepseek-r1"},
     "tool-call-parser": {
@@ -109,6 +111,9 @@ def translated(args: Sequence[str]) -> list[str]:
             return [*ours, arg, *rest]
         if not flag.startswith("-"):
             ours.append(arg)
+        elif name in VALUES and (given := value if equals else "".join(rest[:1])):
+            ours += [f"--{SAME.get(name, name)}", VALUES[name].get(given, given)]
+            del rest[: not equals]
         elif name in SAME:
             ours.append(f"--{SAME[name]}{equals}{value}")
             while SAME[name] == "lora" and len(rest) > 1 and "=" in rest[1] and not rest[1].startswith("-"):
@@ -119,9 +124,6 @@ def translated(args: Sequence[str]) -> list[str]:
             if given not in NEUTRAL[name]:
                 rule, remedy = " or ".join(NEUTRAL[name]), ELSEWHERE[_ABBREVIATED.get(name, name.replace("-", "_"))]
                 raise typer.BadParameter(f"{flag} must be {rule}, got {given}; {remedy}")
-            del rest[: not equals]
-        elif name in VALUES and (given := value if equals else "".join(rest[:1])):
-            ours += [f"--{name}", VALUES[name].get(given, given)]
             del rest[: not equals]
         elif flag.startswith("--") or _LONG_WITH_ONE_DASH.fullmatch(flag):
             ours.append(f"--{name}{equals}{value}")

@@ -12,13 +12,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import uvicorn
+from pydantic import ValidationError
 from starlette.types import ASGIApp
 
 from engine.clock import MonotonicClock
-from engine.errors import ProcessDiedError
+from engine.errors import CheckpointError, ProcessDiedError
 from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_resource_errors
@@ -27,12 +28,15 @@ from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, public
 from engine.frontend.forked_work import ForkedWork
 from engine.frontend.grammar_check import import_grammars
+from engine.frontend.invalid_body import invalid_body
 from engine.frontend.kv_events import KvEvents
 from engine.frontend.long_bodies import LongBodies, body_work
+from engine.frontend.protocol import SamplingFields
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
+from engine.model.checkpoint import read_sampling_defaults, resolve_folder
 from engine.process.control import Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.process.death import DeathReport
 from engine.process.logs import failure_line
@@ -61,7 +65,9 @@ def run_frontend(
     """Serve until the supervisor ends it or is gone. Raises ProcessDiedError when another process died."""
     tokenizer, template = load_tokenizer(settings)
     dialect = Dialect.of(settings, template.text)
-    served = ServedModel(tokenizer, template, limits, settings.model_name, dialect)
+    served = ServedModel(
+        tokenizer, template, limits, settings.model_name, dialect, sampling_defaults=sampling_defaults_of(settings)
+    )
     reading = ForkedWork.start(
         READER, body_work(body_works(served)), stuck_s=settings.step_timeout_s, prepare=import_grammars
     )
@@ -83,6 +89,23 @@ def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedEr
     if folder.lent:
         report.write(folder.path)
     folder.remove()
+
+
+def sampling_defaults_of(settings: ServerSettings) -> Mapping[str, float]:
+    """The checkpoint's own values for fields of sampling. Raises CheckpointError for one that no request may have."""
+    if settings.sampling_defaults == "openai":
+        return {}
+    folder = resolve_folder(settings)
+    said = read_sampling_defaults(folder)
+    try:
+        kept = SamplingFields.model_validate(said)
+    except ValidationError as exc:
+        why = invalid_body(exc, SamplingFields).body.error.message
+        raise CheckpointError(
+            f"{folder / 'generation_config.json'} must say what a request may: {why}; correct it, or start with "
+            "--sampling-defaults openai"
+        ) from exc
+    return {name: getattr(kept, name) for name in said}
 
 
 class EventServer(uvicorn.Server):

@@ -244,10 +244,16 @@ class SamplingFields(StrictBody):
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def sampling_params(self, most: int, least: int, grammar: tuple[str, Grammar] | None) -> SamplingParams:
-        """The same as the scheduler takes it, for at most and at least so many new tokens."""
+    def sampling_params(
+        self, most: int, least: int, grammar: tuple[str, Grammar] | None, defaults: Mapping[str, float]
+    ) -> SamplingParams:
+        """The same as the scheduler takes it, for at most and at least so many new tokens.
+
+        ``defaults`` are the model's own, for fields that the client left out.
+        """
         converted = {"stop", "stop_token_ids", "logit_bias"}
         values = {name: getattr(self, name) for name in SamplingFields.model_fields.keys() - converted}
+        values |= {name: value for name, value in defaults.items() if name not in self.model_fields_set}
         return SamplingParams(
             **values,
             max_new_tokens=most,
@@ -307,8 +313,8 @@ class SamplingBody(SamplingFields, NullableBody):
         """What the output must be, and the field that says it."""
         return grammar_among(self._grammars)
 
-    def params(self) -> SamplingParams:
-        return self.sampling_params(self.max_new_tokens, self.min_new_tokens, self.grammar)
+    def params(self, defaults: Mapping[str, float]) -> SamplingParams:
+        return self.sampling_params(self.max_new_tokens, self.min_new_tokens, self.grammar, defaults)
 
 
 class GenerateBody(RequestFields, NullableBody):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class ServedModel:
     """What a body is checked against: the model's tokenizer, template and numbers, and the name that it has here.
 
-    ``dialect`` is how it writes what is not plain text. ``longest_token_chars`` bounds how few tokens a text can have;
+    ``dialect`` is how it writes what is not plain text. ``sampling_defaults`` are the checkpoint's own values for
+    fields of sampling that a client leaves out. ``longest_token_chars`` bounds how few tokens a text can have;
     byte-level vocabularies count bytes. ``special_ids`` are the special tokens of the vocabulary.
     """
 
@@ -76,6 +77,7 @@ class ServedModel:
     limits: Limits
     model_name: str
     dialect: Dialect = PLAIN
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     longest_token_chars: int = field(init=False)
     special_ids: dict[str, int] = field(init=False)
 
@@ -145,7 +147,7 @@ def request_of(body: GenerateBody, served: ServedModel) -> Generate:
     return Generate(
         rid=body.rid or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
-        sampling=body.sampling_params.params(),
+        sampling=body.sampling_params.params(served.sampling_defaults),
         priority=body.priority,
         return_logprob=body.return_logprob,
         top_logprobs_num=body.top_logprobs_num,

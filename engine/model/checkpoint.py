@@ -33,6 +33,7 @@ _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 # Architectures whose configuration has one window for all layers, and no types of layers.
 _UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # What goes with numbers of 8 bits: two in fp32.
@@ -187,6 +188,12 @@ def read_never_sampled_ids(folder: Path) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     ids = _read_json(path).get("suppress_tokens")
     return () if ids is None else _token_ids(path, "suppress_tokens", ids)
+
+
+def read_sampling_defaults(folder: Path) -> dict[str, object]:
+    """What the checkpoint's generation config says of sampling, by the names of a request's fields."""
+    said = _read_json(folder / "generation_config.json")
+    return {name: said[name] for name in _SAMPLING_FIELDS if said.get(name) is not None}
 
 
 def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str:

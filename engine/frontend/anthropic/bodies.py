@@ -218,7 +218,8 @@ class MessagesBody(CountTokensBody, RequestFields):
     @property
     def chat_fields(self) -> dict[str, Any]:
         """With its sampling."""
-        same = {*RequestFields.model_fields, "max_tokens", "temperature", "top_p", "top_k"}
+        same = {*RequestFields.model_fields, "max_tokens"}
+        same |= {"temperature", "top_p", "top_k"} & self.model_fields_set
         return super().chat_fields | {
             "stop": self.stop_sequences,
             "user": self.metadata.user_id,

@@ -222,9 +222,9 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
-    def sampling(self, max_new_tokens: int) -> SamplingParams:
+    def sampling(self, max_new_tokens: int, defaults: Mapping[str, float]) -> SamplingParams:
         """How tokens are chosen, in all choices but for their seeds."""
-        return self.sampling_params(max_new_tokens, self.min_tokens, self.grammar)
+        return self.sampling_params(max_new_tokens, self.min_tokens, self.grammar, defaults)
 
 
 class CompletionBody(OpenAiBody):

@@ -49,7 +49,7 @@ def completion_order(data: bytes, served: ServedModel) -> Order:
         else tuple(prompt)
         for prompt in body.prompts
     ]
-    order = _order(body, "cmpl", prompts, served.limits, param="prompt", top=body.logprobs, lora=lora)
+    order = _order(body, "cmpl", prompts, served, param="prompt", top=body.logprobs, lora=lora)
     return msgspec.structs.replace(order, echo=_echoed(body, served), top_logprobs=body.logprobs or 0)
 
 
@@ -66,7 +66,7 @@ def order_of_chat(body: ChatBody, served: ServedModel, prefix: str) -> Order:
     lora = requested_lora(body.model, served)
     text, prompt = chat_prompt(body, served)
     top = body.top_logprobs if body.logprobs else None
-    order = _order(body, prefix, [prompt], served.limits, param="messages", top=top, lora=lora)
+    order = _order(body, prefix, [prompt], served, param="messages", top=top, lora=lora)
     return _with_calls(order, body, served.dialect.start_after(text), served)
 
 
@@ -112,13 +112,13 @@ def _order(
     body: OpenAiBody,
     prefix: str,
     prompts: list[tuple[int, ...]],
-    limits: Limits,
+    served: ServedModel,
     *,
     param: str,
     top: int | None,
     lora: str | None,
 ) -> Order:
-    rid = _answer_id(body, prefix)
+    limits, rid = served.limits, _answer_id(body, prefix)
     check_vocabulary(body.stop_token_ids, limits.vocab_size, "stop_token_ids")
     check_vocabulary(tuple(body.logit_bias), limits.vocab_size, "logit_bias")
     top_of_prompt = body.top_of_prompt
@@ -127,7 +127,7 @@ def _order(
     prompts = [_truncated(body, prompt_ids, limits) for prompt_ids in prompts]
     for prompt_ids in prompts:
         check_vocabulary(prompt_ids, limits.vocab_size, param)
-        sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits))
+        sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits), served.sampling_defaults)
         check_fits(len(prompt_ids), sampling.max_new_tokens, limits, param)
         for choice in range(body.n):
             # One choice is asked for the logprobs of a prompt that it shares, but in a stream no other can wait for it.

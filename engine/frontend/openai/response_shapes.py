@@ -75,7 +75,9 @@ def response_order(data: bytes, served: ServedModel) -> Order:
     """The order of a response. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ResponseBody, data)
     chat = _AS_CHAT.chat(body.chat_fields)
-    shown = to_json(body.shown, inf_nan_mode="null")
+    left_out = body.shown.keys() - body.model_fields_set
+    own = {name: value for name, value in served.sampling_defaults.items() if name in left_out}
+    shown = to_json(body.shown | own, inf_nan_mode="null")
     if len(shown) > MAX_SHOWN_BYTES:
         raise ApiError.invalid(
             f"tools, instructions and the other fields that a response repeats must be at most {MAX_SHOWN_BYTES} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -61,6 +62,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     tool_call_parser: str
     reasoning_parser: str
+    sampling_defaults: Mapping[str, float]
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +190,7 @@ def add_information(
                 max_total_tokens=limits.total_pages * limits.page_size,
                 eos_token_ids=limits.eos_token_ids,
                 **served.dialect.about(),
+                sampling_defaults=served.sampling_defaults,
             )
         )
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config import EngineConfig
+from engine.errors import CheckpointError
 from engine.frontend.dialect import Dialect
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import WorkLostError
 from engine.frontend.long_bodies import LONG_BODY_BYTES, LongBodies, body_work
+from engine.frontend.process import sampling_defaults_of
 from engine.frontend.protocol import GenerateBody
 from engine.frontend.requests import Order, ServedModel, request_of, unpacked
-from engine.frontend.routes.generation import CHAT, COMPLETION, NATIVE, order_works, orders_of
+from engine.frontend.routes.generation import CHAT, COMPLETION, MESSAGE, NATIVE, RESPONSE, order_works, orders_of
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, Generate, TokenOutput
+from engine.model.embedded import embedded_folder
 from engine.settings import ServerSettings
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"\u20ac": {}}}}}]
@@ -205,3 +211,45 @@ def test_large_bodies_together_are_bounded_and_small_ones_pass(play) -> None:
         assert (await stage.http.post("/generate", content=body)).status_code == 503
 
     play(scene, max_body_bytes=100_000)
+
+
+USER = [{"role": "user", "content": "x"}]
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "generate": (NATIVE, {"text": "x"}),
+    "completions": (COMPLETION, {"prompt": "x"}),
+    "chat": (CHAT, {"messages": USER}),
+    "responses": (RESPONSE, {"input": "x"}),
+    "messages": (MESSAGE, {"model": "embedded", "messages": USER, "max_tokens": 5}),
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_what_a_request_leaves_out_of_sampling_is_as_the_checkpoint_says(served: ServedModel, kind: str) -> None:
+    """C02: null leaves out too; what a client says counts."""
+    recommended = dataclasses.replace(served, sampling_defaults={"temperature": 0.6, "top_k": 20, "top_p": 0.9})
+    name, body = BODIES[kind]
+    plain, with_null, own = {}, {"top_p": None}, {"temperature": 0.25, "top_p": 1.0}
+    for fields, expected in ((plain, (0.6, 20, 0.9)), (with_null, (0.6, 20, 0.9)), (own, (0.25, 20, 1.0))):
+        if kind == "messages" and None in fields.values():
+            continue  # The protocol has no nulls.
+        sent = body | ({"sampling_params": fields} if kind == "generate" else fields)
+        order = orders_of(recommended)[name](json.dumps(sent).encode())
+        sampling = order.messages[0].sampling
+        assert (sampling.temperature, sampling.top_k, sampling.top_p) == expected
+        if kind == "responses":
+            assert json.loads(order.shown_request)["temperature"] == expected[0]
+    assert orders_of(served)[name](json.dumps(body).encode()).messages[0].sampling.temperature == 1.0
+
+
+def test_sampling_defaults_are_read_from_the_folder_and_judged(tmp_path: Path) -> None:
+    """A08: what no request may say is refused at the start; the setting leaves the file alone."""
+    folder = Path(shutil.copytree(embedded_folder(0), tmp_path / "model"))
+    path = folder / "generation_config.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"temperature": 0.6, "top_k": 20, "do_sample": True, "min_p": None}))
+    settings = ServerSettings(model=str(folder))
+    assert sampling_defaults_of(settings) == {"temperature": 0.6, "top_k": 20}
+    path.write_text(json.dumps(said | {"top_p": 1.5}))
+    with pytest.raises(CheckpointError, match=r"generation_config.json .*top_p must be <= 1, got 1.5; correct it, or"):
+        sampling_defaults_of(settings)
+    assert sampling_defaults_of(ServerSettings(model=str(folder), sampling_defaults="openai")) == {}

@@ -11,7 +11,7 @@ from engine.messages import PauseMode, SamplingParams
 
 
 def test_defaults_are_those_of_the_engine() -> None:
-    assert parse_body(GenerateBody, b'{"text": "x"}').sampling_params.params() == SamplingParams()
+    assert parse_body(GenerateBody, b'{"text": "x"}').sampling_params.params({}) == SamplingParams()
 
 
 def test_every_sampling_parameter_reaches_the_engine() -> None:
@@ -25,7 +25,7 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
         "top_p": 0.5, "top_k": 3, "min_p": 0.1, "frequency_penalty": 1, "presence_penalty": -1,
         "repetition_penalty": 1.5, "seed": 7, "stop": "END", "stop_token_ids": [1], "ignore_eos": true,
         "logit_bias": {"9": 1, "2": -0.5}}}"""
-    assert parse_body(GenerateBody, body).sampling_params.params() == SamplingParams(
+    assert parse_body(GenerateBody, body).sampling_params.params({}) == SamplingParams(
         max_new_tokens=5,
         min_new_tokens=1,
         temperature=0.0,
