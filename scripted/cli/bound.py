@@ -26,18 +26,18 @@ def bound(
         str | None,
         typer.Argument(metavar="SCHEDULE", help="a configuration and actions, whose own steps do not count"),
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, help="steps in which they may come")] = 6,
-    together: Annotated[int, typer.Option(min=1, help="how many may come in one step, in any order")] = 2,
+    depth: Annotated[int, typer.Option(min=1, help="steps at which they may happen")] = 6,
+    together: Annotated[int, typer.Option(min=1, help="how many may happen in one step, in any order")] = 2,
     minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, without a claim")] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="check each row of a page's table, and write its numbers anew")
+        Path | None, typer.Option(metavar="FILE", help="check each row of a page's table and update its numbers")
     ] = None,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Check a few events at every step and in every order.
 
-    No state is gone through twice. A broken promise, or a search that was stopped, makes the exit status 1.
+    No state is visited twice. The exit status is 1 for a broken promise or a stopped search.
     """
     if (events is None) == (page is None):
         raise typer.BadParameter("give a schedule or --page FILE, one of the two")

@@ -76,7 +76,7 @@ def run(
     tier: TierOption = None,
     arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a parameter of the script")] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write every step down, as JSON lines")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write every step as JSON lines")] = None,
     invariants: Annotated[
         Invariants | None, typer.Option(help="audit the books after each step or at the end; end with a mutant")
     ] = None,
@@ -97,7 +97,7 @@ def vet(
 ) -> None:
     """Say which bugs of the gallery a script notices.
 
-    Each assertion is also turned round. Fails for a script that notices only what an empty one notices, and for an
+    Each assertion is also negated. Fails for a script that notices only what an empty one notices, and for an
     assertion that can never fail.
     """
     from scripted.cli.vet import vet as vet_scripts
@@ -171,10 +171,10 @@ def shell(
     tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the adapter on")] = None,
     web: Annotated[bool, typer.Option("--web", help="as a page in a browser, beside the timeline")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page; 0 takes a free one")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page; 0 chooses a free one")] = 0,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
-    """Debug a scheduler by hand, step by step. A session can be read: scripted shell < session.txt."""
+    """Debug a scheduler by hand, step by step. Also reads a session: scripted shell < session.txt."""
     from scripted.cli.single_run import console
     from scripted.shell import DebugSession, FilePrompt, TerminalPrompt, WebPrompt, WebShell
 

@@ -27,7 +27,7 @@ def replay(
     what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING", help="a schedule's line, or a recording's file")],
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop after this step")] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps down for `scripted view`")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps for `scripted view`")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test of it")] = None,
     standalone: Annotated[bool, STANDALONE_OPTION] = False,
     twice: Annotated[

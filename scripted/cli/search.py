@@ -51,33 +51,33 @@ def explore(
             help="a workload, generated:N, a schedule, or FILE::NAME of a script or Schedule; default: generated ones"
         ),
     ] = None,
-    corpus: Annotated[bool, typer.Option("--corpus", help="search the workloads that are kept by hand")] = False,
+    corpus: Annotated[bool, typer.Option("--corpus", help="search the hand-written workloads")] = False,
     strategy: Annotated[
         StrategyName | None,
         typer.Option(help="what is added to a target", show_default="random for generated targets, else exhaustive"),
     ] = None,
     schedules: Annotated[int | None, typer.Option(min=1, help="stop after this many schedules")] = None,
     minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, more than 0")] = None,
-    seed: Annotated[int, typer.Option(help="of generated targets and of what is drawn")] = 0,
-    events: Annotated[int, typer.Option(min=1, help="of exhaustive: so many at a time, within two steps")] = 1,
+    seed: Annotated[int, typer.Option(help="of generated targets and random events")] = 0,
+    events: Annotated[int, typer.Option(min=1, help="of exhaustive: events at a time, within two steps")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster, 'auto' for the one around, or 'local'")
+        str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster's address, 'auto' or 'local'")
     ] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
     standalone: Annotated[bool, STANDALONE_OPTION] = False,
     failures: Annotated[
-        Path, typer.Option(metavar="FILE", help="where failures are kept, to be run first the next time")
+        Path, typer.Option(metavar="FILE", help="the file of kept failures, run first the next time")
     ] = DEFAULT_FAILURES,
     keep: Annotated[bool, typer.Option(help="keep failures, and run the kept ones first; never with a mutant")] = True,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
     version_check: Annotated[
-        bool, typer.Option("--version-check", help="only say whether the adapter was tried with what is installed")
+        bool, typer.Option("--version-check", help="only say whether the adapter was tested with the installed version")
     ] = False,
 ) -> None:
-    """Search for schedules that break a scheduler. What is found is shrunk, and makes the exit status 1."""
+    """Search for schedules that break a scheduler. Findings are shrunk; the exit status is then 1."""
     from scripted import api
 
     if version_check:
@@ -251,7 +251,7 @@ def find(
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the gallery's table")] = None,
     generated: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="search generated targets, and keep what is measured in this file"),
+        typer.Option(metavar="FILE", help="search generated targets, and keep the measurements in this file"),
     ] = None,
     strategy: Annotated[
         list[str] | None, typer.Option(help="with --generated: a strategy, 'alone' or 'workloads'; can be repeated")
@@ -262,13 +262,16 @@ def find(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="with --generated: searches for each mutant")] = 10,
     fresh: Annotated[
-        int, typer.Option(min=0, help="with --generated and --all: so many drawn edits of the source, not the gallery")
+        int,
+        typer.Option(
+            min=0, help="with --generated and --all: this many random edits of the source instead of the gallery"
+        ),
     ] = 0,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Search for a mutant in the workloads. Says which schedule shows it, after how many, in how much process time.
 
-    With --generated the search knows no workload, and can be stopped and gone on with; --markdown writes its own table.
+    With --generated it searches generated targets only and can be resumed; --markdown then writes that table.
     """
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
