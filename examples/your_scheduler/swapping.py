@@ -6,7 +6,7 @@
 from collections import deque
 
 from adapter import Config, Machine
-from mended import MendedScheduler
+from fixed import FixedScheduler
 
 from scripted.sdk import Add, Batch, Capabilities, Copier, Limits, SchedulerAdapter
 
@@ -18,7 +18,7 @@ class SwapConfig(Config, frozen=True):
     host_blocks: int = 16
 
 
-class SwappingScheduler(MendedScheduler):
+class SwappingScheduler(FixedScheduler):
     """The least urgent request gives way. What it has computed waits in host blocks."""
 
     def __init__(self, blocks, host_blocks, *sizes):

@@ -1,8 +1,8 @@
-"""Scripts for the mended scheduler, as its owner would keep them."""
+"""Scripts for the fixed scheduler, as its owner would keep them."""
 
 from scripted import scripted
 
-ADAPTER = "examples/your_scheduler/mended.py"
+ADAPTER = "examples/your_scheduler/fixed.py"
 
 
 @scripted(adapter=ADAPTER, must_reach=["a batch of an aborted request is in flight"])

@@ -15,7 +15,7 @@ from scripted.script.options import ScriptOptions
 
 register_cpu_ci(est_time=8, suite="base-cpu")
 
-EXAMPLE = "examples/your_scheduler/mended.py"
+EXAMPLE = "examples/your_scheduler/fixed.py"
 OUTSIDE = "examples/lockstep/outside.py"
 HELD = "results are held"
 OPTIONS = ScriptOptions(must_reach=(HELD,))

@@ -1,4 +1,4 @@
-"""The example scheduler with its bug mended, and mutants that put bugs into it: the planted one and seven others."""
+"""The example scheduler with its bug fixed, and mutants that put bugs into it: the planted one and seven others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples/your_scheduler"))
 
 from adapter import Config
-from mended import MendedMachine
+from fixed import FixedMachine
 
 from scripted.sdk import Capabilities, Copier, Limits, Mutant, SchedulerAdapter
 
@@ -33,7 +33,7 @@ MUTANTS = (
         name="ended-request-is-remembered",
         bug="a result that comes after the end of its request is put into the prefix cache",
         signature="which was written before",
-        target="mended:MendedScheduler._remember",
+        target="fixed:FixedScheduler._remember",
         cut="if not request.ended:",
         becomes="if True:",
     ),
@@ -96,14 +96,14 @@ MUTANTS = (
 ADAPTER = SchedulerAdapter(
     "example",
     config=Config,
-    machine=MendedMachine,
+    machine=FixedMachine,
     limits=lambda config: Limits(
         block_size=config.block_size,
         blocks=config.blocks,
         batch_tokens=config.batch_tokens,
         batch_requests=config.batch_requests,
         context_tokens=config.blocks * config.block_size,
-        depth=MendedMachine.depth,
+        depth=FixedMachine.depth,
     ),
     can=lambda _: Capabilities(),
     workloads={"too-large": "default; 1 start a prompt=60; 2 start b prompt=4"},

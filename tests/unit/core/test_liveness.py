@@ -15,7 +15,7 @@ from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, execute
 
-EXAMPLE = "examples/your_scheduler/mended.py"
+EXAMPLE = "examples/your_scheduler/fixed.py"
 PAIR = "default; 1 start a prompt=5 new=10; 1 start b prompt=5 seed=1 new=10"
 # With a launches b stands still until c comes.
 ABORTED = f"{PAIR}; 4 abort a; 12 start c prompt=5 seed=2 new=2"

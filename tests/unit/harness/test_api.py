@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BUG = "flush-ignores-in-flight"
 RACE = "pp_size=4 pp_async_depth=2; 1 start a prompt=1; 4 flush"
 EXAMPLE = str(ROOT / "examples/your_scheduler/adapter.py")
-MENDED = str(ROOT / "examples/your_scheduler/mended.py")
+FIXED = str(ROOT / "examples/your_scheduler/fixed.py")
 
 
 def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_a_replay_says_what_met_nothing_and_where_a_scheduler_raised(monkeypatch
     assert re.fullmatch(r".*test_api\.py:\d+, in broken", again.where)
 
 
-@pytest.mark.parametrize("adapter", ["lockstep", MENDED])
+@pytest.mark.parametrize("adapter", ["lockstep", FIXED])
 def test_a_script_of_any_adapter_leaves_a_trace_that_can_be_viewed(adapter: str, tmp_path: Path) -> None:
     def script(t: Any) -> Any:
         r = t.start_req(prompt_len=5, max_new_tokens=2)

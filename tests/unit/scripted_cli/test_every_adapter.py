@@ -16,7 +16,7 @@ from scripted.report.trace import read_trace
 
 ADAPTERS = {
     "lockstep": "pp_size=2 chunked_prefill_size=16",
-    "examples/your_scheduler/mended.py": "blocks=20",
+    "examples/your_scheduler/fixed.py": "blocks=20",
     "examples/lockstep/outside.py": "pp_size=2",
 }
 ROOT = Path(__file__).resolve().parents[3]

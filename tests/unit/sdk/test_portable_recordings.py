@@ -21,7 +21,7 @@ from scripted.search.execution import record as record_run
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = "examples/your_scheduler/adapter.py"
-MENDED = "examples/your_scheduler/mended.py"
+FIXED = "examples/your_scheduler/fixed.py"
 PROMPT = tuple(range(1, 10))
 
 
@@ -83,9 +83,9 @@ def record_schedule(path: Path, line: str) -> None:
 def test_a_recording_as_a_schedule_launches_the_same(line: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     blocks = "blocks=5 " if "seed=1" in line else ""
-    record_schedule(path, f"adapter={MENDED} {blocks}; {line}")
+    record_schedule(path, f"adapter={FIXED} {blocks}; {line}")
     translation = schedule_of_recording(path)
-    assert translation.schedule.of == MENDED
+    assert translation.schedule.of == FIXED
     assert translation.same_steps == translation.steps == len(read_recording(path).records)
     assert not translation.notes
     assert schedule_of_recording(path, until=3).steps == 3
@@ -95,9 +95,9 @@ def test_the_command_makes_a_test_of_a_recording(tmp_path: Path) -> None:
     """Of one in which a promise was broken, shrunk."""
     path, test = tmp_path / "run.jsonl", tmp_path / "test_run.py"
     line = "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1; 9 start d prompt=7 seed=2"
-    record_schedule(path, f"adapter={MENDED}; {line}")
-    # The recording is of the scheduler as it was before its bug was mended.
-    path.write_text(path.read_text().replace("mended.py", "adapter.py"))
+    record_schedule(path, f"adapter={FIXED}; {line}")
+    # The recording is of the scheduler as it was before its bug was fixed.
+    path.write_text(path.read_text().replace("fixed.py", "adapter.py"))
     command = [sys.executable, "-m", "scripted", "replay", str(path), "--to-script", str(test)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert "it fails; shrunk to 4 events" in done.stdout, done.stdout + done.stderr

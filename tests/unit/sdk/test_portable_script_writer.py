@@ -22,7 +22,7 @@ from scripted.search.written_test import Draft, rehearse, script_text, write_tes
 
 ROOT = Path(__file__).resolve().parents[3]
 BROKEN = "examples/your_scheduler/adapter.py"
-MENDED = "examples/your_scheduler/mended.py"
+FIXED = "examples/your_scheduler/fixed.py"
 MUTANTS = "tests/registered/sdk/example_adapter.py"
 OUTSIDE = "examples/lockstep/outside.py"
 FOUND = "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1"
@@ -67,7 +67,7 @@ def test_what_a_search_finds_becomes_a_test_that_fails_alike(tmp_path: Path) -> 
     # The request has got a smaller name.
     assert f"E       Violation: b{WORDS[1:]}" in failed.stdout
     text = written.read_text(encoding="ascii")
-    written.write_text(text.replace(f'adapter="{BROKEN}"', f'adapter="{MENDED}"'), encoding="ascii")
+    written.write_text(text.replace(f'adapter="{BROKEN}"', f'adapter="{FIXED}"'), encoding="ascii")
     passed = subprocess.run([sys.executable, *pytest_run], cwd=ROOT, capture_output=True, text=True, check=False)
     assert passed.returncode == 0, passed.stdout + passed.stderr
 
@@ -133,11 +133,11 @@ EVERY_VERB = (
 @pytest.mark.parametrize(
     ("adapter", "text"),
     [
-        *((MENDED, text) for text in adapter_named(str(ROOT / MENDED)).workloads.values()),
+        *((FIXED, text) for text in adapter_named(str(ROOT / FIXED)).workloads.values()),
         *((OUTSIDE, text) for text in adapter_named(OUTSIDE).workloads.values()),
         pytest.param(OUTSIDE, f"default; {EVERY_VERB}", id="every-verb"),
         pytest.param(OUTSIDE, "default; 1 start a prompt=30; 3 hold; 5 pause mode=in_place", id="left-open"),
-        pytest.param(MENDED, "default; 1 start a prompt=9 new=9; 2 start a prompt=5; 30 start a prompt=5", id="again"),
+        pytest.param(FIXED, "default; 1 start a prompt=9 new=9; 2 start a prompt=5; 30 start a prompt=5", id="again"),
     ],
 )
 def test_a_script_has_the_steps_of_its_schedule(adapter: str, text: str, tmp_path: Path) -> None:
@@ -171,14 +171,14 @@ def test_what_is_never_settled_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_settings_are_arguments_of_the_decorator(tmp_path: Path) -> None:
-    text = text_of(schedule_of(FOUND, MENDED, "blocks=9 block_size=8"))
-    assert f'@scripted(adapter="{MENDED}", blocks=9, block_size=8)' in text
+    text = text_of(schedule_of(FOUND, FIXED, "blocks=9 block_size=8"))
+    assert f'@scripted(adapter="{FIXED}", blocks=9, block_size=8)' in text
     test = loaded(text, tmp_path)
     assert (test.config.blocks, test.config.block_size) == (9, 8)
 
 
 def test_a_schedule_that_does_not_fail_becomes_a_test_that_passes() -> None:
-    written = write_test([schedule_of(FOUND, MENDED)], name="fine")
+    written = write_test([schedule_of(FOUND, FIXED)], name="fine")
     assert written.said == ("the schedule does not fail; the test of it passes",)
     assert written.text is not None
     assert "Goal: every promise is kept." in written.text
@@ -209,6 +209,6 @@ def test_a_test_that_does_not_show_the_bug_is_not_kept(line: str, why: str, monk
 
 def test_a_script_of_a_adapter_is_no_target_of_the_engine(tmp_path: Path) -> None:
     path = tmp_path / "test_written.py"
-    path.write_text(text_of(schedule_of(FOUND, MENDED)), encoding="ascii")
-    with pytest.raises(ScriptDefinitionError, match=r"is a script of the adapter .*mended.py; run it with pytest"):
+    path.write_text(text_of(schedule_of(FOUND, FIXED)), encoding="ascii")
+    with pytest.raises(ScriptDefinitionError, match=r"is a script of the adapter .*fixed.py; run it with pytest"):
         find_test(f"{path}::test_written")

@@ -20,7 +20,7 @@ pytest_plugins = ["pytester"]
 REPOSITORY = Path(__file__).parents[3]
 PLUGIN = "scripted.pytest_plugin"
 BROKEN = str(REPOSITORY / "examples/your_scheduler/adapter.py")
-MENDED = str(REPOSITORY / "examples/your_scheduler/mended.py")
+FIXED = str(REPOSITORY / "examples/your_scheduler/fixed.py")
 # Pauses, failing batches and priorities, too.
 OUTSIDE = str(REPOSITORY / "examples/lockstep/outside.py")
 
@@ -81,7 +81,7 @@ def pytest_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def ended(script: Callable[..., Any], adapter: str = MENDED, mutant: str | None = None, **options: Any) -> Any:
+def ended(script: Callable[..., Any], adapter: str = FIXED, mutant: str | None = None, **options: Any) -> Any:
     """Run a script on an adapter in its default configuration."""
     known: Any = adapter_named(adapter)
     options = {"must_step": True} | options
@@ -93,7 +93,7 @@ def ended(script: Callable[..., Any], adapter: str = MENDED, mutant: str | None 
 
 def test_scripts_are_ordinary_tests(pytest_of) -> None:
     """D01, D03: parametrized, with fixtures, in classes; the summary counts what was compared."""
-    result = pytest_of(FINE.format(adapter=MENDED), "-v")
+    result = pytest_of(FINE.format(adapter=FIXED), "-v")
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(["*test_tokens?sim-1?*PASSED*", "*test_window?sim?*PASSED*", "3 scripts, *3 outputs*"])
 
@@ -124,7 +124,7 @@ def test_the_adapter_is_found_from_a_folder_above_the_test(pytester: pytest.Pyte
     pytester.mkdir("repo").joinpath("adapters").mkdir()
     adapters = pytester.path / "repo/adapters"
     adapters.joinpath("mine.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(MENDED).parent)!r})\nfrom mended import ADAPTER\n"
+        f"import sys\nsys.path.insert(0, {str(Path(FIXED).parent)!r})\nfrom fixed import ADAPTER\n"
     )
     tests = pytester.path / "repo/tests"
     tests.mkdir()
@@ -147,10 +147,10 @@ def test_a_mutant_of_the_adapter_makes_its_test_red(pytest_of) -> None:
     result = pytest_of(own, "--mutant", "flush-ignores-in-flight")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*flush-ignores-in-flight is switched on*", "*--mutant flush-ignores-in-flight"])
-    unknown = pytest_of(FINE.format(adapter=MENDED), "--mutant", "no-such-bug")
+    unknown = pytest_of(FINE.format(adapter=FIXED), "--mutant", "no-such-bug")
     assert unknown.ret == pytest.ExitCode.USAGE_ERROR
     unknown.stderr.fnmatch_lines(["*--mutant: *no-such-bug*"])
-    shared = pytest_of(FINE.format(adapter=MENDED), "-p", "xdist", "-n", "1", "--mutant", "no-such-bug")
+    shared = pytest_of(FINE.format(adapter=FIXED), "-p", "xdist", "-n", "1", "--mutant", "no-such-bug")
     shared.assert_outcomes(failed=3)
     shared.stdout.fnmatch_lines(["E*ScriptDefinitionError: --mutant: *no-such-bug*"])
 
@@ -181,7 +181,7 @@ ADAPTER = SchedulerAdapter(
 
 def test_a_mutant_that_only_the_adapter_knows(pytester: pytest.Pytester, pytest_of) -> None:
     """The gallery has no such bug, and is not asked for it when a collected script knows it."""
-    folder = str(Path(MENDED).parent)
+    folder = str(Path(FIXED).parent)
     pytester.makepyfile(mutants=f"import sys\nsys.path.insert(0, {folder!r})\n{MUTANT}")
     text = FINE.format(adapter="mutants.py")
     pytest_of(text, "-q").assert_outcomes(passed=3)
@@ -196,7 +196,7 @@ def test_a_script_imports_no_engine(tmp_path: Path) -> None:
     """D12: a test file of another scheduler runs without this engine and what only it needs."""
     file = tmp_path / "test_here.py"
     file.write_text(
-        FINE.format(adapter=MENDED)
+        FINE.format(adapter=FIXED)
         + "\n\ndef test_nothing_else():\n"
         + "    import sys\n"
         + "    heavy = {'engine', 'torch', 'zmq', 'fastapi', 'uvicorn', 'transformers', 'pydantic'}\n"
@@ -220,15 +220,15 @@ def script(t):
     ("arguments", "words"),
     [
         ({"adapter": "no/such/adapter.py"}, "there is no file 'no/such/adapter.py'"),
-        ({"adapter": MENDED, "block": 4}, "has no setting 'block' .did you mean 'blocks'"),
-        ({"adapter": MENDED, "blocks": "many"}, "a setting of .* cannot be read"),
+        ({"adapter": FIXED, "block": 4}, "has no setting 'block' .did you mean 'blocks'"),
+        ({"adapter": FIXED, "blocks": "many"}, "a setting of .* cannot be read"),
         ({"adapter": "lockstep"}, "for the engine write @scripted"),
         ({"adapter": 5}, "adapter is the name of another scheduler"),
         ({"adapter": "lockstepp"}, "an adapter is lockstep, sglang, transformers, vllm, a file"),
-        ({"adapter": MENDED, "tiers": ("server",)}, "runs in the sim tier, .*; leave out tiers"),
-        ({"adapter": MENDED, "oracle": False}, "its judge checks every token; leave out oracle"),
-        ({"adapter": MENDED, "must_reach": "window"}, "write must_reach="),
-        ({"adapter": MENDED, "config": 5}, "takes settings by name, or one Config; got 5"),
+        ({"adapter": FIXED, "tiers": ("server",)}, "runs in the sim tier, .*; leave out tiers"),
+        ({"adapter": FIXED, "oracle": False}, "its judge checks every token; leave out oracle"),
+        ({"adapter": FIXED, "must_reach": "window"}, "write must_reach="),
+        ({"adapter": FIXED, "config": 5}, "takes settings by name, or one Config; got 5"),
         ({"blocks": 12}, "@scripted takes an EngineConfig, got None; .* or @scripted.adapter=...."),
     ],
 )
@@ -247,9 +247,9 @@ def test_a_setting_beside_an_engine_is_refused_by_name() -> None:
 
 
 def test_the_configuration_may_be_given_as_a_whole() -> None:
-    config = adapter_named(MENDED).read_config({"blocks": "9"})
-    assert scripted(config, adapter=MENDED)(script).scripted.config == config  # type: ignore[attr-defined]
-    assert scripted(adapter=MENDED, blocks=9)(script).scripted.config == config  # type: ignore[attr-defined]
+    config = adapter_named(FIXED).read_config({"blocks": "9"})
+    assert scripted(config, adapter=FIXED)(script).scripted.config == config  # type: ignore[attr-defined]
+    assert scripted(adapter=FIXED, blocks=9)(script).scripted.config == config  # type: ignore[attr-defined]
 
 
 # -- refused at the script's line --
@@ -258,7 +258,7 @@ def test_the_configuration_may_be_given_as_a_whole() -> None:
 REFUSED: list[Any] = []
 
 
-def refused(words: str, adapter: str = MENDED) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def refused(words: str, adapter: str = FIXED) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def note(script: Callable[..., Any]) -> Callable[..., Any]:
         REFUSED.append(pytest.param(script, words, adapter, id=script.__name__))
         return script
@@ -408,13 +408,13 @@ def asks_a_call(t):
     assert call
 
 
-@refused("t.fail_next_step.. is no verb of .*mended.py.* declares flush_cache, hold_results, .*start_req")
+@refused("t.fail_next_step.. is no verb of .*fixed.py.* declares flush_cache, hold_results, .*start_req")
 def undeclared_failure(t):
     yield
     t.fail_next_step(0)
 
 
-@refused("t.pause_generation.. is no verb of .*mended.py")
+@refused("t.pause_generation.. is no verb of .*fixed.py")
 def undeclared_pause(t):
     yield
     t.pause_generation("keep")
@@ -426,13 +426,13 @@ def undeclared_continue(t):
     t.continue_generation()
 
 
-@refused("takes no priority, because .*mended.py declares none")
+@refused("takes no priority, because .*fixed.py declares none")
 def undeclared_priority(t):
     yield
     t.start_req(prompt_len=4, priority=1, max_new_tokens=2)
 
 
-@refused("takes no force=True, because .*mended.py declares none")
+@refused("takes no force=True, because .*fixed.py declares none")
 def undeclared_force(t):
     yield
     t.flush_cache(force=True)
@@ -616,7 +616,7 @@ def test_what_a_script_leaves_is_counted() -> None:
 
 def test_what_the_scheduler_raises_is_shown_with_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """D06: the script's line, then the scheduler's."""
-    known: Any = adapter_named(MENDED)
+    known: Any = adapter_named(FIXED)
     machine = type(known.new_parts(known.read_config({}), record=False)[0])
 
     def crash(machine: Any) -> None:
@@ -642,7 +642,7 @@ def test_what_the_scheduler_raises_is_shown_with_its_own_lines(monkeypatch: pyte
 
 def test_what_comes_after_the_end_of_a_script_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """D04: requests that are alive run to their end, and nothing may be left of them."""
-    known: Any = adapter_named(MENDED)
+    known: Any = adapter_named(FIXED)
     scheduler = type(known.new_parts(known.read_config({}), record=False)[0].scheduler)
     monkeypatch.setattr(scheduler, "_give_back", lambda self, request: None)
 

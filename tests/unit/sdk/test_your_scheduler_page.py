@@ -37,9 +37,9 @@ def test_it_has_code_and_commands() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_commands_do_what_it_says(command: str) -> None:
-    """The scheduler with the bug fails with the words of the page, the mended one passes."""
+    """The scheduler with the bug fails with the words of the page, the fixed one passes."""
     done = scripted(*shlex.split(command))
-    if "mended" in command:
+    if "fixed" in command:
         assert done.returncode == 0, done.stdout + done.stderr
     else:
         assert done.returncode == 1, done.stdout + done.stderr
@@ -47,14 +47,14 @@ def test_its_commands_do_what_it_says(command: str) -> None:
         assert FOUND in PAGE
 
 
-@pytest.mark.parametrize("adapter", ["mended", "adapter"])
+@pytest.mark.parametrize("adapter", ["fixed", "adapter"])
 def test_its_scripts_pass_or_fail_as_it_says(adapter: str, tmp_path: Path) -> None:
     """On the scheduler with the bug the report is that of the page, line by line."""
     file = tmp_path / "test_races.py"
-    file.write_text(RACES.replace("mended.py", f"{adapter}.py"), encoding="utf-8")
+    file.write_text(RACES.replace("fixed.py", f"{adapter}.py"), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    if adapter == "mended":
+    if adapter == "fixed":
         assert "2 passed" in done.stdout, done.stdout + done.stderr
         return
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
@@ -69,7 +69,7 @@ def test_a_foreign_adapter_is_searched_without_the_engine() -> None:
         "from scripted.search.campaign import Campaign\n"
         "from scripted.search.units import SearchPlan\n"
         "from scripted.core.named import adapter_named\n"
-        "name = 'examples/your_scheduler/mended.py'\n"
+        "name = 'examples/your_scheduler/fixed.py'\n"
         "plan = SearchPlan(targets=('twins', 'full'), adapter=name, schedules=200)\n"
         "report = Campaign(plan).run()\n"
         "assert report.schedules == 200 and not report.findings, report.findings\n"

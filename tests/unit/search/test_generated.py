@@ -39,7 +39,7 @@ from scripted.search.generated.covering import covering_rows, pairs_of
 from scripted.search.targets import target_named
 
 OUTSIDE = "examples/lockstep/outside.py"
-EXAMPLE = "examples/your_scheduler/mended.py"
+EXAMPLE = "examples/your_scheduler/fixed.py"
 
 
 def space_of(of: str) -> Space:

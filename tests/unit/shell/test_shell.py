@@ -350,7 +350,7 @@ def test_an_expression_is_shown_and_only_looks():
     assert typed.script == ['r1 = t.start_req(rid="r1", prompt_len=16)', "for _ in range(2):", "    yield"]
 
 
-OUTSIDE = pytest.mark.parametrize("adapter", ["examples/your_scheduler/mended.py", "examples/lockstep/outside.py"])
+OUTSIDE = pytest.mark.parametrize("adapter", ["examples/your_scheduler/fixed.py", "examples/lockstep/outside.py"])
 
 
 @OUTSIDE
@@ -410,13 +410,13 @@ def test_a_scheduler_of_another_adapter_dies_by_hand():
 
 
 def test_a_verb_that_an_adapter_does_not_declare_is_no_word():
-    typed = Typed("pause keep", "pausing", adapter="examples/your_scheduler/mended.py")
+    typed = Typed("pause keep", "pausing", adapter="examples/your_scheduler/fixed.py")
     assert "! there is no command 'pause'" in typed.output
 
 
 def test_the_command_takes_the_settings_of_an_adapter():
     run = CliRunner()
-    shell = ["shell", "--adapter", "examples/your_scheduler/mended.py"]
+    shell = ["shell", "--adapter", "examples/your_scheduler/fixed.py"]
     good = run.invoke(app, [*shell, "--set", "blocks=20"], input="show state.blocks_free\n")
     assert good.exit_code == 0, good.output
     assert "\n20\n" in good.output
