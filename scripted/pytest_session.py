@@ -154,7 +154,7 @@ class ScriptedSession:
             except (Exception, SystemExit):  # noqa: BLE001  (out of time; or broken by what the script left)
                 verdicts[name] = ("", {NOT_VETTED: 1})
             else:
-                verdicts[name] = (digest, dict(_faults(findings)))
+                verdicts[name] = (digest, dict(_faults(findings, has_windows=bool(test.options.must_reach))))
         return verdicts
 
     def harness(
@@ -213,12 +213,17 @@ class ScriptedSession:
         return shlex.join(words)
 
 
-def _faults(findings: Findings) -> Iterator[tuple[str, int]]:
-    """As counts of the summary; none of a script that fails when it runs again, which says nothing of it."""
-    from scripted.report.tally import NEVER_FAILS, NOTICES_NOTHING
+def _faults(findings: Findings, *, has_windows: bool) -> Iterator[tuple[str, int]]:
+    """As counts of the summary.
 
-    if findings.assertions and not findings.own:
+    None of a script that fails when it runs again, which says nothing of it, and no word on bugs where it meets none.
+    """
+    from scripted.report.tally import NEVER_FAILS, NOTICES_NOTHING, REPEATS_WAITS
+
+    if findings.met and (findings.assertions or has_windows) and not findings.own:
         yield NOTICES_NOTHING, 1
+    if findings.repeats_waits:
+        yield REPEATS_WAITS, 1
     yield from ((f"{NEVER_FAILS}{assertion}", 1) for assertion in findings.always)
 
 

@@ -15,13 +15,15 @@ from typing import Any, Final
 
 import msgspec
 
-from scripted.script.doubt import Variables, doubted
-
 # Its name in a counted module; no source can spell it.
 HOOKS: Final = "@scripted"
 _BUILTINS: Final = frozenset(name for name in dir(builtins) if name.islower()) - {"list", "tuple", "next"}
 # Context managers and functions by which libraries for tests assert.
 _EXPECTS: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "subtests"})
+# Other names of rewritten code are values of the condition.
+_REWRITTEN: Final = frozenset({HOOKS, "@py_builtins", "@pytest_ar"})
+# They look at the frame that calls them.
+_SCOPED: Final = frozenset({"super", "locals", "vars", "dir", "eval", "exec", "globals"})
 _OTHER_WAY: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -39,7 +41,8 @@ _OTHER_WAY: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
 class Site(msgspec.Struct, frozen=True):
     """An assertion of a source: ``owner_line`` is where its outermost function begins, decorators included.
 
-    What is none and yet asks, such as ``pytest.raises``, has ``is_assertion`` false.
+    What is none and yet asks, such as ``pytest.raises``, has ``is_assertion`` false; ``is_statement`` are calls that
+    assert.
     """
 
     file: str
@@ -47,6 +50,7 @@ class Site(msgspec.Struct, frozen=True):
     text: str
     owner_line: int
     is_assertion: bool = True
+    is_statement: bool = False
     always_fails: bool = False
 
 
@@ -55,7 +59,7 @@ def counted(
 ) -> tuple[types.CodeType, set[str]]:
     """The code of a file whose assertions are counted by these numbers, and the modules that it imports anywhere.
 
-    With ``turnable`` each of them can be asked the other way round, and with other answers.
+    With ``turnable`` each of them can be asked the other way round, and with other answers than the true ones.
     """
     tree = ast.parse(source, filename=file)
     imported = {name for node in ast.walk(tree) for name in _imports(node)}
@@ -65,6 +69,8 @@ def counted(
 
         rewrite_asserts(tree, source, file)
     tree = _Calls().visit(tree)
+    if turnable:
+        tree = _Answers().visit(tree)
     for node in ast.walk(tree):  # what was rewritten ends where it begins, and not where the node around it ends
         if hasattr(node, "lineno") and getattr(node, "end_lineno", None) is None:
             node.end_lineno, node.end_col_offset = node.lineno, node.col_offset  # type: ignore[attr-defined]
@@ -96,7 +102,6 @@ class _Marker(ast.NodeTransformer):
         self._number_of = number_of
         self._turnable = turnable
         self._owner_line = 0
-        self._variables: Variables | None = None
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         return self._function(node)
@@ -106,22 +111,25 @@ class _Marker(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         number = self._add(node, ast.unparse(node.test), always_fails=fails_always(node))
-        again: list[ast.stmt] = []
-        if self._turnable and self._variables is not None:
-            again = doubted(node, number, self._variables, _hook)
         other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
         node.test = _Elements(number).visit(node.test)
         asked: ast.stmt = node
         if self._turnable:
             asked = ast.copy_location(ast.If(_hook("is_turned", number), [other], [node]), node)
-        return [*again, _statement("reached", number, node), asked, _statement("held", number, node)]
+        return self._asked(number, asked)
 
     def visit_With(self, node: ast.With) -> Any:
         expects = any(isinstance(item.context_expr, ast.Call) and _asserts(item.context_expr) for item in node.items)
         return self._visited(node, expects)
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        return self._visited(node, isinstance(node.value, ast.Call) and _asserts(node.value))
+        call = node.value
+        if not isinstance(call, ast.Call) or not _asserts(call):
+            return self.generic_visit(node)
+        number = self._add(node, ast.unparse(node), is_assertion=False, is_statement=True)
+        self.generic_visit(node)
+        call.func = ast.copy_location(_hook("asserting", number, call.func), call.func)
+        return self._asked(number, node)
 
     def visit_If(self, node: ast.If) -> Any:
         return self._visited(node, any(map(fails_always, [*node.body, *node.orelse])))
@@ -136,13 +144,23 @@ class _Marker(ast.NodeTransformer):
         return self._visited(node, any(map(fails_always, node.orelse)))
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        before = self._owner_line, self._variables
-        if not self._owner_line:
-            self._owner_line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            self._variables = Variables(node) if self._turnable else None
+        before = self._owner_line
+        self._owner_line = before or min([node.lineno, *(one.lineno for one in node.decorator_list)])
         self.generic_visit(node)
-        self._owner_line, self._variables = before
+        self._owner_line = before
         return node
+
+    def _asked(self, number: int, asked: ast.stmt) -> list[ast.stmt]:
+        """A statement that raises where something does not hold, with its counters."""
+        around = asked
+        if self._turnable:
+            again = ast.If(ast.UnaryOp(ast.Not(), _hook("lies.failed", number)), [ast.Raise()], [])
+            failing = ast.ExceptHandler(_hook("lies.failure").func, None, [again])
+            around = ast.copy_location(ast.Try([asked], [failing], [], []), asked)
+            for node in ast.walk(failing):
+                ast.copy_location(node, asked)
+        begins = [] if isinstance(asked, ast.Expr) else [_statement("reached", number, asked)]
+        return [*begins, around, _statement("held", number, asked)]
 
     def _visited(self, node: ast.stmt, asks: bool) -> Any:
         if not asks:
@@ -165,6 +183,29 @@ class _Elements(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "all" and len(node.args) == 1:
             node.args = [ast.copy_location(_hook("elements", self._number, node.args[0]), node)]
         return node
+
+
+class _Answers(ast.NodeTransformer):
+    """Has the hooks read every attribute, and look at every function that is called by its name."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        self.generic_visit(node)
+        owner: ast.expr = node
+        while isinstance(owner, ast.Attribute):
+            owner = owner.value
+        is_hidden = node.attr.startswith("__") or (isinstance(owner, ast.Name) and owner.id in _REWRITTEN)
+        is_super = isinstance(owner, ast.Call) and _called(owner) == "super"
+        if is_hidden or is_super or not isinstance(node.ctx, ast.Load):
+            return node
+        return ast.copy_location(_hook("lies.read", node.value, ast.Constant(node.attr)), node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        if isinstance(node.func, ast.Name) and not node.func.id.startswith("@") and node.func.id not in _SCOPED:
+            node.func = ast.copy_location(_hook("lies.function", node.func), node.func)
+            node.args = [self.visit(one) for one in node.args]
+            node.keywords = [self.visit(one) for one in node.keywords]
+            return node
+        return self.generic_visit(node)
 
 
 class _Calls(ast.NodeTransformer):

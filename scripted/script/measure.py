@@ -10,6 +10,7 @@ import dis
 import functools
 import gc
 import inspect
+import linecache
 import sys
 import sysconfig
 import types
@@ -23,7 +24,7 @@ import msgspec
 from scripted.errors import BadCall
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.decorator import ScriptedTest
-from scripted.script.doubt import Doubts
+from scripted.script.lies import Liar, constants_of
 
 _HARNESS: Final = Path(__file__).parents[1]
 _ENGINE: Final = _HARNESS.parent / "engine"
@@ -153,7 +154,7 @@ class _Hooks:
 
     def __init__(self) -> None:
         self.asked: Measured | None = None
-        self.doubt = Doubts(is_on=False)
+        self.lies = Liar(is_on=False)
         self.turned: Site | None = None
         self._sites: list[Site] = []
         self._numbers: dict[Site, int] = {}
@@ -172,13 +173,23 @@ class _Hooks:
         return [site for site in self._sites if site.file == file]
 
     def reached(self, number: int) -> None:
+        self.lies.reached(number)
         if self.asked is not None:
             site = self._sites[number]
             self.asked.executed[site] = self.asked.executed.get(site, 0) + 1
             if site.is_assertion:
                 self.asked.failing.add(site)
 
+    def asserting(self, number: int, function: Any) -> Any:
+        """What asserts by its name is about to be called; if it is of the project, its own assertions are counted."""
+        if HOOKS in getattr(function, "__globals__", ()):
+            self.lies.reached(number)
+        else:
+            self.reached(number)
+        return function
+
     def held(self, number: int) -> None:
+        self.lies.held(number)
         if self.asked is not None:
             self.asked.failing.discard(self._sites[number])
 
@@ -203,21 +214,36 @@ class _Hooks:
 _hooks: Final = _Hooks()
 
 
-class doubt:  # noqa: N801 - a context manager that is read as a verb
-    """Ask each assertion again with other answers for as long as this is open."""
+class tell_lies:  # noqa: N801 - a context manager that is read as a verb
+    """Answer a script otherwise for as long as this is open, ``keeps_waits`` but for what it has waited for."""
 
-    def __enter__(self) -> doubt:
-        self._doubts, self._before = Doubts(), _hooks.doubt
-        _hooks.doubt = self._doubts
+    def __init__(self, function: Callable[..., Any], *, keeps_waits: bool = False) -> None:
+        function = inspect.unwrap(function)
+        code = getattr(function, "__func__", function).__code__
+        source = "".join(linecache.getlines(code.co_filename))  # code with counters has constants of its own
+        constants = frozenset(one for one in constants_of(code) if str(one) in source)
+        self._liar = Liar(constants, keeps_waits=keeps_waits)
+
+    def __enter__(self) -> tell_lies:
+        self._before, _hooks.lies = _hooks.lies, self._liar
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        _hooks.doubt = self._before
+        _hooks.lies = self._before
+
+    def runs(self, sites: Iterable[Site]) -> Iterator[None]:
+        """As often as it takes: until each of these has failed, or other answers have been tried often enough."""
+        yield from self._liar.runs({_hooks.number_of(site) for site in sites})
+
+    @property
+    def has_failure(self) -> bool:
+        """Whether any assertion has failed."""
+        return self._liar.has_failure
 
     @property
     def deaf(self) -> frozenset[Site]:
         """The assertions that held whatever was answered."""
-        return frozenset(map(_hooks.site, self._doubts.deaf))
+        return frozenset(map(_hooks.site, self._liar.deaf))
 
 
 class turn_round:  # noqa: N801 - a context manager that is read as a verb

@@ -21,7 +21,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
 from scripted.script.counted_source import Site
 from scripted.script.decorator import ScriptedTest
-from scripted.script.measure import Measured, count_assertions, doubt, turn_round
+from scripted.script.measure import Measured, count_assertions, tell_lies, turn_round
 
 # A bug may keep a script from its end.
 _TIMEOUT_S: Final = 2.0
@@ -41,7 +41,8 @@ class Findings:
 
     ``assertions`` ran, each as often as it did. ``met`` bugs break code that it runs; ``own`` are those that it notices
     and an empty script does not. ``always`` are assertions that hold the other way round as well, or whatever is
-    answered; ``never`` are those of its own that it never reached.
+    answered; with ``repeats_waits`` all of them say what the script has waited for. ``never`` are those of its own that
+    it never reached.
     """
 
     name: str
@@ -51,12 +52,13 @@ class Findings:
     noticed: int = 0
     own: tuple[str, ...] = ()
     always: tuple[str, ...] = ()
+    repeats_waits: bool = False
     never: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @property
     def is_a_test(self) -> bool:
-        return not self.failure and bool(self.own) and not self.always
+        return not self.failure and bool(self.own) and not self.always and not self.repeats_waits
 
     def lines(self) -> Iterator[str]:
         """The findings in words."""
@@ -70,6 +72,8 @@ class Findings:
         else:
             yield f"  notices only what every script notices: {self.noticed} of {plural(self.met, 'bug')} that it meets"
         yield from (f"  can never fail, whatever the engine does: {assertion}" for assertion in self.always)
+        if self.repeats_waits:
+            yield "  asserts only what it has waited for"
         yield from (f"  was never reached: {assertion}" for assertion in self.never)
         yield f"  in {self.seconds:.1f} s"
 
@@ -111,7 +115,8 @@ class Vetting:
             if not known[bug]:
                 own.append(bug)
         self._telling[:0] = own[:1]
-        deaf = run.deaf()
+        can_fail = frozenset(filter(_can_fail, asked.executed))
+        deaf = run.deaf(can_fail)
         return Findings(
             name=name,
             assertions=asked.assertions,
@@ -119,6 +124,7 @@ class Vetting:
             noticed=noticed,
             own=tuple(own),
             always=tuple(_told(site) for site in asked.executed if site in deaf or run.holds_both_ways(site)),
+            repeats_waits=bool(can_fail) and not can_fail <= deaf and run.repeats_waits(can_fail),
             never=tuple(assertion for assertion, count in asked.own_sites().items() if not count),
             seconds=time.perf_counter() - started,
         )
@@ -157,10 +163,21 @@ class _Runs:
         with turn_round(site):
             return self.passes(None)
 
-    def deaf(self) -> frozenset[Site]:
+    def deaf(self, sites: frozenset[Site]) -> frozenset[Site]:
         """The assertions that hold whatever the engine answers."""
-        with doubt() as doubted:
-            return doubted.deaf if self.passes(None) else frozenset()
+        with tell_lies(self.test.script) as lies:
+            for _ in lies.runs(sites):
+                self.passes(None)
+            return lies.deaf & sites
+
+    def repeats_waits(self, sites: frozenset[Site]) -> bool:
+        """Whether all assertions hold whatever the engine answers, once what was waited for is there."""
+        with tell_lies(self.test.script, keeps_waits=True) as lies:
+            for _ in lies.runs(sites):
+                self.passes(None)
+                if lies.has_failure:
+                    return False
+        return True
 
     def passes(self, bug: str | None) -> bool:
         if time.perf_counter() > self.until:
@@ -201,5 +218,9 @@ def _empty(t: Any) -> Iterator[None]:
     yield from t.run_until_finished(r)
 
 
+def _can_fail(site: Site) -> bool:
+    return (site.is_assertion or site.is_statement) and not site.always_fails
+
+
 def _told(site: Site) -> str:
-    return f"{Path(site.file).name}:{site.line}: assert {site.text}"
+    return f"{Path(site.file).name}:{site.line}: {'assert ' * site.is_assertion}{site.text}"

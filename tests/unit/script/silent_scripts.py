@@ -43,6 +43,11 @@ def expect(condition):
     return condition
 
 
+def assert_if_it_ran(r):
+    if r.is_running:
+        assert r.output_ids
+
+
 @dataclasses.dataclass
 class Case:
     steps: object
@@ -147,6 +152,7 @@ SILENT: Final[dict[str, tuple[str, str]]] = {
     "a disconnect too late": ("fails", "t.disconnect(r)\n    yield" + HOLDS),
     "a release of nothing": ("named", "t.release_results()\n    yield" + HOLDS),
     "a window that is always open": ("vet", 't.sometimes("the window", t.state.step > 0)'),
+    "a helper that asserts by its name alone": ("fails", "assert_if_it_ran(r)"),
     "a clock for nobody": ("named", "t.clock.advance(60)\n    yield" + HOLDS),
 }
 OPTIONS: Final = {"a window that is always open": ', must_reach=["the window"]'}

@@ -13,7 +13,7 @@ import pytest
 
 from engine import EngineConfig
 from scripted import scripted
-from scripted.script.vetting import Vetting
+from scripted.script.vetting import Findings, Vetting
 
 CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64)
 LIMIT = 64
@@ -44,6 +44,11 @@ def holds_whatever_is_answered(t):
     yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)
     flush = t.flush_cache()
     yield from t.run_until_all_finished([r, other])
+    steps, seen = 0, []
+    for _ in range(3):
+        yield
+        steps += 1
+        seen.append(r.finished)
     yield from t.run_until(lambda: flush.done)
     assert r.status == early or r.status != early
     assert any([r.finished, not r.finished])
@@ -60,6 +65,8 @@ def holds_whatever_is_answered(t):
     assert is_sized(r.output_ids)
     assert r.rid != other.rid
     assert count == 2
+    assert len(seen) == steps
+    assert SimpleNamespace(status=flush.status).__class__ is SimpleNamespace
     assert never
 
 
@@ -85,9 +92,8 @@ def may_fail(t):
     assert _has(r, 3)
     assert _held_is_finished()
     assert steps >= 3
-    assert len(seen) == steps
     assert seen[-1] == "finished"
-    assert isinstance(info.value, Exception)
+    assert "rid" in info.value.body
     kv = t.state.kv
     assert kv.free + kv.cached + kv.held == kv.total
     assert [one.rid for one in t.list_active_reqs()] == []
@@ -105,14 +111,39 @@ def may_fail(t):
     assert t.find_req_by_rid("never") is None
 
 
+def says_what_it_waited_for(t):
+    r = t.start_req(prompt_len=125, max_new_tokens=2)
+    yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)
+    yield from t.run_until_finished(r)
+    ended = [one for one in [r] if one.finished]
+    assert r.finished
+    assert r.status in ("finished", "aborted")
+    assert len(ended) == 1
+    yield from t.run_until_idle()
+    assert t.is_fully_idle
+    assert t.state.is_fully_idle
+
+
+def waits_for_one_and_asks_another(t):
+    rs = [t.start_req(prompt_len=20, prompt_seed=seed, max_new_tokens=2 - seed) for seed in range(2)]
+    yield from t.run_until_finished(rs[0])
+    assert rs[0].finished
+    assert rs[1].finished
+
+
 def _assertions(script: Any) -> list[str]:
     return re.findall(r"^    assert (.*?)(?:  #.*)?$", inspect.getsource(script), re.MULTILINE)
 
 
-def _named(script: Any) -> list[str]:
+def _findings(script: Any) -> Findings:
     test = scripted(CONFIG)(script).scripted  # type: ignore[attr-defined]
     findings = Vetting(is_brief=True).findings(test, script.__name__, {})
     assert not findings.failure
+    return findings
+
+
+def _named(script: Any) -> list[str]:
+    findings = _findings(script)
     return [assertion.partition(": assert ")[2].replace("'", '"') for assertion in findings.always]
 
 
@@ -123,3 +154,14 @@ def test_an_assertion_that_no_answer_makes_fail_is_named() -> None:
 
 def test_one_that_another_answer_makes_fail_is_not() -> None:
     assert _named(may_fail) == []
+
+
+def test_a_script_that_only_repeats_its_waits_is_told_so() -> None:
+    findings = _findings(says_what_it_waited_for)
+    assert findings.repeats_waits
+    assert "  asserts only what it has waited for" in findings.lines()
+
+
+@pytest.mark.parametrize("script", [waits_for_one_and_asks_another, may_fail], ids=lambda script: script.__name__)
+def test_one_that_asks_more_does_not_repeat_them(script: Any) -> None:
+    assert not _findings(script).repeats_waits
