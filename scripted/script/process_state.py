@@ -16,6 +16,7 @@ import copy
 import ctypes
 import dataclasses
 import decimal
+import errno
 import faulthandler
 import functools
 import gc
@@ -54,7 +55,10 @@ import msgspec.json
 import msgspec.msgpack
 import msgspec.structs
 
+from scripted.errors import BadCall
+
 _PACKAGES: Final = ("engine", "scripted")
+_RUNNERS: Final = ("_pytest", "pluggy")
 _OTHERS: Final = (
     ast, asyncio, builtins, collections, contextlib, copy, dataclasses, decimal, functools, gc, inspect, io, itertools,
     json, linecache, logging, math, msgspec, msgspec.json, msgspec.msgpack, msgspec.structs, operator, os, pathlib,
@@ -74,16 +78,33 @@ _MOST_NAMED: Final = 3
 _MOST_NEW_DESCRIPTORS: Final = 16
 
 
+_RLIMITS: Final = tuple({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
+
 # What scripts have left open, and the collector may close under a later one.
 _left_open: Final[dict[int, tuple[int, int]]] = {}
 # What was registered with atexit beside a script; Python has no list of what was.
 _at_exit: Final[list[Any]] = []
 _register: Final = atexit.register
+# Nobody can take back what is given to these.
+_FOR_EVER: Final = ((sys, "addaudithook"), (os, "register_at_fork"))
 
 
 def _note_at_exit(function: Any, *arguments: Any, **named: Any) -> Any:
     _at_exit.append(function)
     return _register(function, *arguments, **named)
+
+
+def _refused(owner: Any, name: str) -> Callable[..., Any]:
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def refused(*arguments: Any, **named: Any) -> Any:
+        if not _is_of_a_library(sys._getframe(1).f_code.co_filename):  # noqa: SLF001
+            what = f"{owner.__name__}.{name}"
+            raise BadCall(f"{what} cannot be taken back, and would be there for all that runs later; leave it alone")
+        return function(*arguments, **named)
+
+    return refused
 
 
 class LeftChanged(AssertionError):
@@ -131,9 +152,10 @@ def _write_filters(before: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]  # noqa: SLF001 - what the module itself calls
 
 
-def _write_gc(before: tuple[bool, tuple[int, int, int]]) -> None:
+def _write_gc(before: tuple[bool, tuple[int, int, int], int]) -> None:
     (gc.enable if before[0] else gc.disable)()
     gc.set_threshold(*before[1])
+    gc.set_debug(before[2])
 
 
 def _read_logging() -> tuple[int, int, list[Any]]:
@@ -158,21 +180,40 @@ def _write_imports(before: tuple[list[Any], list[Any]]) -> None:
     sys.meta_path[:], sys.path_hooks[:] = before
 
 
-def _write_traces(before: tuple[Any, Any]) -> None:
+def _read_traces() -> tuple[Any, ...]:
+    return sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()
+
+
+def _write_traces(before: tuple[Any, ...]) -> None:
     sys.settrace(before[0])
     sys.setprofile(before[1])
+    threading.settrace(before[2])
+    threading.setprofile(before[3])
 
 
-def _read_torch() -> tuple[int, Any]:
+def _read_torch() -> tuple[Any, ...] | None:
     torch: Any = sys.modules.get("torch")
-    return (0, None) if torch is None else (torch.get_num_threads(), torch.get_default_dtype())
+    if torch is None:
+        return None
+    settings = (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled())
+    return (torch.get_num_threads(), *settings, torch.are_deterministic_algorithms_enabled())
 
 
-def _write_torch(before: tuple[int, Any]) -> None:
-    torch: Any = sys.modules.get("torch")
-    if before[0]:
-        torch.set_num_threads(before[0])
-        torch.set_default_dtype(before[1])
+def _write_torch(before: tuple[Any, ...] | None) -> None:
+    torch: Any = sys.modules["torch"]
+    setters = (torch.set_num_threads, torch.set_default_dtype, torch.set_default_device, torch.set_grad_enabled)
+    now = _read_torch() or ()
+    for setter, old, new in zip((*setters, torch.use_deterministic_algorithms), before or (), now, strict=True):
+        if old != new:
+            setter(old)
+
+
+def _or_new(before: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> Any:
+    """What was noted of torch, or what it has when it is first imported."""
+    if before is not None or now is None:
+        return before
+    torch: Any = sys.modules["torch"]
+    return now[0], torch.float32, torch.device("cpu"), True, False
 
 
 def _read_mask() -> set[Any]:
@@ -180,12 +221,13 @@ def _read_mask() -> set[Any]:
 
 
 def _read_limits() -> dict[int, tuple[int, int]]:
-    return {number: resource.getrlimit(number) for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)}
+    return {number: resource.getrlimit(number) for number in _RLIMITS}
 
 
 def _write_limits(before: dict[int, tuple[int, int]]) -> None:
     for number, limits in before.items():
-        resource.setrlimit(number, limits)
+        if resource.getrlimit(number) != limits:
+            resource.setrlimit(number, limits)
 
 
 def _read_wakeup() -> int:
@@ -210,7 +252,7 @@ _PARTS: Final = (
     _Part("the working folder", os.getcwd, os.chdir),
     _Part("the umask", _read_umask, os.umask),
     _Part("sys.path", lambda: list(sys.path), lambda before: sys.path.__setitem__(slice(None), before)),
-    _Part("the garbage collector", lambda: (gc.isenabled(), gc.get_threshold()), _write_gc),
+    _Part("the garbage collector", lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), _write_gc),
     _Part("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     _Part("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
     _Part("the filters of warnings", lambda: list(warnings.filters), _write_filters),
@@ -221,7 +263,7 @@ _PARTS: Final = (
     _Part("logging", _read_logging, _write_logging),
     _Part("sys.stdout and its like", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams),
     _Part("hooks of imports", _read_imports, _write_imports),
-    _Part("trace functions", lambda: (sys.gettrace(), sys.getprofile()), _write_traces),
+    _Part("trace functions", _read_traces, _write_traces),
     _Part("the digits of an integer", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     _Part(
         "the precision of decimals",
@@ -238,6 +280,8 @@ _PARTS: Final = (
     _Part("the CPUs of the process", lambda: os.sched_getaffinity(0), lambda before: os.sched_setaffinity(0, before)),
     _Part("limits of the process", _read_limits, _write_limits),
     _Part("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda b: locale.setlocale(locale.LC_ALL, b)),
+    _Part("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
+    _Part("the stack of threads", threading.stack_size, threading.stack_size),
     _Part("the folder of temporary files", lambda: tempfile.tempdir, lambda b: setattr(tempfile, "tempdir", b)),
 )
 
@@ -246,28 +290,45 @@ class ProcessState:
     """The state of this process now.
 
     Of open descriptors there are copies, which keep connections open: with ``standard_files`` of those three alone,
-    beside real clients.
+    beside real clients. ``settings`` are what a script may have in common with others.
     """
 
-    def __init__(self, *, standard_files: bool = False) -> None:
+    def __init__(self, *, standard_files: bool = False, settings: Any = None) -> None:
+        self._settings, self._values_set = settings, dict(getattr(settings, "__dict__", {}))
         self._values = {part.name: part.read() for part in _PARTS}
         self._threads = set(threading.enumerate())
-        self._descriptors = _Descriptors(_STANDARD_FILES if standard_files else None)
         self._streams = _Streams()
         self._modules = dict(sys.modules)
         self._children = _children()
         self._code = _note_code()
         self._handlers_before = len(_at_exit)
-        self._outer_register = atexit.register
-        atexit.register = _note_at_exit  # type: ignore[assignment]
+        self._descriptors = _Descriptors(_STANDARD_FILES if standard_files else None)
+        instead = [
+            (atexit, "register", _note_at_exit),
+            (os, "close", self._descriptors.close_one),
+            (os, "closerange", self._descriptors.close_range),
+            *((owner, name, _refused(owner, name)) for owner, name in _FOR_EVER),
+        ]
+        self._swapped = [(owner, name, getattr(owner, name), one) for owner, name, one in instead]
+        for owner, name, _before, one in self._swapped:
+            setattr(owner, name, one)
 
     def put_back(self) -> list[str]:
         """Put everything back that differs from what was noted; says what it was."""
-        atexit.register = self._outer_register
+        changes = [f"{owner.__name__}.{name}" for owner, name, _, one in self._swapped if getattr(owner, name) != one]
+        for owner, name, before, _one in self._swapped:
+            setattr(owner, name, before)
         faulthandler.cancel_dump_traceback_later()  # it could not be seen, and may end the process
-        changes = [*self._module_changes(), *self._code_changes(), *self._value_changes(), *self._thread_changes()]
-        changes += [*self._exit_changes(), *self._child_changes()]
+        changes += [*self._module_changes(), *self._code_changes(), *self._value_changes(), *self._thread_changes()]
+        changes += [*self._exit_changes(), *self._child_changes(), *self._setting_changes()]
         return changes + self._streams.put_back() + self._descriptors.put_back()
+
+    def _setting_changes(self) -> Iterator[str]:
+        now = getattr(self._settings, "__dict__", {})
+        if now != self._values_set:
+            yield f"its configuration{_difference(self._values_set, dict(now))}"
+            now.clear()
+            now.update(self._values_set)
 
     def _exit_changes(self) -> Iterator[str]:
         new, _at_exit[self._handlers_before :] = _at_exit[self._handlers_before :], []
@@ -302,12 +363,18 @@ class ProcessState:
                 now = part.read()
             except OSError:  # the working folder is gone
                 now = None
+            if part.read is _read_torch:
+                before = _or_new(before, now)
             if now != before:
                 with contextlib.suppress(OSError, ValueError):
                     part.write(before)
                 yield f"{part.name}{_difference(before, now)}"
 
     def _code_changes(self) -> Iterator[str]:
+        for name, table, before in self._code.changed_tables():
+            table.clear()
+            (table.update if isinstance(table, dict) else table.extend)(before)
+            yield name
         for number in self._code.changed():
             owner, name, before = self._code.owners[number], self._code.names[number], self._code.values[number]
             now = vars(owner)
@@ -348,17 +415,40 @@ class ProcessState:
 
 
 class _Code(msgspec.Struct, frozen=True):
-    """Modules and classes, what they are called, and a copy of what each held when so many modules were imported."""
+    """Modules and classes, what they are called, and a copy of what each held when so many modules were imported.
+
+    With the tables of the engine and the harness, and a copy of each.
+    """
 
     modules: int
     owners: list[Any]
     names: list[str]
     values: list[dict[str, Any]]
+    tables: list[tuple[str, Any, Any]]
 
     def changed(self) -> list[int]:
         """Which of them hold something else now. In most every value is the same object, which is seen at once."""
         same = list(map(operator.eq, map(vars, self.owners), self.values))
         return [] if all(same) else [number for number, is_same in enumerate(same) if not is_same]
+
+    def changed_tables(self) -> Iterator[tuple[str, Any, Any]]:
+        """Those that hold other things now, or the same in another order."""
+        for name, table, before in self.tables:
+            things, others = map(_things, (table, before))
+            if len(things) != len(others) or not all(map(operator.is_, things, others)):
+                yield name, table, before
+
+
+def _things(table: Any) -> list[Any]:
+    return [*table, *table.values()] if isinstance(table, dict) else list(table)
+
+
+def _find_tables(owners: list[Any], names: list[str]) -> Iterator[tuple[str, Any, Any]]:
+    for owner, name in zip(owners, names, strict=True):
+        if name.partition(".")[0] in _PACKAGES:
+            for key, value in vars(owner).items():
+                if key.isupper() and type(value) in (dict, list):
+                    yield f"{name}.{key}", value, value.copy()
 
 
 # What was noted last, for the next script: little changes from one to the next.
@@ -372,13 +462,13 @@ def _note_code() -> _Code:
         values = list(last.values)
         for number in last.changed():
             values[number] = vars(last.owners[number]).copy()
-        noted = _Code(last.modules, last.owners, last.names, values)
+        noted = _Code(last.modules, last.owners, last.names, values, last.tables)
     else:
         found = {id(owner): (owner, name) for owner, name in _find_owners()}.values()
         owners = [owner for owner, _name in found]
-        noted = _Code(
-            len(sys.modules), owners, [name for _owner, name in found], [vars(owner).copy() for owner in owners]
-        )
+        names = [name for _owner, name in found]
+        values = [vars(owner).copy() for owner in owners]
+        noted = _Code(len(sys.modules), owners, names, values, list(_find_tables(owners, names)))
     _last_code[:] = [noted]
     return noted
 
@@ -396,6 +486,19 @@ class _Descriptors:
                 if _left_open.get(number) != identity:
                     before[number] = identity
         self._copies = {number: (identity, os.dup(number)) for number, identity in before.items()}
+        self._close, self._closerange = os.close, os.closerange
+
+    def close_one(self, fd: int) -> None:
+        """As ``os.close``; what closes all that it can reach does not reach the copies."""
+        if any(fd == duplicate for _identity, duplicate in self._copies.values()):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        self._close(fd)
+
+    def close_range(self, fd_low: int, fd_high: int, /) -> None:
+        """As ``os.closerange``, without the copies."""
+        kept = sorted(one for _identity, one in self._copies.values() if fd_low <= one < fd_high)
+        for first, end in itertools.pairwise([fd_low - 1, *kept, fd_high]):
+            self._closerange(first + 1, end)
 
     def put_back(self) -> list[str]:
         """Close the copies; says which descriptors were closed or replaced. Idempotent."""
@@ -469,10 +572,10 @@ def _identity(number: int) -> tuple[int, int]:
 
 
 def _find_owners() -> Iterator[tuple[Any, str]]:
-    """The modules of engine and harness, the classes in them, and modules of Python that keep the process's state."""
+    """The modules of engine, harness and pytest, with their classes, and modules of Python that keep its state."""
     others = {module.__name__: module for module in (*_OTHERS, sys.modules.get("pytest")) if module is not None}
     for name, module in list((sys.modules | others).items()):
-        if module is not None and (name in others or name.partition(".")[0] in _PACKAGES):
+        if module is not None and (name in others or name.partition(".")[0] in (*_PACKAGES, *_RUNNERS)):
             yield module, name
             for value in list(vars(module).values()):
                 if isinstance(value, type) and value.__module__.startswith(name):

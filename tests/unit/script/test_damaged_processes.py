@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import _pytest.runner
 import msgspec
 import psutil
 import pytest
@@ -29,7 +31,7 @@ import torch
 
 from engine import EngineConfig
 from engine.launch.preload import PreloadedParent
-from engine.scheduler import Books, Scheduler
+from engine.scheduler import Books, Scheduler, policy
 from scripted import ScriptedSim, ScriptError, ScriptFailed, ScriptOptions, ServerDied
 from scripted.adapters.lockstep.server.pool import ServerPool
 from scripted.script.process_state import ProcessState
@@ -204,8 +206,54 @@ def _patches_pytest(t):
     pytest.fail = lambda *arguments, **options: None
 
 
+def _empties_a_table(t):
+    policy._POLICIES.clear()
+
+
+def _patches_the_runner(t):
+    _pytest.runner.call_and_report = None
+
+
+def _keeps_all_garbage(t):
+    gc.set_debug(gc.DEBUG_SAVEALL)
+
+
+def _limits_files(t):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def _limits_sockets(t):
+    socket.setdefaulttimeout(0.001)
+
+
+def _closes_all_descriptors(t):
+    os.closerange(3, 65536)
+
+
+def _traces_threads(t):
+    threading.settrace(lambda *_: None)
+
+
+def _computes_nowhere(t):
+    torch.set_default_device("meta")
+
+
+def _becomes_another(t):
+    kind = type(t.scheduler)
+    t.scheduler.__class__ = type("Another", (kind,), {"__slots__": ()} if not hasattr(t.scheduler, "__dict__") else {})
+
+
 DESCRIPTORS: list[int] = []
 DAMAGES = {
+    _empties_a_table: "engine.scheduler.policy._POLICIES",
+    _patches_the_runner: "_pytest.runner.call_and_report",
+    _keeps_all_garbage: "the garbage collector",
+    _limits_files: "limits of the process",
+    _limits_sockets: "the time limit of sockets",
+    _closes_all_descriptors: "descriptor [0-9]+ was closed",
+    _traces_threads: "trace functions",
+    _computes_nowhere: "torch's settings",
+    _becomes_another: "the class of t.scheduler",
     _closes_the_stream: "sys.stdout was closed",
     _moves_temporary_files: r"the folder of temporary files \(/nonexistent\)",
     _empties_a_module: r"engine.memory.kv \(.*deleted\)",
@@ -282,7 +330,7 @@ IN_SERVERS = {
     damage: f"the script left its process changed: .*{DAMAGES[damage]}"
     for damage in (
         *(_loses_a_module, _stops_the_clock, _patches_a_method, _ignores_interrupts, _leaves_a_thread),
-        *(_stops_imports, _closes_a_descriptor, _leaves_a_process),
+        *(_stops_imports, _closes_a_descriptor, _leaves_a_process, _empties_a_table, _becomes_another),
     )
 }
 IN_SERVERS |= {
@@ -340,6 +388,29 @@ def test_a_process_that_a_script_leaves_ends_with_its_server(pool: ServerPool, t
         server.run(dies_and_leaves_a_process, str(pid_file), leads, options=OPTIONS)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("call", [(sys, "addaudithook"), (os, "register_at_fork")], ids=lambda call: call[1])
+def test_what_nobody_can_take_back_is_refused(call: tuple[Any, str]) -> None:
+    def script(t):
+        yield
+        getattr(*call)(lambda *_: None)
+
+    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptFailed, match=f"{call[1]} cannot be taken back"):
+        sim.run(script, options=OPTIONS)
+
+
+def test_a_changed_configuration_is_named_and_put_back() -> None:
+    config = EngineConfig()
+
+    def script(t):
+        yield
+        assert t.state.step == 1
+        object.__setattr__(config, "page_size", 7)
+
+    with ScriptedSim.start(config) as sim, pytest.raises(ScriptFailed, match=r"its configuration \(page_size\)"):
+        sim.run(script, options=OPTIONS)
+    assert config == EngineConfig()
 
 
 def test_what_a_script_puts_back_is_no_damage() -> None:

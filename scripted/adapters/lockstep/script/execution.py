@@ -54,6 +54,7 @@ class EngineExecution(ScriptExecution):
     _spent = False
     _digest = _plan_digest = ""
     _records: tuple[StepRecord, ...] = ()
+    _kind: type | None = None
     _limits: Limits | None = None
     _limits_before: Limits | None = None
 
@@ -61,12 +62,15 @@ class EngineExecution(ScriptExecution):
         """Note how far the engine got, before the harness goes on with its own work. Raises LeftChanged."""
         if self._changed_limits(run):
             raise LeftChanged(["the engine's limits (t.scheduler.limits)"])
+        if self._kind not in (None, type(run.scheduler)):
+            raise LeftChanged(["the class of t.scheduler"])
         self._spent = run.failure is not None or run.is_dead
         self._digest, self._plan_digest = run.scheduler.digests.digest, run.scheduler.digests.plan_digest
         if self.options.record:
             self._records, self._limits = tuple(run.records), run.scheduler.limits
 
     def begin(self, context: Any) -> None:
+        self._kind = type(context.scheduler)
         self._limits_before = copy.deepcopy(context.scheduler.limits)
         super().begin(context)
 

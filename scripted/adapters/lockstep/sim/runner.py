@@ -85,12 +85,12 @@ class SimWorld(World):
 class _EngineScript(OneScript):
     """One script, with the report of how it failed, as it was then."""
 
-    def __init__(self, script: EngineExecution, mutant: str | None) -> None:
+    def __init__(self, script: EngineExecution, mutant: str | None, config: EngineConfig) -> None:
         super().__init__(script)
         self.report: FailureReport | None = None
         self._mutant = mutant
         # What a test may not change for those after it.
-        self._state = ProcessState() if script.options.must_assert else None
+        self._state = ProcessState(settings=config) if script.options.must_assert else None
 
     def close(self) -> None:
         self.left()
@@ -133,7 +133,7 @@ class ScriptedSim(ScriptRunner):
                 stack.enter_context(mutant_named(self.mutant).switched_on())
             stack.enter_context(watchdog(options.timeout_s))
             execution.deadline = stack.enter_context(Deadline(options.timeout_s))
-            source = _EngineScript(execution, self.mutant)
+            source = _EngineScript(execution, self.mutant, self.config)
             self._run_loop(source)
         if source.report is not None:
             raise error_of(source.report, self.config, self.mutant) from source.error
