@@ -9,8 +9,6 @@ from ci.github import WorkflowRun
 from ci.quoting import quoted
 from ci.results import FileResult, RunResult, TestOutcome
 
-__all__ = ["explored", "failed", "refused", "rerun", "rerun_tests", "result", "staged"]
-
 FAILURES_SHOWN_MAX = 20
 TARGETS_SHOWN_MAX = 20
 

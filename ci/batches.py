@@ -15,8 +15,6 @@ from ci.specs import SpecTarget
 from ci.suites import Hardware
 from ci.times import MeasuredTimes
 
-__all__ = ["Batch", "Cut", "cut_batches"]
-
 BATCH_LIMIT_S = 30 * 60.0
 JOB_LIMIT_S = 3 * 3600.0
 BATCHES_MAX = 16

@@ -38,8 +38,6 @@ from ci.specs import check_spelling, resolve_scenario, resolve_specs
 from ci.suites import Catalogue, Hardware
 from ci.times import MeasuredTimes
 
-__all__ = ["Bot", "CommentEvent", "RunEnd", "answer_result", "handle_comment"]
-
 RUN_CI_LABEL = "run-ci"
 RERUN_WORKFLOW = "rerun-test.yml"
 STAGE_WORKFLOW = "rerun-stage.yml"

@@ -28,8 +28,6 @@ from ci.suites import Catalogue, Hardware
 from ci.summary import print_plan, print_summary
 from ci.times import MeasuredTimes, estimate_findings
 
-__all__ = ["app", "main"]
-
 JSON_PATH = Path("out/ci/results.json")
 JUNIT_PATH = Path("out/ci/junit.xml")
 PLAIN_WIDTH = 160  # Where there is no terminal to ask: a log of a runner, a pipe.

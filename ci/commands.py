@@ -14,20 +14,6 @@ from ci.request import Tier
 from ci.specs import SPECS_MAX
 from ci.suites import Hardware
 
-__all__ = [
-    "COMMANDS",
-    "Command",
-    "Explore",
-    "RerunFailedCi",
-    "RerunGroup",
-    "RerunStage",
-    "RerunTest",
-    "TagAndRerunCi",
-    "TagRunCiLabel",
-    "name_of",
-    "parse_comment",
-]
-
 BODY_MAX_CHARS = 65_536  # What GitHub accepts.
 LINE_MAX_CHARS = 8_000
 REPEAT_MAX = 100

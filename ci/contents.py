@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from ci.registration import dotted_name
 
-__all__ = ["DefinedTests", "defined_tests", "engine_key"]
-
 
 @dataclass(frozen=True)
 class DefinedTests:

@@ -3,8 +3,6 @@
 Each text names the thing, the rule, the value and the remedy: most of these texts become answers on pull requests.
 """
 
-__all__ = ["CatalogueError", "CiError", "CommandRefusedError", "GitHubError", "SpecError", "TimesError"]
-
 
 class CiError(Exception):
     """Base of everything that `ci` raises on purpose."""

@@ -7,20 +7,6 @@ import signal
 
 import msgspec
 
-__all__ = [
-    "STACKS_SIGNAL",
-    "CollectFailed",
-    "CollectSkipped",
-    "Collected",
-    "Event",
-    "Finished",
-    "Reported",
-    "SessionEnded",
-    "Started",
-    "decode",
-    "encode",
-]
-
 STACKS_SIGNAL = signal.SIGUSR2  # The other way: asks a process with the probe for its stacks, and ends it.
 
 

@@ -15,8 +15,6 @@ import msgspec
 from ci.errors import GitHubError
 from ci.quoting import quoted
 
-__all__ = ["CommentRef", "GitHub", "PullRequest", "WorkflowRun"]
-
 API_URL = "https://api.github.com"
 API_VERSION = "2022-11-28"
 REQUEST_TIMEOUT_S = 20.0

@@ -6,8 +6,6 @@ Depends on the items alone, never on the order they come in, so that every machi
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-__all__ = ["partition"]
-
 T = TypeVar("T")
 
 

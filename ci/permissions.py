@@ -13,8 +13,6 @@ from ci.commands import COMMANDS, Command, TagAndRerunCi, TagRunCiLabel, name_of
 from ci.errors import CatalogueError
 from ci.quoting import quoted
 
-__all__ = ["PERMISSIONS_PATH", "Asker", "Permissions"]
-
 PERMISSIONS_PATH = "ci/permissions.json"
 WRITE_ROLES = frozenset({"admin", "maintain", "write"})
 

@@ -2,8 +2,6 @@
 
 import re
 
-__all__ = ["quoted"]
-
 SHOWN_MAX_CHARS = 80
 # Backquotes would end the code span, angle brackets could pass for the marker of an answer; the rest stays, so that
 # people recognize what they wrote.

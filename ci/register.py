@@ -4,8 +4,6 @@ They do nothing when they run: `ci.registry` reads them from the syntax tree and
 So their arguments must be constants, written out at the module's top level.
 """
 
-__all__ = ["register_cpu_ci", "register_cuda_ci"]
-
 
 def register_cpu_ci(
     *,

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from ci.suites import CPU_RUNNER, Catalogue, Hardware
 
-__all__ = ["Complaint", "Registration", "dotted_name", "registrations_of"]
-
 REGISTER_MODULE = "ci.register"
 CALLS = {"register_cpu_ci": Hardware.CPU, "register_cuda_ci": Hardware.CUDA}
 REQUIRED = {

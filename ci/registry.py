@@ -15,8 +15,6 @@ from ci.contents import DefinedTests, defined_tests, engine_key
 from ci.registration import Registration, registrations_of
 from ci.suites import Catalogue, Hardware
 
-__all__ = ["RegisteredFile", "Registry", "RegistryFinding", "read_registry"]
-
 SOURCE_SIZE_MAX_BYTES = 512 * 1024
 SOURCE_FILES_MAX = 5_000
 PATH_MAX_CHARS = 200

@@ -7,8 +7,6 @@ import msgspec
 
 from ci.errors import CiError
 
-__all__ = ["REPEAT_MAX", "RerunRequest", "Tier"]
-
 REPEAT_MAX = 1000
 REQUEST_SIZE_MAX_BYTES = 60_000  # GitHub refuses a dispatch whose inputs are larger than 65,535 characters.
 

@@ -10,8 +10,6 @@ import textwrap
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["PAGE", "files_by_number", "rendered", "untested"]
-
 PAGE = Path("docs/tables/requirements.md")
 TESTS = Path("tests")
 

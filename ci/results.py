@@ -13,17 +13,6 @@ import msgspec
 
 from ci.errors import CiError
 
-__all__ = [
-    "FileResult",
-    "FileStatus",
-    "RunResult",
-    "TestOutcome",
-    "TestResult",
-    "require_writable",
-    "write_json",
-    "write_junit",
-]
-
 XML_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -14,8 +14,6 @@ from ci.selection import SelectedFile
 from ci.session import SessionOptions, run_session
 from ci.suites import Catalogue
 
-__all__ = ["Sharing", "run_files"]
-
 RunSession = Callable[[Sequence[str], SessionOptions], dict[str, FileResult]]
 
 

@@ -12,8 +12,6 @@ from ci.registry import RegisteredFile, Registry
 from ci.suites import Hardware
 from ci.times import MeasuredTimes
 
-__all__ = ["SelectedFile", "Selector", "disabled_files", "expected_seconds", "part_of", "select"]
-
 
 @dataclass(frozen=True)
 class Selector:

@@ -24,8 +24,6 @@ from ci.events import STACKS_SIGNAL, Event, decode
 from ci.results import FileResult
 from ci.tally import Tally
 
-__all__ = ["SessionOptions", "run_session"]
-
 STACKS_TIMEOUT_S = 5.0  # From the request for stacks to the kill.
 DRAIN_TIMEOUT_S = 2.0  # From the exit of pytest to the end of its events.
 INTERRUPT_TIMEOUT_S = 10.0  # From Ctrl-C to the kill: servers are stopped in between.

@@ -12,8 +12,6 @@ from ci.errors import SpecError
 from ci.quoting import quoted
 from ci.registry import RegisteredFile, Registry
 
-__all__ = ["SPECS_MAX", "SPEC_MAX_CHARS", "SpecTarget", "check_spelling", "resolve_scenario", "resolve_specs"]
-
 SPECS_MAX = 50
 SPEC_MAX_CHARS = 300
 NEAR_MATCHES_MAX = 3

@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from ci.errors import CatalogueError
 
-__all__ = ["CATALOGUE_PATH", "CODE_ERRORS", "Catalogue", "FlakyClass", "Hardware"]
-
 CATALOGUE_PATH = "ci/suites.toml"
 CPU_RUNNER = "cpu"
 CODE_ERRORS = frozenset(

@@ -9,8 +9,6 @@ from rich.text import Text
 from ci.results import FileResult, FileStatus, RunResult, TestOutcome
 from ci.selection import SelectedFile
 
-__all__ = ["print_plan", "print_summary"]
-
 STYLES = {
     FileStatus.PASSED: "green",
     FileStatus.EMPTY: "bold red",

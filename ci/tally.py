@@ -10,8 +10,6 @@ import msgspec
 from ci.events import Collected, CollectFailed, CollectSkipped, Event, Finished, Reported, SessionEnded, Started
 from ci.results import FileResult, FileStatus, TestOutcome, TestResult
 
-__all__ = ["BETWEEN_FILES_TIMEOUT_S", "Tally"]
-
 # Collection, shared set-up and the stop of shared servers belong to no file; this bounds the silence between files.
 BETWEEN_FILES_TIMEOUT_S = 300.0
 USAGE_ERROR = 4

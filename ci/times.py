@@ -13,8 +13,6 @@ from ci.errors import TimesError
 from ci.registry import Registry, RegistryFinding
 from ci.suites import Hardware
 
-__all__ = ["TIMES_PATH", "MeasuredTimes", "estimate_findings"]
-
 TIMES_PATH = "ci/measured.json"
 ESTIMATE_FACTOR_MAX = 2.0
 # Below this, start-up noise of a shared machine is larger than any difference that an estimate could show.

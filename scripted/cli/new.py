@@ -12,9 +12,7 @@ from typing import Final
 
 from engine.config import EngineConfig
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.new_files import command_of, render_source, write_new
-
-__all__ = ["DEFAULT_FOLDER", "command_of", "new_test", "render_source", "write_lint_rules", "write_new"]
+from scripted.new_files import render_source, write_new
 
 DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")

@@ -16,8 +16,6 @@ from engine.output_files import write_output
 from scripted.core.named import OWN
 from scripted.report.step_log import Note, ShownStep, StepLog
 
-__all__ = ["Note", "Trace", "TraceError", "TraceHeader", "read_trace", "write_trace"]
-
 _ConfigValue = str | int | float | bool | None
 
 _FORMAT: Final = "lockstep-trace-2"

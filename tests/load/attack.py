@@ -32,8 +32,6 @@ from victim import Victim
 
 from engine.launch.preload import PreloadedParent
 
-__all__ = ["AttackPlan", "AttackResult", "run_attack", "run_deaths"]
-
 # Before there were bounds a large body stopped every stream for 3 to 25 s. A machine that is busy stops them for less.
 STALL_BOUND_S = 2.0
 FINAL_MESSAGE_BOUND_S = 2.0

@@ -11,8 +11,6 @@ from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.live_gate import LiveGate
 
-__all__ = ["AUDITING_GATE", "AuditingGate"]
-
 # An audit costs as much as all that is cached and alive: with a full cache of 1,000 pages about as much as ten steps.
 # Of a small tree it is done after every step.
 STEPS_BETWEEN_AUDITS = 8

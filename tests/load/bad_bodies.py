@@ -11,8 +11,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Attack", "large_bodies", "nearly_right"]
-
 Attack = tuple[str, bytes]
 
 PATHS = (

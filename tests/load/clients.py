@@ -15,8 +15,6 @@ import httpx
 from outcome import Outcome
 from workload import Ask, Behaviour, Workload
 
-__all__ = ["Client"]
-
 
 class Client:
     """One client. ``outcomes`` has every request that it sent, in order."""

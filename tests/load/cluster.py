@@ -36,8 +36,6 @@ from scripted.adapters.lockstep.server.placed import HEARTBEAT_TIMEOUT_S, Placed
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.relay import order_link
 
-__all__ = ["FAULTS", "Scene", "different_tokens", "run_scene"]
-
 STAGES = 4
 START_BOUND_S = 400.0
 DELAY_S = 0.05

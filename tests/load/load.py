@@ -34,8 +34,6 @@ from engine.launch.preload import PreloadedParent
 from scripted.adapters.lockstep.server.placed import PlacedStages
 from scripted.core.phrases import plural
 
-__all__ = ["Fault", "Load", "LoadResult", "run_death", "run_load"]
-
 # Given the pids of processes by their names, in order of preference; returns the name of the one that it hit, and for
 # how many seconds that may go unnoticed.
 Fault = Callable[[dict[str, int]], tuple[str, float]]

@@ -18,8 +18,6 @@ from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
 from scripted.adapters.lockstep.server.placed import PlacedStages
 
-__all__ = ["CLIENT_TIMEOUT_S", "END_BOUND_S", "LoadedServer"]
-
 # Stages of Ray import everything by themselves, on cores that they share.
 START_BOUND_S = 400.0
 IDLE_BOUND_S = 10.0

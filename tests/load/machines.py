@@ -22,8 +22,6 @@ import psutil
 
 from engine.launch.preload import PreloadedParent, ServerProcess
 
-__all__ = ["IN_A_NAMESPACE", "MachineStages", "Network", "inside_a_namespace", "why_no_namespace"]
-
 # What a command is prefixed with, so that it is root of a user namespace with an empty network.
 IN_A_NAMESPACE: Final = ("unshare", "--user", "--map-root-user", "--net")
 BRIDGE: Final = "machines"

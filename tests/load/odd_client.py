@@ -26,8 +26,6 @@ from rich.table import Table
 
 from engine.launch.preload import PreloadedParent
 
-__all__ = ["SERVERS", "OddResult", "run_odd"]
-
 CLIENTS = 4
 SHOWN_COMPLAINTS = 20
 SHOWN_CHARS = 1500

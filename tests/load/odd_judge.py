@@ -12,8 +12,6 @@ from typing import Any
 
 from odd_requests import GENERATING, MESSAGES, RESPONSES, OddRequest
 
-__all__ = ["OddAnswer", "complaint_about"]
-
 REFUSED = frozenset({400, 404, 405, 409, 413, 415, 429})
 # By status: what an error may be called.
 TYPES = {

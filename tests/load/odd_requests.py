@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["GENERATING", "MESSAGES", "RESPONSES", "RIGHT_KEY", "OddRequest", "odd_requests"]
-
 NATIVE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 GENERATING = (NATIVE, COMPLETIONS, CHAT, RESPONSES, MESSAGES)

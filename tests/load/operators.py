@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable
 import httpx
 from outcome import Window
 
-__all__ = ["Operators"]
-
 CALM_S = (0.05, 0.8)
 PAUSE_S = (0.005, 0.15)
 FLUSH_TIMEOUT_S = (0.0, 0.3)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from workload import Ask, Behaviour
 
-__all__ = ["DEATH_BOUND_S", "Outcome", "Window", "complaint_about", "complaint_after_death"]
-
 # From a death to the final message of every stream.
 DEATH_BOUND_S = 2.0
 # A client learns of an end later than the server does; an answer that comes so long before is surely of a live rid.

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-__all__ = ["Victim"]
-
 BODY = {"text": "v", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "priority": 9}
 RETRY_S = 0.02
 

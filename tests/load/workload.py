@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Ask", "Behaviour", "Workload"]
-
 NATIVE = "/generate"
 COMPLETIONS = "/v1/completions"
 # How many prefixes prompts begin with, so that the tree has something to share, to lock and to evict.
