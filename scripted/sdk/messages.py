@@ -111,7 +111,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class StateTable(msgspec.Struct, frozen=True, kw_only=True):
     """The block table of layers that keep one state of all tokens before: it begins as that after the last of them.
 
     The state after position ``p`` is in ``block_ids[p // tokens]``. A share leaves that after its last position there,
@@ -143,7 +143,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     known_tokens: int | None = None
     token_ids: tuple[int, ...] | None = None
     windows: tuple[Window, ...] = ()
-    states: tuple[State, ...] = ()
+    states: tuple[StateTable, ...] = ()
 
     @property
     def tables(self) -> tuple[tuple[int, ...], ...]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from scripted.adapters.vllm.ids import rid_of
-from scripted.sdk import Share, State, Violation, Window
+from scripted.sdk import Share, StateTable, Violation, Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -67,7 +67,7 @@ class RunnerView:
                     ),
                     states=tuple(
                         [
-                            State(block_ids=table, tokens=tokens)
+                            StateTable(block_ids=table, tokens=tokens)
                             for table, tokens in zip(others[count_of_windows:], self._states, strict=True)
                         ]
                     ),

@@ -10,11 +10,11 @@ from __future__ import annotations
 import pytest
 from planned_run import PlannedRun, answered, share
 
-from scripted.sdk import FlushCache, State, Violation
+from scripted.sdk import FlushCache, StateTable, Violation
 
 
-def states(*blocks: int) -> tuple[State, ...]:
-    return (State(block_ids=blocks, tokens=4),)
+def states(*blocks: int) -> tuple[StateTable, ...]:
+    return (StateTable(block_ids=blocks, tokens=4),)
 
 
 def after_a_block() -> PlannedRun:
