@@ -111,7 +111,7 @@ def check(finding: Finding, *, budget_s: float = _BUDGET_S) -> Checked:
 def main() -> None:
     """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="its table is written anew; what stands above it stays")
+    parser.add_argument("--page", type=Path, help="its table is written again; what stands above it stays")
     parser.add_argument("--findings", type=int, default=100)
     parser.add_argument("--schedules", type=int, default=400, help="of one search")
     options = parser.parse_args()

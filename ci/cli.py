@@ -93,7 +93,7 @@ def main() -> None:
 @app.command()
 def requirements(
     root: Root = HERE,
-    write: Annotated[bool, typer.Option("--write", help="make the page's column of tests anew")] = False,
+    write: Annotated[bool, typer.Option("--write", help="rewrite the page's column of tests")] = False,
 ) -> None:
     """Compare the page of requirements with the tests. A test names the numbers that it covers."""
     path = root / PAGE

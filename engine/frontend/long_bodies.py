@@ -17,7 +17,7 @@ from engine.frontend.forked_work import WorkLostError
 
 # The worst body of this length takes 11 ms in the event loop; the goal for any body is 50 ms. To fork a process takes
 # as long. An object or a list (a message, a tool, a call: a template renders each) takes as long as this many bytes.
-# So does an entry of a chat, in a schema or in arguments, which are written anew; 1e15 becomes 1000000000000000.0.
+# So does an entry of a chat, in a schema or in arguments, which are written again; 1e15 becomes 1000000000000000.0.
 LONG_BODY_BYTES = 32_768
 BYTES_OF_AN_OBJECT = 40
 BYTES_OF_AN_ENTRY = 4

@@ -60,7 +60,7 @@ def give_back_garbage() -> None:
 def read_pages_given_back(file: Path | None) -> Iterator[None]:
     """For the length of a block, and at its end, give back what this process has read of a file that is mapped.
 
-    Weights are packed anew when a graph is compiled and first computed, and are read from there afterwards; without
+    Weights are packed again when a graph is compiled and first computed, and are read from there afterwards; without
     this the process would hold both by then.
     """
     places = [] if file is None else mapped_places([file])

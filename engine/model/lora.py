@@ -208,7 +208,7 @@ class StageLoras:
                 f"{file}: the rank of {module} must be <= max_lora_rank={self._max_rank}, got {rank}; start the server "
                 "with a larger --max-lora-rank"
             )
-        # Scaled before it is rounded. A copy: what was read is a view of the file, which may be written anew.
+        # Scaled before it is rounded. A copy: what was read is a view of the file, which may be written again.
         scaled = up.to(torch.float32) * config.scale(module, rank)
         kept = [matrix.t().to(self._device, self._dtype, copy=True).contiguous() for matrix in (down, scaled)]
         if not all(bool(torch.isfinite(matrix).all()) for matrix in kept):

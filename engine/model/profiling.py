@@ -49,7 +49,7 @@ class StageProfile:
         self._end()
         if self._failure is not None:
             why = f"the trace {self.path} must be written whole, but {self._failure}"
-            raise OSError(f"{why}; make room for it there and profile anew") from self._failure
+            raise OSError(f"{why}; make room for it there and profile again") from self._failure
 
     def _end(self) -> None:
         stopped, self._profile = self._profile, None

@@ -150,7 +150,7 @@ class Sampler:
         return masked
 
     def _matcher_of(self, row: int, spec: SamplingSpec) -> Matcher:
-        """A row's place in its grammar, made anew for a new tenant: what it said before is in its history."""
+        """A row's place in its grammar, made again for a new tenant: what it said before is in its history."""
         matcher = self._matchers.get(row)
         if matcher is None:
             assert self._grammars is not None, f"grammar {spec.grammar_id} is used where none can be compiled"

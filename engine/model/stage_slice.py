@@ -161,7 +161,7 @@ class StageSlice:
                 for key, meta in list(module.named_parameters(recurse=False)):
                     if id(meta) not in loaded:
                         weight = files.load(tuple(names[id(meta)]), meta.shape)
-                        # A copy: what was read is a view of the file, which may be written anew for the next update.
+                        # A copy: what was read is a view of the file, which may be written again for the next update.
                         weight = weight.to(device=self._device, dtype=self._dtype_of(module, meta), copy=True)
                         self._require_finite(names[id(meta)][0], weight)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)

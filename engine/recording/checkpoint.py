@@ -1,6 +1,6 @@
 """Checkpoints: the whole state of a scheduler that is fully idle, as plain data, and a scheduler restored from it.
 
-Only then is it little: no request, no lease, nothing in flight. The digest chains begin anew after a checkpoint.
+Only then is it little: no request, no lease, nothing in flight. The digest chains begin again after a checkpoint.
 """
 
 from __future__ import annotations

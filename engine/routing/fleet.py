@@ -12,7 +12,7 @@ from dataclasses import dataclass
 # What orders replicas: weight, pending prefill tokens, free pages (more is better), how long ago it was chosen.
 Rank = tuple[int, int, int, int]
 
-# The heap is built anew when it has this many entries for each replica; most of them are out of date by then.
+# The heap is built again when it has this many entries for each replica; most of them are out of date by then.
 _ENTRIES_A_REPLICA = 8
 
 

@@ -12,7 +12,7 @@ from engine.scheduler.books import Books
 def pending_prefill_tokens(books: Books, memory: KVMemory) -> int:
     """Tokens that must still be launched before every request decodes; what the cache could serve now is not counted.
 
-    Of a request that was sent back to the queue its output counts as well: it is computed anew with the prompt.
+    Of a request that was sent back to the queue its output counts as well: it is computed again with the prompt.
     """
     chunked = books.chunked
     rest = 0 if chunked is None else chunked.prefill_tokens - chunked.planned_tokens

@@ -132,7 +132,7 @@ class Planner:
             self._add_decodes(plan, min(self._decode_share(), decodes + plan.room, seats))
 
     def retract(self, request: Request) -> None:
-        """Send a request that is in no microbatch back to the queue, to compute prompt and output anew."""
+        """Send a request that is in no microbatch back to the queue, to compute prompt and output again."""
         assert not request.in_flight, f"{request} is retracted while it is in flight"
         assert request.lease is not None, f"{request} is retracted, but owns no memory"
         self._books.take_out(request)

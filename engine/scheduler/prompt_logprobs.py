@@ -1,7 +1,7 @@
 """Prompt logprobs: which positions of a prompt a segment asks for, and how their values reach the client.
 
 Each part travels with the result of its chunk and is told in that step, once. A request notes up to where it was told,
-so that a prompt that is computed anew asks only for the rest. Values are never kept here.
+so that a prompt that is computed again asks only for the rest. Values are never kept here.
 """
 
 from __future__ import annotations

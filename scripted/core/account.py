@@ -20,7 +20,7 @@ class Message(Protocol):
 
 
 class Life:
-    """One request. ``computed`` is the position that comes next; None when it must begin anew, maybe after a hit.
+    """One request. ``computed`` is the position that comes next; None when it must begin again, maybe after a hit.
 
     ``end`` is its finish reason, or ``refused``; None while it lives. ``aborted``: its client gave it up; since then it
     was launched ``late`` times. ``failed``: a batch of it did. ``since``: the step in which it came, or was launched

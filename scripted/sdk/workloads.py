@@ -62,7 +62,7 @@ def _prefixes(size: int) -> dict[str, Iterable[str]]:
 
 
 def _aborts(size: int, long: int) -> dict[str, Iterable[str]]:
-    """What an aborted request left is met by others: blocks that are written anew, a prompt that comes again."""
+    """What an aborted request left is met by others: blocks that are written again, a prompt that comes again."""
     return {
         "aborted": (
             _start("a", long, new=3),

@@ -151,7 +151,7 @@ def _is_one_of(verbs: set[str], node: ast.AST) -> bool:
 
 
 class _StateOfT(ast.NodeTransformer):
-    """``state`` means ``t.state``, taken anew at each step."""
+    """``state`` means ``t.state``, taken again at each step."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.parse("t.state", mode="eval").body if node.id == "state" else node

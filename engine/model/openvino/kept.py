@@ -107,7 +107,7 @@ def _read(place: Path) -> StageGraph | None:
     try:
         return _open(place)
     except RuntimeError as exc:
-        _log.warning("the model is converted for OpenVINO anew, because %s cannot be read: %s", place, exc)
+        _log.warning("the model is converted for OpenVINO again, because %s cannot be read: %s", place, exc)
         shutil.rmtree(place)
         return None
 

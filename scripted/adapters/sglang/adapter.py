@@ -108,7 +108,7 @@ ADAPTER: Final = SglangAdapter(
     limits=_limits,
     can=_capabilities,
     # What a batch was made of is kept with it until the next one, and the last one is never given up. Of pauses the
-    # last thousand are kept; the tree of the policy lpm is made anew when it is needed; a chunk whose abort a pause has
+    # last thousand are kept; the tree of the policy lpm is remade when it is needed; a chunk whose abort a pause has
     # overtaken is forgotten in the next turn.
     may_grow=("running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req"),
     workloads=WORKLOADS,

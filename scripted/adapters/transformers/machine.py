@@ -163,7 +163,7 @@ class TransformersMachine:
                     "takes the place of a token of this one"
                 )
             tokens[-1] = TMP_TOKEN_ID
-        # What was sent back to the queue begins anew, with its output so far as a part of its prompt.
+        # What was sent back to the queue begins again, with its output so far as a part of its prompt.
         known = None if state.generated_tokens else len(state.initial_tokens)
         (allocator,) = self._processor.cache.cache_allocators.values()
         return Share(

@@ -1,7 +1,7 @@
 """LoRAs and the prefix cache: KV that one LoRA has computed is never a prefix of what another computes.
 
 Goal: equal prompts of two LoRAs and of the model share nothing, a batch of all three says what each says alone, and
-a name that is loaded again with other weights begins anew. Method: one prompt, several LoRAs, at one time and one
+a name that is loaded again with other weights begins again. Method: one prompt, several LoRAs, at one time and one
 after the other. Origin: vLLM issues 3264, 30931, 42125; C11. Mutants: prefix-shared-between-loras,
 lora-known-by-its-name.
 """

@@ -67,7 +67,7 @@ def test_a_grammar_that_fails_ends_its_requests(t):
     assert [one.finish_reason for one in two] == ["error", "error"]
     assert all("failed as it was told to" in (one.client.error or "") for one in two)
     assert re.fullmatch("[x-z]{2}", other.client.text)
-    # It is compiled anew for the next one.
+    # It is compiled again for the next one.
     again = t.start_req(prompt_len=20, regex=REGEX)
     yield from t.run_until_finished(again)
     assert re.fullmatch(REGEX, again.client.text)

@@ -193,7 +193,7 @@ def test_a_worker_that_takes_too_much_memory_is_lost(capfd: pytest.CaptureFixtur
 
 
 def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A06: long bodies waited 120 s for a 503 without a cause, each anew."""
+    """A06: long bodies waited 120 s for a 503 without a cause, each again."""
     monkeypatch.setattr(forked_work, "WORK_LIMIT_S", SHORT_S)
 
     async def scene(forked: ForkedWork) -> None:

@@ -112,7 +112,7 @@ def test_a_prompt_is_no_batch_that_goes_on() -> None:
 
 
 def test_a_place_that_no_table_has_fails_each_time() -> None:
-    """A05: the step after a failed one is looked up anew."""
+    """A05: the step after a failed one is looked up again."""
     pool = pool_of(32)
     last = TABLE_TOKENS - 1
     pool.adopt(Segment("r", 0, 0, (1,), 0, tuple(range(TABLE_TOKENS // 32)), True))

@@ -78,7 +78,7 @@ def test_a_grammar_that_is_used_again_is_not_forgotten(grammars: Grammars) -> No
 
 
 def test_a_failure_ends_its_requests_and_is_forgotten(grammars: Grammars) -> None:
-    """The next request of the same grammar has it compiled anew, under another id."""
+    """The next request of the same grammar has it compiled again, under another id."""
     first, second = taken(grammars, A), taken(grammars, A)
     taken(grammars, B)
     assert grammars.on_ready(GrammarReady(grammar_id=1, error="no")) == (first, second)

@@ -13,7 +13,7 @@ TIGHT = {"page_size": 4, "max_total_tokens": 48, "chunked_prefill_size": 16}
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_retracted_request_says_what_it_would_have_said(temperature: float) -> None:
-    """B06: token for token, and it computes prompt and output anew."""
+    """B06: token for token, and it computes prompt and output again."""
     engine = SimulatedEngine(**TIGHT)
     messages = [generate(f"r{number}", prompt(12, number), 20, temperature=temperature, seed=7) for number in range(3)]
     assert engine.run(*messages) == [alone(message) for message in messages]

@@ -80,7 +80,7 @@ def test_decodes_retract_each_other_when_only_window_pages_run_out() -> None:
 
 
 def test_second_request_shares_a_prefix_and_says_the_same() -> None:
-    """B18, B04: also where the window pages of the prefix are gone and it is computed anew."""
+    """B18, B04: also where the window pages of the prefix are gone and it is computed again."""
     engine = SimulatedEngine(**SMALL, max_window_tokens=32)
     stem = prompt(80)
     first, second = generate("a", (*stem, 1, 2, 3)), generate("b", (*stem, 4, 5, 6))

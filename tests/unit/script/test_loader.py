@@ -1,4 +1,4 @@
-"""Scripts are found by file and name, with pytest's assertions, and anew when the file has changed."""
+"""Scripts are found by file and name, with pytest's assertions, and again when the file has changed."""
 
 from __future__ import annotations
 

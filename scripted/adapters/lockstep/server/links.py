@@ -148,7 +148,7 @@ class _Pair:
         while True:
             came_at, data = await underway.get()
             await self._passable()
-            # Asked anew after each wait, because a link may be healed or cut in the meantime.
+            # Asked again after each wait, because a link may be healed or cut in the meantime.
             while (left_s := came_at + self._delay_s - time.monotonic()) > 0:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._links.wait_for_change(), left_s)

@@ -1,4 +1,4 @@
-"""The memory of the executable specification: rows, pages and the prefix cache, counted anew at each question.
+"""The memory of the executable specification: rows, pages and the prefix cache, counted again at each query.
 
 Names in bold are the rules of docs/architecture.md, "The rules of a step". It decides nothing about order or time, and
 does not know the numbers of pages and rows.

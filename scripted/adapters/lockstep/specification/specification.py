@@ -1,7 +1,7 @@
 """The executable specification: what the engine promises to do in each step, as plainly as it can be written.
 
 A second scheduler, obvious instead of fast. It shares only messages, plan structs and limits with the first; it keeps
-lists, and counts anew what can be counted. Names in bold are the rules of docs/architecture.md, "The rules of a step":
+lists, and recounts what can be counted. Names in bold are the rules of docs/architecture.md, "The rules of a step":
 read both side by side. The page also says what is not specified.
 """
 
@@ -114,7 +114,7 @@ class Specification:
             case messages.SetPressure() | messages.ReleasePressure() | messages.EvictCache():
                 self.memory.press(event)
 
-    # -- what is where, counted anew --
+    # -- what is where, recounted --
 
     @property
     def waiting(self) -> list[Request]:

@@ -1,4 +1,4 @@
-"""The window pool of the executable specification: what window layers keep beside pages, counted anew at each question.
+"""The window pool of the executable specification: what window layers keep beside pages, counted again at each query.
 
 Names in bold are the rules of docs/architecture.md, "The rules of a step". It decides nothing about order or time, and
 does not know the numbers of window pages.
