@@ -2,7 +2,7 @@
 
 Goal: every output follows its grammar to the end, whatever happens to its request. Method: outputs are matched against
 the grammar and compared with the request alone. Origin: vLLM pull requests 30916 and 22896, vLLM issues 45014 and
-29379; B06. Mutants: grammar-begins-again, grammar-follows-the-prompt, grammar-goes-on-after-its-end,
+29379; B06. Mutants: grammar-begins-anew, grammar-follows-the-prompt, grammar-goes-on-after-its-end,
 dead-end-is-overlooked.
 """
 
