@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from engine.limits import Limits, ModelFacts
 from engine.process.control import Gathering, Loading, Serving
@@ -88,6 +88,8 @@ class OperatorView(StartView):
         self._started_s = started_s
         self._phases = phases
         self._loads: dict[str, Loading] = {}
+        # What each process has been at while it loaded, and since when.
+        self._steps: dict[str, list[tuple[str, float]]] = {}
         self._learned: dict[str, str] = {}
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
@@ -115,18 +117,30 @@ class OperatorView(StartView):
         if not console.is_terminal or self._settings.log_format == "json":
             yield
             return
-        columns = (TextColumn("loading {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, console=console, transient=True, auto_refresh=False) as self._progress:
             yield
         self._progress = None
 
     def loaded(self, name: str, progress: Loading) -> None:
         self._loads[name] = progress
+        steps = self._steps.setdefault(name, [])
+        if not steps or steps[-1][0] != progress.doing:
+            steps.append((progress.doing, time.monotonic()))
         if self._progress is None:
             return
         if name not in self._bars:
-            self._bars[name] = self._progress.add_task(name, total=progress.total)
-        self._progress.update(self._bars[name], completed=progress.done, refresh=True)
+            self._bars[name] = self._progress.add_task("", total=None, count="")
+        bar = self._bars[name]
+        if progress.total:
+            count = f"{progress.done}/{progress.total}"
+            self._progress.update(bar, completed=progress.done, total=progress.total, count=count)
+        self._progress.update(bar, description=f"{name}: {progress.doing}", refresh=True)
 
     def learned(self, about: Mapping[str, str]) -> None:
         self._learned |= about
@@ -148,6 +162,19 @@ class OperatorView(StartView):
         vars(record).update(fields_of(**fields))
         sys.stdout.write(f"{JsonFormatter().format(record)}\n")
 
+    def _loading_told(self) -> str:
+        """What the loading was, each part with its seconds in the process that took longest for it."""
+        longest: dict[str, float] = {}
+        now = time.monotonic()
+        for steps in self._steps.values():
+            ends = [when for _, when in steps[1:]] + [now]
+            spent: dict[str, float] = {}
+            for (doing, begun), end in zip(steps, ends, strict=True):
+                spent[doing] = spent.get(doing, 0.0) + end - begun
+            longest |= {doing: max(seconds, longest.get(doing, 0.0)) for doing, seconds in spent.items()}
+        parts = ", ".join(f"{doing} {seconds:.1f} s" for doing, seconds in longest.items())
+        return f" ({parts})" if parts else ""
+
     def _about(self) -> dict[str, str | int]:
         """What an operator wants to see at a glance. Sizes are in tokens."""
         limits, settings = self._limits, self._settings
@@ -163,7 +190,7 @@ class OperatorView(StartView):
             "page_size": limits.page_size,
             "context_length": limits.context_length,
             "running_requests": limits.rows,
-            "start": self._phases.told(),
+            "start": self._phases.told() + self._loading_told(),
             "keys": "none" if settings.api_key is None and settings.admin_key is None else "needed",
             **lora,
             **self._learned,

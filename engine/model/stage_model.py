@@ -27,7 +27,7 @@ from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.lora import BatchLoras, StageLoras
 from engine.model.pooling import PoolingKind
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
-from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach, probe_states
+from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach, probe_states, told
 from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
 from engine.plan import Segment
 
@@ -121,6 +121,8 @@ class StageModel:
             )
         self._lean: LeanDecoder | None = None
         self._graphs: DecodeGraphs | None = None
+        if on_load is not None:
+            on_load(told(facts, str(self.device), "trying it out"))
         self._warm_up()
         if lean:
             self._become_lean(self._paged)

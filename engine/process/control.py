@@ -39,12 +39,16 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How far a process is with its part of the weights, in tensors, and where and in which type it holds them."""
+    """How far a process is with its part of the model, and where and in which type it holds it.
+
+    ``doing`` says what it is at; ``done`` of ``total`` are the tensors that it has read, both 0 for anything else.
+    """
 
     done: int
     total: int
     device: str
     dtype: str
+    doing: str = "reading"
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag=True):

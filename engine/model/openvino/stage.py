@@ -31,9 +31,8 @@ from engine.model.openvino.paging import StageGraph
 from engine.model.openvino.threads import stage_threads
 from engine.model.pooling import Pooling
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
-from engine.model.stage_slice import OnLoad, StageFacts
+from engine.model.stage_slice import OnLoad, StageFacts, told
 from engine.plan import Segment
-from engine.process.control import Loading
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +61,10 @@ class OpenVINOStage:
         self.is_first, self.is_last = facts.is_first, facts.is_last
         self.device, self.dtype = torch.device("cpu"), facts.dtype
         self.hidden_size = facts.hidden_size
-        conversion = _Conversion(config, facts, limits, on_load)
         threads = stage_threads(config, limits)
+        device = f"{self.device} (OpenVINO, {threads} {'thread' if threads == 1 else 'threads'})"
+        conversion = _Conversion(config, facts, limits, on_load, device)
+        conversion.tell("reading")
         compile_graph = partial(_compiled, config, facts, limits, conversion, threads)
         # What the constants of a graph lie in outlives the graph itself.
         self._compiled, self._owner = compiled_graph(facts, conversion.convert, compile_graph, weights=config.weights)
@@ -71,10 +72,6 @@ class OpenVINOStage:
         self._batch: BlockBatch | None = None
         self.pool: KVPool = _pool(self._compiled, limits)
         self.take_pool(self.pool)
-        if on_load is not None:
-            dtype = str(self.dtype).removeprefix("torch.")
-            device = f"{self.device} (OpenVINO, {threads} {'thread' if threads == 1 else 'threads'})"
-            on_load(Loading(done=1, total=1, device=device, dtype=dtype))
         _log.info("stage %d is computed by OpenVINO %s in %s, threads: %d", stage, ov.__version__, self.dtype, threads)
 
     def batch(self, segments: Sequence[Segment]) -> BlockBatch:
@@ -141,6 +138,7 @@ def _compiled(
 ) -> tuple[CompiledStage, object]:
     """The stage of a graph, and what its constants lie in. It has packed its weights, in a first forward."""
     give_back_garbage()
+    conversion.tell("compiling")
     plain = config.kv_cache_dtype == "auto"
     with read_pages_given_back(found.file):
         if is_new and not plain:
@@ -157,8 +155,11 @@ def _compiled(
 class _Conversion:
     """Converts a stage, and compares what a chunk and the chunk after it give with one sequence of transformers."""
 
-    def __init__(self, config: EngineConfig, facts: StageFacts, limits: Limits, on_load: OnLoad | None) -> None:
+    def __init__(
+        self, config: EngineConfig, facts: StageFacts, limits: Limits, on_load: OnLoad | None, device: str
+    ) -> None:
         self._config = config
+        self._device = device
         self._facts = facts
         self._limits = limits
         self._on_load = on_load
@@ -166,18 +167,26 @@ class _Conversion:
         self._name = ""
         self._given = self._wanted = torch.empty(0)
 
+    def tell(self, doing: str) -> None:
+        """Say what the stage is at."""
+        if self._on_load is not None:
+            self._on_load(told(self._facts, self._device, doing))
+
     def convert(self) -> StageGraph:
         from engine.model.openvino.conversion import TracedStage  # with the models of transformers
 
         trusted = self._config.trust_remote_code
         traced = TracedStage(self._facts, trust_remote_code=trusted, int8=self._int8, on_load=self._on_load)
         self._name = type(traced.module).__name__
+        self.tell("converting")
         converted = traced.convert()
+        self.tell("comparing")
         self._given, self._wanted = traced.compute(sum(_COMPARED_TOKENS))
         return converted
 
     def compare(self, compiled: CompiledStage) -> None:
         """Raise OpenVINOError unless a stage computes what transformers does."""
+        self.tell("comparing")
         pool = _small_pool(compiled, self._limits)
         start, differences = 0, []
         for count in _COMPARED_TOKENS:

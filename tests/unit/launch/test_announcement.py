@@ -25,7 +25,9 @@ def started(**settings: object) -> OperatorView:
     view = OperatorView(chosen, EMBEDDED_FACTS, Limits.of(chosen, EMBEDDED_FACTS), time.monotonic(), phases)
     with view.loading():
         for stage in range(2):
-            view.loaded(f"stage-{stage}", Loading(done=11, total=22, device=f"cuda:{stage}", dtype="bfloat16"))
+            what = {"device": f"cuda:{stage}", "dtype": "bfloat16"}
+            view.loaded(f"stage-{stage}", Loading(done=11, total=22, **what))
+            view.loaded(f"stage-{stage}", Loading(done=0, total=0, doing="converting", **what))
     return view
 
 
@@ -43,10 +45,13 @@ def test_lines_say_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
         "16",
         "100",
         "64",
-        "s",
+        "s)",
         "needed",
     ]
-    assert any(row.split(None, 1) == ["start", "imports 0.0 s, loading 0.0 s"] for row in rows)
+    assert any(
+        row.split(None, 1) == ["start", "imports 0.0 s, loading 0.0 s (reading 0.0 s, converting 0.0 s)"]
+        for row in rows
+    )
     assert any(row.split(None, 1) == ["device", "cuda:0, cuda:1"] for row in rows)
     assert err == ""
 
@@ -80,9 +85,8 @@ def test_bars_move_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch
     started()
     out, err = capsys.readouterr()
     assert out == ""
-    assert "loading stage-0" in err
-    assert "loading stage-1" in err
-    assert "11/22" in err
+    for said in ("stage-0: reading", "stage-1: reading", "stage-1: converting", "11/22"):
+        assert said in err
 
 
 def test_a_harness_is_called(capsys: pytest.CaptureFixture[str]) -> None:
