@@ -46,6 +46,11 @@ _TWINS_AND_CHUNKS: Final = (
     "; 1 start a prompt=21 new=5; 2 start b prompt=21 new=4; 3 start c prompt=18 shared=9 tail=1 new=6; "
     "8 start d prompt=24 new=3; 9 start e prompt=12 shared=8 tail=2 new=4"
 )
+# Prompts that go on where another one ended, within a block.
+_GROWN: Final = (
+    "; 1 start a prompt=11 new=2; 6 start b prompt=24 new=3; 14 start c prompt=14 new=3; "
+    "18 start d prompt=21 shared=13 tail=1"
+)
 # An image of six tokens, which two share, one of three and one of five; the encoder's cache holds one or two.
 _SEEN: Final = (
     "1 start a prompt=14 new=4 images=1; 2 start b prompt=20 new=4 seed=1 images=2; 3 start c prompt=12 seed=2 new=5; "
@@ -139,6 +144,12 @@ WORKLOADS: Final = {
         "mamba-parts": f"{_MAMBA} prefix_match_unit=2 {_TWINS_AND_CHUNKS}",
         "mamba-parts-async": f"{_MAMBA} prefix_match_unit=2 {_ASYNC} max_num_batched_tokens=8 {_TWINS_AND_CHUNKS}",
         "mamba-parts-growing": f"{_MAMBA} prefix_match_unit=2 max_num_batched_tokens=8; {_GROWING}",
+        "mamba-parts-grown": f"{_MAMBA} prefix_match_unit=2{_GROWN}",
+        # The first image ends behind a block, and the second one does not fit beside it.
+        "mamba-images-large": (
+            f"{_MAMBA} block_size=8 max_num_batched_tokens=8 encoder_cache_size=8; "
+            "1 start a prompt=25 seed=1 images=2 new=3; 2 start b prompt=24 seed=2 images=2 new=3"
+        ),
         "mamba-uncached": f"mamba_cache_mode=none enable_prefix_caching=False {_TIGHTER}; {_GROWING}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()

@@ -27,10 +27,14 @@ from scripted.search.execution import execute
 register_cpu_ci(est_time=30, suite="vllm-cpu")
 
 PAGE = (Path(__file__).parents[3] / "docs/tables/defects.md").read_text(encoding="utf-8")
-DEFECT = (
+NEVER_ENCODED = (
     "adapter=vllm block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8 "
     "long_prefill_token_threshold=4 policy=priority enable_prefix_caching=False encoder_cache_size=6; "
     "1 start a prompt=15 new=1 seed=1 images=5; 2 start b prompt=7 new=1 seed=2 priority=1"
+)
+KEPT_OUT = (
+    "adapter=vllm mamba_cache_mode=align block_size=8 max_num_batched_tokens=8 num_gpu_blocks=16; "
+    "1 start a prompt=4 new=24; 2 start b prompt=20 seed=1 new=2"
 )
 
 
@@ -68,13 +72,23 @@ def test_two_requests_share_an_image(t):
         yield from t.run_until_finished(request)
 
 
-def test_the_defect_on_the_page_is_there_and_is_written_with_vllms_classes_alone() -> None:
-    """B15: the file is run where nothing of this project can be imported, and fails as the schedule does."""
-    schedule = Schedule.parse(DEFECT)
-    failure = execute(schedule).failure
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (NEVER_ENCODED, "of its image at positions 12 to 14 the device has nothing"),
+        (KEPT_OUT, "8 batches with room were launched without it"),
+    ],
+)
+def test_a_defect_on_the_page_is_there(text: str, what: str) -> None:
+    assert text in " ".join(PAGE.split())
+    failure = execute(Schedule.parse(text)).failure
     assert failure is not None
-    assert "of its image at positions 12 to 14 the device has nothing" in str(failure)
-    assert DEFECT in " ".join(PAGE.split())
+    assert what in str(failure)
+
+
+def test_what_was_never_encoded_is_written_with_vllms_classes_alone() -> None:
+    """B15: the file is run where nothing of this project can be imported, and fails as the schedule does."""
+    schedule = Schedule.parse(NEVER_ENCODED)
     written = write_test(schedule, standalone=True)
     assert written.text is not None, written.said
     assert re.search("^(from|import) (scripted|engine)", written.text, re.MULTILINE) is None

@@ -49,9 +49,18 @@ SHOWN_BY = {
     "more-loras-than-fit": "vllm-loras",
     "loaded-behind-who-cannot-start": "vllm-loads-tight",
     "as-long-as-the-first-answer": "vllm-sessions",
+    "images-of-who-cannot-start": "vllm-images-async",
+    "images-are-counted-one-by-one": "vllm-images",
+    "images-look-alike": "vllm-images",
+    "a-state-of-the-same-step": "vllm-mamba",
+    "past-the-block-that-was-hit": "vllm-mamba-parts-grown",
+    "aligned-after-the-images": "vllm-mamba-images-large",
+    "the-next-answer-gets-the-last-ones-tokens": "vllm-sessions-guesses-async",
+    "loads-take-what-prefills-need": "vllm-loads-tight",
+    "asked-again-after-the-load": "vllm-loads",
 }
 
-MISFITS = {("flush-drops-the-next-token", "0.33.0")}
+MISFITS = {("flush-drops-the-next-token", "0.33.0"), ("a-grammar-that-does-not-compile", "0.33.0")}
 
 
 def search(workload: str, mutant: str | None) -> SearchReport:
@@ -72,7 +81,7 @@ def test_the_search_finds(mutant: Mutant) -> None:
         with mutant.switched_on():
             pass
     except MutantDoesNotFit as exc:
-        # Its place moved in 0.33.
+        # Their places moved in 0.33.
         if installed_version() in TRIED_VERSIONS and (mutant.name, installed_version()) not in MISFITS:
             raise
         pytest.skip(str(exc))
