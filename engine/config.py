@@ -22,6 +22,7 @@ EMBEDDED_LORA = "embedded-lora"
 SEED_LIMIT = 2**63
 CHUNKING_OFF = -1
 DEFAULT_MAX_LORAS = 8
+MAX_STAGES = 64
 MAX_LORA_NAME_CHARS = 256
 # OpenVINO's paged attention keeps KV in blocks of this size on a CPU; a page of ours is a whole number of them.
 OPENVINO_BLOCK_TOKENS = 32
@@ -87,7 +88,7 @@ class EngineConfig(BaseModel):
         None, ge=2, description="most tokens of prompt and output together; unset: the model's own limit"
     )
 
-    pp_size: int = Field(1, ge=1, le=64, description="pipeline stages; more than one runs a process a stage")
+    pp_size: int = Field(1, ge=1, le=MAX_STAGES, description="pipeline stages; more than one runs a process a stage")
     pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one a stage")
     async_scheduling: bool = Field(
         False,
@@ -158,6 +159,18 @@ class EngineConfig(BaseModel):
     radix_cache: bool = Field(True, description="share the KV of equal prompt prefixes between requests")
     kv_events: bool = Field(False, description="tell what enters and leaves the prefix cache, for routers")
     kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
+
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both",
+        description="'prefill' computes prompts for other engines and sends them the KV, 'decode' has prompts computed "
+        "by such an engine and goes on from there, 'both' does all by itself",
+    )
+    prefill_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="seconds in which a decode engine must have the KV of a prompt; after that it computes what is "
+        "missing itself",
+    )
 
     speculative_algorithm: Literal["off", "ngram", "draft_model"] = Field(
         "off",
@@ -259,6 +272,16 @@ class EngineConfig(BaseModel):
         if self.weights == "int8" and self.backend != "openvino":
             raise ValueError(
                 f"weights='int8' needs backend='openvino', got backend={self.backend!r}; set it or leave weights out"
+            )
+        if self.role != "both" and self.speculative_algorithm == "draft_model":
+            raise ValueError(
+                f"role={self.role!r} needs speculative_algorithm 'off' or 'ngram', got 'draft_model', whose own KV of "
+                "a prompt is not sent; leave the draft model out"
+            )
+        if self.role == "decode" and self.host_kv_tokens:
+            raise ValueError(
+                f"role='decode' needs host_kv_tokens=0, got {self.host_kv_tokens}: what is received must not overwrite "
+                "a page that is still to be copied to the host; leave it out"
             )
         loras_of(self.lora)
         if self.kv_cache_dtype == "u8" and self.backend != "openvino":

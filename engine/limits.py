@@ -94,7 +94,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
     ``ngram_max`` and ``ngram_min`` are. With ``drafts_itself`` the draft model has the weights of the model. ``loras``
     are the LoRAs that are there from the start, by name and path; ``max_loras`` is 0 where there can be none.
-    ``waiting_timeout_s`` is in seconds, None for no limit. ``embedding_size`` is 0 where text is generated.
+    ``waiting_timeout_s`` is in seconds, None for no limit. ``embedding_size`` is 0 where text is generated. With
+    ``prefills`` it computes prompts for decode engines; one of these ``receives``, and waits ``prefill_timeout_s``.
     """
 
     pp_size: int
@@ -131,6 +132,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool = False
     kv_events: bool = False
     embedding_size: int = 0
+    prefills: bool = False
+    receives: bool = False
+    prefill_timeout_s: float = 30.0
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -163,6 +167,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"{field} must be left out for model {facts.name!r}: it embeds by the mean of a prompt's tokens, "
                 "so that no prefix is shared"
+            )
+        if config.role != "both" and (facts.window_tokens or facts.embedding_size):
+            kind = "has window layers, whose KV is not sent" if facts.window_tokens else "generates no text"
+            raise ConfigError(
+                f"role must be 'both' for model {facts.name!r}, which {kind}, got {config.role!r}; leave it out"
             )
         if facts.embedding_size and config.speculative_algorithm != "off":
             raise ConfigError(
@@ -204,6 +213,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             async_scheduling=config.async_scheduling and not facts.embedding_size,
             kv_events=config.kv_events,
             embedding_size=facts.embedding_size,
+            prefills=config.role == "prefill",
+            receives=config.role == "decode",
+            prefill_timeout_s=config.prefill_timeout_s,
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 

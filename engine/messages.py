@@ -110,6 +110,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 # ---- client messages: from the front end to the scheduler ----
 
 
+class Delivery(msgspec.Struct, frozen=True, array_like=True):
+    """Where a prefill engine sends the KV of a prompt: full pages, from ``first_page`` of the prompt on.
+
+    ``to`` is the address of each stage of the decode engine, which knows them by the number ``transfer``. ``weights``
+    is what the KV must be computed with, see ``Books.weights``.
+    """
+
+    to: tuple[str, ...]
+    transfer: _Count
+    first_page: _Count = 0
+    weights: str = ""
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1.
 
@@ -133,6 +146,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     lora: str | None = None
     # A prefix is shared only with requests of the same salt; None is one of its own.
     cache_salt: str | None = None
+    # The prefill engine that is to compute the prompt; None: this one does.
+    prefill_at: str | None = None
+    # For a prompt of full pages, and no new token.
+    deliver: Delivery | None = None
 
 
 def salt_key(salt: str | None) -> int:
@@ -234,6 +251,13 @@ class UnloadLora(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timeout_s: float | None = None
 
 
+class PrefillFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A prefill engine will send no more of what was asked for by ``PrefillWanted``: the rest is computed here."""
+
+    transfer: _Count
+    error: str
+
+
 class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str
 
@@ -253,6 +277,7 @@ ClientMessage = (
     | GetStats
     | LoadLora
     | UnloadLora
+    | PrefillFailed
 )
 
 # ---- pipeline events: from the pipeline to the scheduler ----
@@ -334,7 +359,22 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: FinishReason = FinishReason.ERROR
 
 
-PipelineEvent = Completion | PipelineFailed | GrammarReady
+class PagesReceived(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
+    """The end of a ``ReceivePages``: so many of its first pages came whole on every stage, and no more is written."""
+
+    transfer: _Count
+    pages: _Count
+
+
+class PagesSent(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
+    """The end of a ``SendPages``: no stage reads its pages any more. With ``error`` not all of them were sent."""
+
+    transfer: _Count
+    error: str | None = None
+
+
+TransferEvent = PagesReceived | PagesSent
+PipelineEvent = Completion | PipelineFailed | GrammarReady | TransferEvent
 
 # ---- operator events: from the holder of the gate, never from a socket ----
 
@@ -430,6 +470,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     ``lora_evictions`` how often one had to make room.
     Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory. Of its pages, ``host_pages_cached`` can be hit;
     what is neither free nor cached is being written. ``host_pages_written`` and ``host_pages_loaded`` count copies.
+    ``pages_received`` and ``pages_sent`` are those of other engines; ``open_transfers`` are not over yet.
     """
 
     step: int
@@ -453,6 +494,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     host_pages_total: int = 0
     host_pages_free: int = 0
     host_pages_cached: int = 0
+    open_transfers: int = 0
     requests_started: int
     requests_finished: int
     requests_aborted: int
@@ -472,7 +514,32 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     host_hit_tokens: int = 0
     host_pages_written: int = 0
     host_pages_loaded: int = 0
+    pages_received: int = 0
+    pages_sent: int = 0
     waiting_for_grammar: int = 0
+
+
+class PrefillWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The prefill engine ``at`` is to compute ``ids``, full pages, and to send their KV from ``first_page`` on.
+
+    Room for it is there. Until ``PrefillDropped``, or the end of all of it.
+    """
+
+    rid: str
+    transfer: int
+    at: str
+    ids: tuple[int, ...]
+    first_page: int
+    weights: str
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class PrefillDropped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What ``PrefillWanted`` asked for is of no more use; if it ``is_late`` because it took too long."""
+
+    transfer: int
+    is_late: bool = False
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -508,7 +575,7 @@ class CacheCleared(msgspec.Struct, frozen=True, tag=True):
 
 CacheEvent = PagesStored | PagesRemoved | CacheCleared
 
-Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer
+Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer | PrefillWanted | PrefillDropped
 
 
 class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):

@@ -96,6 +96,38 @@ class GrammarOrder(msgspec.Struct, frozen=True, array_like=True):
     grammar: Grammar | None
 
 
+class ReceivePages(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Every stage writes the KV that arrives for ``transfer`` into these pages, in their order. Nothing else uses them.
+
+    Answered by one ``PagesReceived``: when all have come, or after a ``StopTransfer``.
+    """
+
+    transfer: int
+    pages: tuple[int, ...]
+
+
+class SendPages(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Every stage sends the KV of these pages to its address in ``to``, as those from ``first`` on of ``to_transfer``.
+
+    Nothing writes them. Answered by one ``PagesSent``.
+    """
+
+    transfer: int
+    pages: tuple[int, ...]
+    to: tuple[str, ...]
+    to_transfer: int
+    first: int
+
+
+class StopTransfer(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Neither read nor write another page of a transfer. Its answer is still to come."""
+
+    transfer: int
+
+
+TransferOrder = ReceivePages | SendPages | StopTransfer
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request's share of a microbatch: ``token_ids`` at absolute positions ``start .. start + len(token_ids) - 1``.
 

@@ -13,10 +13,11 @@ from engine.integrity.memory import check_host, check_memory
 from engine.memory import HostTier, SlidingWindowPool
 from engine.scheduler import Books, Place, Request, Scheduler
 from engine.scheduler.grammars import Grammars
-from engine.scheduler.request import CHUNKED, GONE, RELEASING, RETRACTING, RUNNING, WAITING
+from engine.scheduler.request import CHUNKED, DELIVERING, GONE, RECEIVING, RELEASING, RETRACTING, RUNNING, WAITING
+from engine.scheduler.transfers import Transfers
 
 # Requests that have nothing in flight leave these places at once.
-_ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, RETRACTING, RELEASING)
+_ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, RETRACTING, RELEASING, DELIVERING)
 
 
 def audit(scheduler: Scheduler) -> None:
@@ -26,7 +27,7 @@ def audit(scheduler: Scheduler) -> None:
     """
     books, memory = scheduler.books, scheduler.memory
     live = books.live()
-    _check_books(books, live)
+    _check_books(books, live, scheduler.transfers)
     if scheduler.time_limits.deadline is not None:
         _check_time_limits(scheduler)
     if scheduler.limits.max_loras:
@@ -40,16 +41,19 @@ def audit(scheduler: Scheduler) -> None:
         _check_grammars(scheduler.grammars, live)
 
 
-def _check_books(books: Books, live: list[Request]) -> None:
-    """Every live request is in exactly one place, and every count of microbatches in flight is true."""
+def _check_books(books: Books, live: list[Request], transfers: Transfers) -> None:
+    """Every live request is in exactly one place, and every count of what is in flight is true."""
     flights: dict[Request, int] = {}
+    if books.open_transfers:
+        for request in transfers.requests():
+            flights[request] = flights.get(request, 0) + 1
     for launched in books.in_flight:
         for request in launched.requests:
             flights[request] = flights.get(request, 0) + 1
     for request in live:
         _check_request(books, request)
         if request.in_flight != flights.pop(request, 0):
-            raise IntegrityError(f"{request} counts another number of microbatches in flight than the books")
+            raise IntegrityError(f"{request} counts another number of microbatches and transfers than the books")
     if flights:
         raise IntegrityError(f"{list(flights)} are in flight, but in no place")
     if len(set(live)) != len(live):
@@ -93,6 +97,8 @@ def _is_in_place(books: Books, request: Request) -> bool:
         return index < len(books.waiting) and books.waiting[index] is request
     if place is RETRACTING or place is RELEASING:
         return request in (books.retracting if place is RETRACTING else books.releasing)
+    if place is RECEIVING or place is DELIVERING:
+        return books.transferring.get(request.rid) is request
     return True
 
 

@@ -31,7 +31,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
 
     ``window`` has the pages of the tree with a window page, each with it, in the order of eviction. ``grammars`` are
     those that are kept, with their ids, and whether they are compiled; no later one has an id up to ``last_grammar``.
-    ``host`` are the pages of the second tier.
+    ``host`` are the pages of the second tier. ``weights`` is what ``Books.weights`` is, ``transfers`` how many began.
     """
 
     now: float
@@ -42,6 +42,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     grammars: tuple[tuple[int, Grammar, bool], ...] = ()
     loras: tuple[LoraState, ...] = ()
     host: tuple[KeptPage, ...] = ()
+    weights: str = ""
+    transfers: int = 0
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
@@ -66,6 +68,8 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
         grammars=grammars,
         loras=loras,
         host=() if memory.host is None else host_snapshot(memory.host),
+        weights=scheduler.books.weights,
+        transfers=scheduler.transfers.begun,
     )
 
 
@@ -74,6 +78,7 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     scheduler, stats = Scheduler(limits), checkpoint.stats
     scheduler.step_number, scheduler.now = stats.step, checkpoint.now
     scheduler.books.paused = None if stats.paused is None else PauseMode(stats.paused)
+    scheduler.books.weights, scheduler.transfers.begun = checkpoint.weights, checkpoint.transfers
     for name in Counters.__slots__:
         setattr(scheduler.counters, name, getattr(stats, name))
     restore_tree(scheduler.memory, checkpoint.tree)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from engine.errors import EngineError
 from engine.messages import CacheEvent, GrammarReady, PipelineEvent, Reply
-from engine.plan import GrammarOrder, Microbatch
+from engine.plan import GrammarOrder, Microbatch, TransferOrder
 from engine.recording.format import RecordedStep, Recording, RecordingError, checks_of
 from engine.scheduler.ports import Step, StepResult
 
@@ -88,10 +88,13 @@ class NullPorts:
     def order_grammar(self, order: GrammarOrder) -> None:
         """Its answer is in the recording."""
 
-    def ready_grammars(self) -> Sequence[GrammarReady]:
+    def order_transfer(self, order: TransferOrder) -> None:
+        """The same."""
+
+    def answers(self) -> Sequence[GrammarReady]:
         return ()
 
-    def grammar_source(self) -> int | None:
+    def answer_source(self) -> int | None:
         return None
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.limits import Limits
-from engine.messages import Generate, PipelineFailed, Refusal, RefusalKind, salt_key
+from engine.messages import Delivery, Generate, PipelineFailed, Refusal, RefusalKind, salt_key
 from engine.plan import SamplingSpec
 from engine.scheduler.books import Books
 from engine.scheduler.loras import Loras
@@ -45,6 +45,8 @@ class Admission:
         never = self._limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
         if never is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.INVALID, message=never)
+        if message.deliver is not None and (why := self._why_not_delivered(message.deliver)) is not None:
+            return Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=why)
         if message.lora is not None and (unknown := self._loras.why_unknown(message.lora)) is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.NOT_FOUND, message=unknown)
         alive = message.rid in self._books.requests and message.rid not in freed
@@ -56,6 +58,21 @@ class Admission:
         if waiting >= most:
             why = f"{waiting} requests wait, max_queued_requests is {most}; come back later"
             return Refusal(rid=message.rid, kind=RefusalKind.BUSY, message=why)
+        return None
+
+    def _why_not_delivered(self, deliver: Delivery) -> str | None:
+        if not self._limits.prefills:
+            return "this engine sends no KV to others; ask one with role='prefill'"
+        if len(deliver.to) != self._limits.pp_size:
+            return (
+                f"KV goes from each stage to the same one of the decode engine, which has {len(deliver.to)}, this one "
+                f"has {self._limits.pp_size}; give both the same pp_size"
+            )
+        if deliver.weights != self._books.weights:
+            return (
+                f"the KV must be computed with the weights {deliver.weights or 'of the start'!r}, this engine has "
+                f"{self._books.weights or 'those of the start'!r}; update both"
+            )
         return None
 
     def request_of(self, message: Generate, arrival: int) -> Request:
@@ -77,6 +94,10 @@ class Admission:
             logprobs_due=first_due(message.prompt_logprobs_from),
             lora=None if message.lora is None else self._loras.known[message.lora],
             salt=salt_key(message.cache_salt),
+            cache_salt=message.cache_salt,
+            prefill_at=message.prefill_at,
+            deliver=message.deliver,
+            sent_pages=0 if message.deliver is None else message.deliver.first_page,
         )
 
     def _spec(self, message: Generate, arrival: int, stop_ids: frozenset[int]) -> SamplingSpec:

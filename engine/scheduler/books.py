@@ -13,7 +13,17 @@ import msgspec
 
 from engine.messages import PauseMode, Sleep, UpdateWeights, Wake
 from engine.plan import Microbatch
-from engine.scheduler.request import CHUNKED, DISPATCHED, RELEASING, RETRACTING, RUNNING, WAITING, Request
+from engine.scheduler.request import (
+    CHUNKED,
+    DELIVERING,
+    DISPATCHED,
+    RECEIVING,
+    RELEASING,
+    RETRACTING,
+    RUNNING,
+    WAITING,
+    Request,
+)
 
 
 class Launched(msgspec.Struct, frozen=True, gc=False):
@@ -38,10 +48,17 @@ class Books:
         self.running: dict[str, Request] = {}
         self.retracting: list[Request] = []
         self.releasing: list[Request] = []
+        # Those whose prompt's KV comes from another engine, or the last of it goes to one; by rid, in the order in
+        # which they began to.
+        self.transferring: dict[str, Request] = {}
+        # Transfers that the stages have not ended, whatever became of their requests.
+        self.open_transfers = 0
         self.in_flight: deque[Launched] = deque()
         self.paused: PauseMode | None = None
         # The weight update that is asked for or in flight. Nothing else is launched meanwhile.
         self.update: UpdateWeights | None = None
+        # What KV is computed with, besides a LoRA: the path of the last update, '' for the configured model.
+        self.weights = ""
         # Calls of sleep and wake that are not carried out; the first one may be in flight. See ``Sleeping``.
         self.turns: list[Sleep | Wake] = []
         self.sleep_level = 0
@@ -53,7 +70,8 @@ class Books:
     @property
     def is_quiescent(self) -> bool:
         """Nothing in flight and no request owns memory. Requests that wait own nothing and do not count."""
-        memory_is_owned = self.chunked is not None or self.running or self.retracting or self.releasing
+        prefills = self.chunked is not None or self.transferring
+        memory_is_owned = prefills or self.running or self.retracting or self.releasing
         return not memory_is_owned and self.nothing_in_flight
 
     @property
@@ -64,14 +82,15 @@ class Books:
     @property
     def nothing_in_flight(self) -> bool:
         """No dispatched microbatch is still to come back, and none that changes what the stages hold is about to be."""
-        return not self.in_flight and self.update is None and not self.turns
+        return not self.in_flight and self.update is None and not (self.turns or self.open_transfers)
 
     def what_is_busy(self) -> str:
         """The counts that stand between the engine and idleness, as ``name=count`` pairs."""
+        transfers = len(self.transferring)
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
             f"in_flight={len(self.in_flight) or int(self.update is not None or bool(self.turns))} "
-            f"releasing={len(self.retracting) + len(self.releasing)}"
+            f"releasing={len(self.retracting) + len(self.releasing)}{f' transferring={transfers}' if transfers else ''}"
         )
 
     # -- moving requests --
@@ -97,6 +116,8 @@ class Books:
             self.retracting.remove(request)
         elif place is RELEASING:
             self.releasing.remove(request)
+        elif place is RECEIVING or place is DELIVERING:
+            del self.transferring[request.rid]
 
     def launch(self, launched: Launched) -> None:
         """Book a microbatch as in flight, after the others."""
@@ -120,7 +141,8 @@ class Books:
         place = DISPATCHED
         dispatched = [one for launched in self.in_flight for one in launched.requests if one.place is place]
         chunked = () if self.chunked is None else (self.chunked,)
-        others = (*self.waiting, *chunked, *self.running.values(), *self.retracting, *self.releasing)
+        owners = (*self.running.values(), *self.transferring.values(), *self.retracting, *self.releasing)
+        others = (*self.waiting, *chunked, *owners)
         return [*others, *dict.fromkeys(dispatched)] if dispatched else [*others]
 
 

@@ -92,6 +92,8 @@ class Controls:
             change = self.loras.next_change(has_slot=has_slot)
         if update is not None:
             return None if in_flight else WeightUpdate(number, update.model_path)
+        if turns and books.open_transfers:
+            return None
         if turns:
             return None if in_flight else SleepSwitch(number, self._sleeping.launch())
         if profile is not None and in_flight < self._depth:

@@ -31,6 +31,8 @@ class Counters:
     host_hit_tokens: int = 0
     host_pages_written: int = 0
     host_pages_loaded: int = 0
+    pages_received: int = 0
+    pages_sent: int = 0
 
     def count_end(self, reason: FinishReason) -> None:
         """Count a terminal reply: aborts and ends of time apart from all other ends."""

@@ -62,6 +62,7 @@ class FlushAndUpdate:
             fault = None if update.model_path is None or is_dead else "model_path"
             return _refusal(update, f"{error}; the weights are as they were", fault=fault)
         pages = self._drop_cache()
+        self._books.weights = update.model_path or ""
         self._counters.weights_version += 1
         message = f"updated the weights to version {self._counters.weights_version}, flushed {pages} cached pages"
         return CallAnswer(call_id=update.call_id, ok=True, message=message)

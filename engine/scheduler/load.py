@@ -16,6 +16,7 @@ def pending_prefill_tokens(books: Books, memory: KVMemory) -> int:
     """
     chunked = books.chunked
     rest = 0 if chunked is None else chunked.prefill_tokens - chunked.planned_tokens
+    rest += sum([one.prefill_tokens - one.planned_tokens for one in books.transferring.values()])
     if not books.waiting:
         return rest
     return rest + sum(

@@ -20,6 +20,8 @@ def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbo
             result = scheduler.step(step.events, step.now)
             for order in result.grammars:
                 pipeline.order_grammar(order)
+            for transfer in result.transfers:
+                pipeline.order_transfer(transfer)
             if result.microbatch is not None:
                 pipeline.launch(result.microbatch)
             if result.replies:

@@ -21,9 +21,10 @@ from engine.scheduler.grammars import Grammars
 from engine.scheduler.planning_ahead import may_go_ahead
 from engine.scheduler.policy import policy_named
 from engine.scheduler.prompt_logprobs import NOTHING, next_asked
-from engine.scheduler.request import CHUNKED, DISPATCHED, NO_LOGPROBS_DUE, RETRACTING, RUNNING, Request
+from engine.scheduler.request import CHUNKED, DISPATCHED, NO_LOGPROBS_DUE, RECEIVING, RETRACTING, RUNNING, Request
 from engine.scheduler.shared_prompts import is_worth_waiting
 from engine.scheduler.time_limits import TimeLimits
+from engine.scheduler.transfers import Transfers
 
 # This many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
 ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
@@ -64,8 +65,10 @@ class Planner:
         counters: Counters,
         time_limits: TimeLimits,
         grammars: Grammars,
+        transfers: Transfers,
     ) -> None:
         self._limits = limits
+        self._transfers = transfers
         self._time_limits = time_limits
         self._books = books
         self._memory = memory
@@ -78,6 +81,7 @@ class Planner:
         # Once, because they are computed and every step asks.
         self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
         self._plans_ahead = limits.async_scheduling
+        self._now = 0.0
         # What stands for a token that is not known yet; without planning ahead all are.
         self._unknown = (UNKNOWN_TOKEN,) if limits.async_scheduling else ()
 
@@ -91,14 +95,20 @@ class Planner:
             return False
         if books.chunked is not None or books.waiting:
             return True
+        if books.transferring and self._transfers.next_received() is not None:
+            return True
         return bool(books.running and (self._ready() or (self._plans_ahead and self._ahead())))
 
-    def plan(self) -> Plan | None:
-        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
+    def plan(self, now: float) -> Plan | None:
+        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute.
+
+        ``now`` is in seconds.
+        """
         if not self.may_plan:
             return None
+        self._now = now
         books, plan = self._books, Plan(self._limits.prefill_budget_tokens, self._most_requests)
-        if books.chunked is not None or books.waiting:
+        if books.chunked is not None or books.waiting or books.transferring:
             if self._limits.mixed_chunk:
                 self._add_both(plan)
             else:
@@ -152,6 +162,8 @@ class Planner:
             if not request.in_flight:
                 self.retract(request)
                 continue
+            if request.place is RECEIVING:
+                self._transfers.stop(request)
             self._books.take_out(request)
             request.place = RETRACTING
             self._books.retracting.append(request)
@@ -159,15 +171,31 @@ class Planner:
     # -- prefill --
 
     def _add_prefill(self, plan: Plan) -> None:
-        """Add the next chunk of the partly prefilled request, then new requests, while the budget lasts."""
+        """Add the next chunk of the partly prefilled request, then requests whose KV has come, then new ones.
+
+        While the budget lasts.
+        """
         chunked = self._books.chunked
         if chunked is not None:
             self._add_chunk(plan, chunked)
+        if self._books.transferring:
+            self._add_received(plan)
         for request in self._admissions():
             if not self._may_start(request, plan):
                 break
             if not self._waits_for_another(request, plan) and self._admit(request):
                 self._add_chunk(plan, request)
+
+    def _add_received(self, plan: Plan) -> None:
+        """Those whose KV has come compute the rest of their prompts: all of it, or of the first one a part."""
+        while (request := self._transfers.next_received()) is not None:
+            rest = request.prefill_tokens - request.planned_tokens
+            if plan.tokens and (rest > plan.room or len(plan.requests) >= plan.seats):
+                return
+            self._books.take_out(request)
+            request.place = CHUNKED
+            self._books.chunked = request
+            self._add_chunk(plan, request)
 
     def _admissions(self) -> Iterator[Request]:
         """The waiting requests to try, in order; past those that do not fit until one that waits is overdue.
@@ -231,7 +259,8 @@ class Planner:
             self._counters.cached_tokens += request.cached_tokens
             self._counters.host_hit_tokens += len(lease.held_pages) * self._limits.page_size
         request.place = CHUNKED
-        self._books.chunked = request
+        if not self._transfers.begin(request, self._now):
+            self._books.chunked = request
         request.overtaken = 0
         for other in self.policy.overtaken_by(request, self._grammars.startable(self._books.waiting)):
             other.overtaken += 1
@@ -240,8 +269,10 @@ class Planner:
     def _add_chunk(self, plan: Plan, request: Request) -> None:
         """Add the next part of a prompt that fits the budget, if there is memory for it.
 
-        With its last part a request leaves ``chunked``.
+        With its last part a request leaves ``chunked``. None of a prompt whose KV is received.
         """
+        if request.place is RECEIVING:
+            return
         start = request.planned_tokens
         end = start + self._part(plan, start, request.prefill_tokens - start)
         lease = request.lease

@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from engine.messages import CacheEvent, Event, GrammarReady, PipelineEvent, Reply
-from engine.plan import GrammarOrder, Microbatch
+from engine.messages import CacheEvent, Event, GrammarReady, PipelineEvent, Reply, TransferEvent
+from engine.plan import GrammarOrder, Microbatch, TransferOrder
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +30,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     ``again`` says that another step without events may do more (the pipeline has a free slot and there is work), so a
     gate must not wait for an event. ``deadline`` is the time in seconds, on the clock of ``Step.now``, at which a step
     is due even if nothing happens. ``grammars`` is what the last stage is to do before the microbatch,
-    ``cache_events`` what entered and left the prefix cache, where that is published.
+    ``cache_events`` what entered and left the prefix cache, where that is published, ``transfers`` what every stage is
+    to send to other engines and to receive.
     """
 
     step: int
@@ -40,6 +41,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     deadline: float | None
     grammars: tuple[GrammarOrder, ...] = ()
     cache_events: tuple[CacheEvent, ...] = ()
+    transfers: tuple[TransferOrder, ...] = ()
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     waiting_rids: tuple[str, ...] = ()
     running_rids: tuple[str, ...] = ()
     error: str | None = None
+    transfers: tuple[TransferOrder, ...] = ()
+    transferring: tuple[str, ...] = ()
 
 
 class Gate(Protocol):
@@ -120,12 +124,16 @@ class Pipeline(Protocol):
         """Have the last stage compile or forget a grammar. Never blocks on the compilation."""
         ...
 
-    def ready_grammars(self) -> Sequence[GrammarReady]:
+    def order_transfer(self, order: TransferOrder) -> None:
+        """Have every stage send or receive KV, or end that. Never blocks on the other engine."""
+        ...
+
+    def answers(self) -> Sequence[GrammarReady | TransferEvent]:
         """The answers to orders that are there, without waiting; they wake as completions do."""
         ...
 
-    def grammar_source(self) -> int | None:
-        """A file descriptor that is readable when ``ready_grammars`` has some, where ``wake_sources`` do not tell."""
+    def answer_source(self) -> int | None:
+        """A file descriptor that is readable when ``answers`` has some, where ``wake_sources`` do not tell."""
         ...
 
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from engine.memory import KvKey, Lease
-from engine.messages import FinishReason, Grammar
+from engine.messages import Delivery, FinishReason, Grammar
 from engine.plan import SamplingSpec
 from engine.scheduler.lora import Lora
 
@@ -27,6 +27,8 @@ class Place(StrEnum):
     ``WAITING`` in the queue, owning nothing; ``CHUNKED`` partly prefilled; ``DISPATCHED`` all of its prompt launched,
     the result of the last part not yet back; ``RUNNING`` decoding; ``RETRACTING`` on its way back to the queue and
     ``RELEASING`` already ended, both only until the last microbatch with it is back; ``GONE`` ended and freed.
+    In a decode engine ``RECEIVING`` its prompt's KV, or about to go on from there; in a prefill engine ``DELIVERING``
+    the last of it.
     """
 
     WAITING = "waiting"
@@ -36,10 +38,12 @@ class Place(StrEnum):
     RETRACTING = "retracting"
     RELEASING = "releasing"
     GONE = "gone"
+    RECEIVING = "receiving"
+    DELIVERING = "delivering"
 
 
 # Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
-WAITING, CHUNKED, DISPATCHED, RUNNING, RETRACTING, RELEASING, GONE = Place
+WAITING, CHUNKED, DISPATCHED, RUNNING, RETRACTING, RELEASING, GONE, RECEIVING, DELIVERING = Place
 
 
 @dataclass(slots=True, eq=False)
@@ -60,15 +64,16 @@ class Request:
     they are computed as prompt from ``prefill_start``, where the cached prefix ends, up to ``prefill_tokens``;
     ``planned_tokens`` are computed, launched or cached already. ``cached_tokens`` is what its client is told: the
     tokens of the prompt that others had cached when it was first admitted. What it computed itself and finds again
-    after a retraction is no hit. ``in_flight`` counts the microbatches with it that are not back, ``overtaken`` the
-    later requests that started while it waits. ``guesses`` are a draft model's, of what
+    after a retraction is no hit. ``in_flight`` counts the microbatches and transfers with it that are not back,
+    ``overtaken`` the later requests that started while it waits. ``guesses`` are a draft model's, of what
     follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
     first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
     starts when that is ready. ``lora`` is the LoRA that computes it, None for the model itself; ``salt`` is the key of
     its cache salt, 0 without one. ``misses`` counts
     the verifications in a row in which no guess held; it is guessed for again when it has ``guesses_from`` tokens, and
     ``guesses_hold`` is true when one did in one of the last two. With ``ended_by_token`` its output is whole, and is
-    published when it is freed.
+    published when it is freed. ``prefill_at`` is the engine that computes its prompt, None where this one does;
+    ``deliver`` says where its KV is sent, of which the first ``sent_pages`` are sent or about to be.
     """
 
     rid: str
@@ -98,6 +103,10 @@ class Request:
     grammar: KnownGrammar | None = None
     lora: Lora | None = None
     salt: int = 0
+    cache_salt: str | None = None
+    prefill_at: str | None = None
+    deliver: Delivery | None = None
+    sent_pages: int = 0
     misses: int = 0
     guesses_from: int = 0
     guesses_hold: bool = False

@@ -28,16 +28,19 @@ from engine.messages import (
     GetStats,
     GrammarReady,
     OperatorEvent,
+    PagesReceived,
+    PagesSent,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
+    PrefillFailed,
     Refusal,
     Reply,
     Sleep,
     StatsAnswer,
     TokenLogprob,
 )
-from engine.plan import DECODE, Forward, LoraUpdate, Microbatch, Segment
+from engine.plan import DECODE, Forward, LoraUpdate, Microbatch, Segment, TransferOrder, WeightUpdate
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
@@ -55,6 +58,7 @@ from engine.scheduler.request import CHUNKED, DISPATCHED, GONE, RELEASING, RETRA
 from engine.scheduler.sizes import sizes_of, stats_of
 from engine.scheduler.sleeping import Sleeping
 from engine.scheduler.time_limits import TimeLimits
+from engine.scheduler.transfers import Transfers
 
 
 class Scheduler:
@@ -76,7 +80,10 @@ class Scheduler:
         self._copies = HostCopies(self.memory.host, self.counters)
         self.time_limits = TimeLimits(limits.waiting_timeout_s)
         self.grammars = Grammars(limits.max_cached_grammars, self.counters)
-        self.planner = Planner(limits, self.books, self.memory, self.counters, self.time_limits, self.grammars)
+        self.transfers = Transfers(limits, self.books, self.memory, self.counters)
+        self.planner = Planner(
+            limits, self.books, self.memory, self.counters, self.time_limits, self.grammars, self.transfers
+        )
         self.digests = DigestChain()
         self.pressure = Pressure(self.memory)
         self.step_number = 0
@@ -93,6 +100,9 @@ class Scheduler:
             Completion: self._on_completion,
             PipelineFailed: self._on_pipeline_failed,
             GrammarReady: self._on_grammar_ready,
+            PagesReceived: self._on_pages_received,
+            PagesSent: self._on_pages_sent,
+            PrefillFailed: self._on_prefill_failed,
             Generate: self._on_generate,
             Abort: self._on_abort,
             AbortAll: self._on_abort_all,
@@ -114,6 +124,9 @@ class Scheduler:
             handlers[type(event)](event)
         if (deadline := self.time_limits.deadline) is not None and deadline <= now:
             self._end_overdue()
+        transfers = self.transfers
+        if transfers.deadline is not None:
+            transfers.fail_overdue(now)
         calls = self.controls
         if calls.deadline is not None:
             self._replies += calls.answers_due(now)
@@ -122,8 +135,12 @@ class Scheduler:
         # Told before the launch, which may change what LoRAs are resident.
         cache_events = () if log is None else self.loras.named(log.take())
         microbatch = self._launch()
-        replies = tuple(self._replies)
         changed = microbatch is not None or self.counters.retractions != retractions
+        ordered: tuple[TransferOrder, ...] = ()
+        if transfers.has_news:
+            changed, ordered = True, transfers.take_orders()
+            self._replies += transfers.take_told()
+        replies = tuple(self._replies)
         if self.digests.keeps_steps:
             if events or replies or changed:
                 self.digests.add((tuple(events), microbatch, replies, sizes_of(self.books, self.memory)))
@@ -134,15 +151,19 @@ class Scheduler:
         orders = self.grammars.take_orders()
         if log is not None:
             cache_events += log.take()
-        return StepResult(self.step_number, microbatch, replies, again, self.deadline, orders, cache_events)
+        return StepResult(self.step_number, microbatch, replies, again, self.deadline, orders, cache_events, ordered)
 
     # -- looking --
 
     @property
     def deadline(self) -> float | None:
-        """When a request runs out of time or a call that waits gives up, whichever is first; None when nothing can."""
-        call, request = self.controls.deadline, self.time_limits.deadline
-        return request if call is None else call if request is None else min(call, request)
+        """When a request or a transfer runs out of time or a call that waits gives up, whichever is first.
+
+        None when nothing can.
+        """
+        call, request, transfer = self.controls.deadline, self.time_limits.deadline, self.transfers.deadline
+        first = request if call is None else call if request is None else min(call, request)
+        return first if transfer is None else transfer if first is None else min(first, transfer)
 
     @property
     def is_fully_idle(self) -> bool:
@@ -197,11 +218,21 @@ class Scheduler:
         answer = self.controls.finish(control, error)
         if answer is not None:
             self._replies.append(answer)
+            if isinstance(control, WeightUpdate):
+                self._end_outdated()
         elif error is not None:
             # Only for requests that wait: those that ran with the LoRA would have kept it.
             assert isinstance(control, LoraUpdate), f"nothing asked for {control}"
             for request in self.loras.left_without(control):
                 self._end(request, FinishReason.UNAVAILABLE, error=error)
+
+    def _end_outdated(self) -> None:
+        """After an update: what waits to be sent to an engine with other weights can never be sent."""
+        for request in list(self.books.waiting):
+            if request.deliver is not None and request.deliver.weights != self.books.weights:
+                wanted = request.deliver.weights or "of the start"
+                why = f"its KV was wanted with the weights {wanted!r}, which an update has replaced; ask again"
+                self._end(request, FinishReason.UNAVAILABLE, error=why)
 
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0
@@ -216,7 +247,7 @@ class Scheduler:
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
             if not segment.emits:
-                self._on_chunk(request)
+                self._on_chunk(request, segment.start + len(segment.token_ids))
                 continue
             if has_draft_model:
                 request.guesses = next(guesses, ())
@@ -270,17 +301,25 @@ class Scheduler:
         else:
             self._end(request, FinishReason.ERROR, error=error)
 
-    def _on_chunk(self, request: Request) -> None:
-        """The result of a part of a prompt: confirmed KV, but no token."""
+    def _on_chunk(self, request: Request, confirmed_tokens: int) -> None:
+        """The result of a part of a prompt: confirmed KV up to here, but no token."""
         assert request.lease is not None, f"{request} owned no memory while it was in flight"
         self.memory.tree.check_own(request.lease.node)
         if request.place is CHUNKED and not request.in_flight:
             self.memory.publish(request.lease, request.ids[: request.planned_tokens], counts=False)
+        if request.deliver is not None:
+            # After it was published: what the cache has takes the place of the request's own.
+            self.transfers.send(request, confirmed_tokens)
         if request.is_prefilled and not (request.in_flight or request.is_finished):
-            self.memory.publish(request.lease, request.ids, counts=True)
-            self._end(request, LENGTH)
+            self._end_prefilled(request)
             return
         self._release_if_landed(request)
+
+    def _end_prefilled(self, request: Request) -> None:
+        """All of a prompt that no token is to follow is confirmed, and sent if it was to be."""
+        assert request.lease is not None, f"{request} owned no memory at its end"
+        self.memory.publish(request.lease, request.ids, counts=True)
+        self._end(request, LENGTH)
 
     def _on_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         """The result of a last chunk or of a decode: one token, unless the request ended in the meantime."""
@@ -315,10 +354,32 @@ class Scheduler:
             self._copies.land(launched, failed=True)
             for request in launched.requests:
                 request.in_flight = 0
+        self.transfers.give_up()
         for request in list(self.books.releasing):
             self._release_if_landed(request)
         for request in list(self.books.requests.values()):
             self._end(request, FinishReason.ERROR, error=str(failed))
+
+    # -- transfers --
+
+    def _on_pages_received(self, received: PagesReceived) -> None:
+        request = self.transfers.received(received)
+        if request is not None:
+            self._release_if_landed(request)
+
+    def _on_pages_sent(self, sent: PagesSent) -> None:
+        request = self.transfers.sent(sent)
+        if request is None:
+            return
+        if sent.error is not None and not request.is_finished:
+            self._end(request, FinishReason.ERROR, error=sent.error)
+        elif request.is_prefilled and not (request.in_flight or request.is_finished):
+            self._end_prefilled(request)
+        else:
+            self._release_if_landed(request)
+
+    def _on_prefill_failed(self, failed: PrefillFailed) -> None:
+        self.transfers.fail(failed.transfer)
 
     # -- requests --
 
@@ -380,7 +441,9 @@ class Scheduler:
         if request.lease is None:
             self._forget(request)
         elif request.in_flight:
-            # The pages stay until the last microbatch that uses them is back; its result is dropped.
+            # The pages stay until the last microbatch or transfer that uses them is back; its result is dropped.
+            if self.books.open_transfers:
+                self.transfers.stop(request)
             request.place = RELEASING
             self.books.releasing.append(request)
         else:
@@ -448,7 +511,7 @@ class Scheduler:
         control = self.controls.microbatch(self.counters.forward_ct)
         if control is not None:
             return self._book(control, ())
-        plan = self.planner.plan()
+        plan = self.planner.plan(self.now)
         if plan is None:
             return None
         self.planner.check_budget(plan)

@@ -65,5 +65,6 @@ def stats_of(
         host_pages_total=0 if host is None else host.pages.total,
         host_pages_free=0 if host is None else host.pages.free,
         host_pages_cached=0 if host is None else host.pages.cached,
+        open_transfers=books.open_transfers,
         **dict(zip(_COUNTERS, _counted(counters), strict=True)),
     )

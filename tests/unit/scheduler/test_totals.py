@@ -43,6 +43,8 @@ def test_totals_of_a_life_of_everything() -> None:
         "host_hit_tokens": 0,
         "host_pages_written": 0,
         "host_pages_loaded": 0,
+        "pages_received": 0,
+        "pages_sent": 0,
     }
     assert [microbatch.id for microbatch in engine.microbatches] == list(range(len(engine.microbatches)))
 
