@@ -1,9 +1,11 @@
-"""An endpoint of TCP as users write it: HOST:PORT, and [HOST]:PORT for IPv6.
+"""An endpoint of TCP as users write it: HOST:PORT, [HOST]:PORT for IPv6, and the URL of an engine.
 
 Owns the spelling and its error; opens nothing.
 """
 
 from __future__ import annotations
+
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -40,3 +42,15 @@ def parse_endpoint(text: str, name: str) -> Endpoint:
     if not colon or not host or not is_number or (":" in host and not is_bracketed):
         raise ConfigError(f"{name} must be HOST:PORT, with brackets around an IPv6 host, got {text!r}; try 127.0.0.1:0")
     return Endpoint(host, int(port))
+
+
+def parse_engine_url(url: str, name: str) -> Endpoint:
+    """Where an engine's server listens. Raises ConfigError, which begins with ``name``, for what is no such URL."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or 80
+    except ValueError:
+        port = 0
+    if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/") or parts.query:
+        raise ConfigError(f"{name} must be http://HOST:PORT, got {url!r}; give that of `engine serve`")
+    return Endpoint(parts.hostname, port)

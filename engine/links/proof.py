@@ -37,6 +37,7 @@ class Role(IntEnum):
     CONTROL = 1
     PLANS = 2
     HIDDEN = 3
+    KV = 4
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ from engine.model.host_pool import HostPool
 from engine.model.launched import LaunchedStep
 from engine.model.lora import LoadedLora, StageLoras
 from engine.model.newest_tokens import DeviceTokens, NewestTokens
+from engine.model.page_image import PageImages
 from engine.model.profiling import StageProfile
 from engine.model.prompt_logprobs import PromptScores, ScoreTaker
 from engine.model.prompt_vectors import PromptVectors
@@ -136,6 +137,10 @@ class StageRunner:
     def slots_digest(self) -> str:
         """A digest of which token of which position each KV slot holds."""
         return self._record.digest()
+
+    def page_images(self) -> PageImages:
+        """Its pages as they are now; after it has slept they are others."""
+        return PageImages(self.model.pool, self._record, stage=self.stage, stages=self._limits.pp_size)
 
     def fail_next(self, *, on: bool = True) -> None:
         """Make the next forward raise, as a broken kernel would, or take that back; for fault injection."""

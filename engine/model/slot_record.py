@@ -36,9 +36,8 @@ class SlotRecord:
         # The fingerprint of what the window layers have in each slot of their own pool.
         window_slots = pool.window.total_slots if sanitize and pool.window is not None else 0
         self._window_fingerprints = np.zeros(window_slots, np.uint64)
-        # What is on the host, by host page: tokens, positions and fingerprints of its slots.
-        parts: tuple[NDArray[Any], ...] = (self._tokens, self._positions, self._fingerprints)
-        self._kept = [np.zeros((host_pages, pool.page_size if part.size else 0), part.dtype) for part in parts]
+        # What is on the host, by host page: see ``page``.
+        self._kept = [np.zeros((host_pages, *part.shape), part.dtype) for part in self.page(0)]
         # What every chain begins with; another one for each version of the weights.
         self._root = _ROOT
         # Where each row may go on: the position after its last certain token, and the fingerprints of that token and of
@@ -74,14 +73,23 @@ class SlotRecord:
             if self._pool.window is not None:
                 self._check_window(segment, self._pool.window)
 
+    @property
+    def sanitizer_root(self) -> int | None:
+        """What every chain of fingerprints begins with; None without the sanitizer."""
+        return self._root if self._sanitize else None
+
+    def page(self, number: int) -> Sequence[NDArray[Any]]:
+        """What is noted of one page, as views: tokens, positions, with the sanitizer fingerprints."""
+        slots = slice(number * self._pool.page_size, (number + 1) * self._pool.page_size)
+        return [part[slots] for part in (self._tokens, self._positions, self._fingerprints) if part.size]
+
     def carry_out(self, copies: Copies) -> None:
-        size = self._pool.page_size
-        parts: tuple[NDArray[Any], ...] = (self._tokens, self._positions, self._fingerprints)
-        for part, kept in [(part, kept) for part, kept in zip(parts, self._kept, strict=True) if part.size]:
-            for page, host in copies.out:
-                kept[host] = part[page * size : (page + 1) * size]
-            for host, page in copies.into:
-                part[page * size : (page + 1) * size] = kept[host]
+        for page, host in copies.out:
+            for kept, part in zip(self._kept, self.page(page), strict=True):
+                kept[host] = part
+        for host, page in copies.into:
+            for kept, part in zip(self._kept, self.page(page), strict=True):
+                part[:] = kept[host]
 
     def abandon(self, segments: Sequence[Segment]) -> None:
         """Stop checking the rows of a microbatch that was not computed, each until its next tenant.

@@ -8,24 +8,44 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
 from engine.errors import EngineError
 from engine.grammar import GrammarCompiler
-from engine.messages import Completion, GrammarReady, PipelineEvent
+from engine.messages import Completion, GrammarReady, PipelineEvent, TransferEvent
 from engine.model.launched import LaunchedStep
 from engine.model.runner import StageRunner
+from engine.pipeline.kv_port import KVPort
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
-from engine.plan import GrammarOrder, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
+from engine.plan import (
+    GrammarOrder,
+    LoraUpdate,
+    Microbatch,
+    ProfileSwitch,
+    SleepSwitch,
+    TransferOrder,
+    WeightUpdate,
+)
+
+Answer = GrammarReady | TransferEvent
 
 
 class LocalPipeline:
-    """Runs ``runner``, which must be first and last stage in one."""
+    """Runs ``runner``, which must be first and last stage in one. ``kv_port`` opens its port, if it has one.
 
-    def __init__(self, runner: StageRunner, *, probe: str = "") -> None:
+    It is given what takes the port's answers.
+    """
+
+    def __init__(
+        self,
+        runner: StageRunner,
+        *,
+        probe: str = "",
+        kv_port: Callable[[Callable[[TransferEvent], None]], KVPort | None] | None = None,
+    ) -> None:
         if not (runner.model.is_first and runner.model.is_last):
             raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
         self._runner = runner
@@ -34,11 +54,12 @@ class LocalPipeline:
         self._launched: deque[LaunchedStep] = deque()
         self._queued: deque[Microbatch] = deque()
         self._describes = 0
-        self._compiler = GrammarCompiler(runner.grammars, self._note_ready)
-        # Filled from the compiler's thread; the file wakes who waits for it.
-        self._ready_grammars: deque[GrammarReady] = deque()
-        self._ready_lock = Lock()
-        self._ready_file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._compiler = GrammarCompiler(runner.grammars, self._note_answer)
+        # Filled from the threads of compiler and port; the file wakes who waits for it.
+        self._answers: deque[Answer] = deque()
+        self._answer_lock = Lock()
+        self._answer_file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._kv_port = None if kv_port is None else kv_port(self._note_answer)
 
     def launch(self, microbatch: Microbatch) -> None:
         """Queue a microbatch, and hand it to the device where that does not wait."""
@@ -107,23 +128,30 @@ class LocalPipeline:
     def order_grammar(self, order: GrammarOrder) -> None:
         self._compiler.order(order)
 
-    def ready_grammars(self) -> Sequence[GrammarReady]:
-        if not self._ready_grammars:
+    def order_transfer(self, order: TransferOrder) -> None:
+        """Send or receive KV beside the computation, or end that."""
+        assert self._kv_port is not None, f"an engine without other engines is to {order}"
+        self._kv_port.order(order)
+
+    def answers(self) -> Sequence[Answer]:
+        """What was compiled and transferred since the last call."""
+        if not self._answers:
             return ()
-        with self._ready_lock:
-            ready = tuple(self._ready_grammars)
-            self._ready_grammars.clear()
-            os.eventfd_read(self._ready_file)
-        return ready
+        with self._answer_lock:
+            answers = tuple(self._answers)
+            self._answers.clear()
+            os.eventfd_read(self._answer_file)
+        return answers
 
-    def grammar_source(self) -> int | None:
-        return self._ready_file
+    def answer_source(self) -> int | None:
+        """Readable while there are answers."""
+        return self._answer_file
 
-    def _note_ready(self, ready: GrammarReady) -> None:
-        with self._ready_lock:
-            self._ready_grammars.append(ready)
-            if self._ready_file >= 0:
-                os.eventfd_write(self._ready_file, 1)
+    def _note_answer(self, answer: Answer) -> None:
+        with self._answer_lock:
+            self._answers.append(answer)
+            if self._answer_file >= 0:
+                os.eventfd_write(self._answer_file, 1)
 
     def fail_next_step(self, stage: int) -> None:
         if stage != 0:
@@ -143,10 +171,12 @@ class LocalPipeline:
         return (view_of(self._runner, self._describes, holder=self, probe=self._probe),)
 
     def close(self) -> None:
-        """Drop what was launched and not completed; idempotent."""
+        """Drop what was launched and not completed, and end all transfers; idempotent."""
+        if self._kv_port is not None:
+            self._kv_port.close()
         self._launched.clear()
         self._queued.clear()
-        with self._ready_lock:
-            if self._ready_file >= 0:
-                os.close(self._ready_file)
-                self._ready_file = -1
+        with self._answer_lock:
+            if self._answer_file >= 0:
+                os.close(self._answer_file)
+                self._answer_file = -1

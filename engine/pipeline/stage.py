@@ -19,9 +19,10 @@ from engine.config import EngineConfig
 from engine.frames import BadFrameError
 from engine.grammar import GrammarCompiler
 from engine.limits import Limits
-from engine.messages import Completion, encode
+from engine.messages import Completion, TransferEvent, encode
 from engine.model.runner import StageRunner
 from engine.pipeline.channel import StageChannel
+from engine.pipeline.kv_port import KVLinks, KVPort, open_kv_port
 from engine.pipeline.progress import Phase, StageProgress
 from engine.pipeline.transport import DistributedTransport, HiddenTransport, SocketTransport, TransportKind
 from engine.pipeline.wire import (
@@ -36,9 +37,11 @@ from engine.pipeline.wire import (
     HiddenFailed,
     Launch,
     OrderGrammar,
+    OrderTransfer,
     StageMessage,
     StageReport,
     StageView,
+    TransferDone,
     decode_stage_message,
 )
 from engine.pipeline.wires import StageWires
@@ -61,10 +64,12 @@ def run_stage(
     on_load: Callable[[Loading], None] | None = None,
     transport: TransportKind = TransportKind.SOCKET,
     wires: StageWires | None = None,
+    kv_links: KVLinks | None = None,
 ) -> None:
     """Be stage ``stage``: load, connect, call ``ready``, loop until EndStage or the scheduler's end.
 
-    Without ``wires`` all stages and the scheduler have their sockets in ``private_dir``.
+    Without ``wires`` all stages and the scheduler have their sockets in ``private_dir``. ``kv_links`` are to other
+    machines of prefill and decode engines.
     With ``TransportKind.DISTRIBUTED`` the caller has initialised the process group, rank = stage. Raises
     CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the
     middle of a microbatch.
@@ -75,8 +80,18 @@ def run_stage(
         scheduler = owner.enter_context(closing(StageChannel(wires.scheduler)))
         neighbours = owner.enter_context(closing(_open_transport(transport, wires, runner, limits, scheduler)))
         progress = owner.enter_context(closing(StageProgress(private_dir, limits.pp_size)))
+        kv_port = open_kv_port(
+            config, runner.page_images, _answer_by(scheduler, stage), private_dir, kv_links or KVLinks()
+        )
+        if kv_port is not None:
+            owner.enter_context(closing(kv_port))
         ready()
-        StageLoop(runner, neighbours, scheduler, progress, probe=getattr(config, "stage_probe", "")).run()
+        probe = getattr(config, "stage_probe", "")
+        StageLoop(runner, neighbours, scheduler, progress, kv_port, probe=probe).run()
+
+
+def _answer_by(scheduler: StageChannel, stage: int) -> Callable[[TransferEvent], None]:
+    return lambda event: scheduler.send(encode(TransferDone(stage=stage, event=event)))
 
 
 class StageLoop:
@@ -88,10 +103,12 @@ class StageLoop:
         neighbours: HiddenTransport,
         scheduler: StageChannel,
         progress: StageProgress,
+        kv_port: KVPort | None = None,
         *,
         probe: str = "",
     ) -> None:
         self._probe = probe
+        self._kv_port = kv_port
         self._runner = runner
         self._neighbours = neighbours
         self._scheduler = scheduler
@@ -128,6 +145,9 @@ class StageLoop:
                 self._runner.fail_next(on=message.on)
             case OrderGrammar():
                 self._compiler.order(message.order)
+            case OrderTransfer():
+                assert self._kv_port is not None, f"an engine without other engines is to {message.order}"
+                self._kv_port.order(message.order)
             case Forget():
                 self._runner.forget()
                 self._note(_NO_MICROBATCH, Phase.DONE)

@@ -38,6 +38,7 @@ def run_stage_process(
     A stage of another machine has ``wires`` of its own, and meets the others at the first one's endpoint where they
     form a process group.
     """
+    from engine.pipeline.kv_port import KVLinks
     from engine.pipeline.stage import run_stage
     from engine.pipeline.transport import TransportKind
 
@@ -57,6 +58,7 @@ def run_stage_process(
         on_load=control.send,
         transport=transport,
         wires=wires,
+        kv_links=KVLinks.of(settings),
     )
 
 

@@ -11,11 +11,20 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.errors import EngineError
 from engine.frames import BadFrameError
-from engine.messages import Completion, GrammarReady, PipelineEvent, PipelineFailed, encode
+from engine.messages import (
+    Completion,
+    GrammarReady,
+    PagesReceived,
+    PipelineEvent,
+    PipelineFailed,
+    TransferEvent,
+    encode,
+)
 from engine.pipeline.channel import StageChannels
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.wire import (
@@ -29,18 +38,39 @@ from engine.pipeline.wire import (
     Forget,
     Launch,
     OrderGrammar,
+    OrderTransfer,
     StageMessage,
     StageReport,
     StageView,
+    TransferDone,
     decode_stage_report,
     stage_address,
 )
-from engine.plan import Forward, GrammarOrder, LoraUpdate, Microbatch, SleepSwitch, WeightUpdate
+from engine.plan import (
+    Forward,
+    GrammarOrder,
+    LoraUpdate,
+    Microbatch,
+    ReceivePages,
+    SendPages,
+    SleepSwitch,
+    StopTransfer,
+    TransferOrder,
+    WeightUpdate,
+)
 from engine.process.control import STAGE_PREFIX
 
 DESCRIBE_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Transfer:
+    """An order to every stage, and which of them have answered it."""
+
+    order: ReceivePages | SendPages
+    events: dict[int, TransferEvent] = field(default_factory=dict)
 
 
 class StagedPipeline:
@@ -74,7 +104,8 @@ class StagedPipeline:
         self._done: dict[int, list[ControlDone]] = {}
         # Grammars that are being compiled, by id, and those of which the last stage has said that they are.
         self._compiling: set[int] = set()
-        self._ready_grammars: list[GrammarReady] = []
+        self._transfers: dict[int, _Transfer] = {}
+        self._answers: list[GrammarReady | TransferEvent] = []
         self._describes = 0
         self._closed = False
 
@@ -127,14 +158,21 @@ class StagedPipeline:
             self._compiling.add(order.id)
         self._send(self._pp_size - 1, OrderGrammar(order))
 
-    def ready_grammars(self) -> Sequence[GrammarReady]:
-        """What the last stage has compiled since the last call, as far as it was read."""
-        if not self._ready_grammars:
-            return ()
-        ready, self._ready_grammars = tuple(self._ready_grammars), []
-        return ready
+    def order_transfer(self, order: TransferOrder) -> None:
+        """Tell every stage, by the channel of the plans. A stage that is through with what is stopped says no more."""
+        if not isinstance(order, StopTransfer):
+            self._transfers[order.transfer] = _Transfer(order)
+        self._broadcast(OrderTransfer(order))
 
-    def grammar_source(self) -> int | None:
+    def answers(self) -> Sequence[GrammarReady | TransferEvent]:
+        """What the last stage has compiled, and all have transferred, since the last call, as far as it was read."""
+        if not self._answers:
+            return ()
+        answers, self._answers = tuple(self._answers), []
+        return answers
+
+    def answer_source(self) -> int | None:
+        """None: they come with the completions."""
         return None
 
     def fail_next_step(self, stage: int) -> None:
@@ -201,6 +239,8 @@ class StagedPipeline:
             raise BadFrameError(f"stage must be in 0..{self._pp_size - 1}, got {report}")
         elif isinstance(report, ControlDone):
             self._note_control(report)
+        elif isinstance(report, TransferDone):
+            self._note_transfer(report.stage, report.event)
         elif report.seq == self._describes:
             self._views[report.stage] = report
 
@@ -233,7 +273,20 @@ class StagedPipeline:
         if ready.grammar_id not in self._compiling:
             raise BadFrameError(f"grammar {ready.grammar_id} is not being compiled")
         self._compiling.remove(ready.grammar_id)
-        self._ready_grammars.append(ready)
+        self._answers.append(ready)
+
+    def _note_transfer(self, stage: int, event: TransferEvent) -> None:
+        """When every stage has answered, pages count that all have, and the error of the first that has one."""
+        one = self._transfers.get(event.transfer)
+        if one is None or stage in one.events or not _answers(event, one.order):
+            raise BadFrameError(f"{event} is not awaited of stage {stage}")
+        one.events[stage] = event
+        if len(one.events) < self._pp_size:
+            return
+        del self._transfers[event.transfer]
+        # By stage: the one with the fewest pages, or the first with an error.
+        events = [one.events[number] for number in range(self._pp_size)]
+        self._answers.append(min(events, key=_shortfall))
 
     def _note_control(self, report: ControlDone) -> None:
         """When every stage has reported it is done. Then all stages take the new weights or the LoRA, or none.
@@ -267,3 +320,14 @@ def _awaited_of(microbatch: Forward) -> tuple[int, tuple[int, ...], list[int]]:
     segments = microbatch.segments
     targets = [len(segment.targets) for segment in segments if segment.logprobs_from >= 0]
     return sum([segment.emits for segment in segments]), microbatch.drafts, targets
+
+
+def _answers(event: TransferEvent, order: ReceivePages | SendPages) -> bool:
+    """Whether an event can be the end of an order."""
+    if isinstance(event, PagesReceived):
+        return isinstance(order, ReceivePages) and event.pages <= len(order.pages)
+    return isinstance(order, SendPages)
+
+
+def _shortfall(event: TransferEvent) -> int:
+    return event.pages if isinstance(event, PagesReceived) else event.error is None

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from engine.frames import decoder_of
-from engine.messages import Completion, GrammarReady
-from engine.plan import GrammarOrder, Microbatch
+from engine.messages import Completion, GrammarReady, TransferEvent
+from engine.plan import GrammarOrder, Microbatch, TransferOrder
 
 # ---- from the scheduler to a stage ----
 
@@ -67,8 +67,23 @@ class FinishWake(msgspec.Struct, frozen=True, tag=True):
     commit: bool
 
 
+class OrderTransfer(msgspec.Struct, frozen=True, tag=True):
+    """Send or receive KV beside the computation, or end that."""
+
+    order: TransferOrder
+
+
 StageMessage = (
-    Launch | FailNextStep | Describe | Forget | FinishUpdate | OrderGrammar | EndStage | FinishLora | FinishWake
+    Launch
+    | FailNextStep
+    | Describe
+    | Forget
+    | FinishUpdate
+    | OrderGrammar
+    | EndStage
+    | FinishLora
+    | FinishWake
+    | OrderTransfer
 )
 
 # ---- from a stage to the scheduler ----
@@ -104,7 +119,14 @@ class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str | None
 
 
-StageReport = Completion | StageView | ControlDone | GrammarReady
+class TransferDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A stage's share of a transfer is over: ``event`` as if there were no other stage."""
+
+    stage: int
+    event: TransferEvent
+
+
+StageReport = Completion | StageView | ControlDone | GrammarReady | TransferDone
 
 # ---- from a stage to the next one, before the bytes of a tensor ----
 

@@ -47,12 +47,12 @@ class StageWires:
         )
 
 
-def listening(address: Path) -> socket.socket:
+def listening(address: Path, *, backlog: int = 1) -> socket.socket:
     """A socket for one that connects; what a killed server left at its address makes room."""
     address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(address))
-    listener.listen(1)
+    listener.listen(backlog)
     return listener
 
 

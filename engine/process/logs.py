@@ -91,4 +91,6 @@ def configure_logging(settings: ServerSettings) -> None:
         handler.setFormatter(formatter)
     handler.addFilter(OncePerMinute())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    # A line for each request that this process makes itself.
+    logging.getLogger("httpx").setLevel(max(logging.WARNING, logging.root.level))
     logging.getLogger(REQUEST_LOGGER).setLevel(logging.INFO if settings.log_requests else logging.CRITICAL)

@@ -21,6 +21,8 @@ RECONNECT_INTERVAL_MS = 5
 PROGRESS_FILE = "progress"
 # What stages on other machines prove themselves with.
 SECRET_FILE = "secret"  # noqa: S105 - a name
+# What the names of files end with in which stages note where they take KV.
+ADDRESS_SUFFIX = ".address"
 
 
 def requests_address(private_dir: Path) -> str:
@@ -52,5 +54,5 @@ class PrivateDir:
             shutil.rmtree(self.path, ignore_errors=True)
             return
         for path in self.path.iterdir() if self.path.is_dir() else ():
-            if path.is_socket() or path.name in (PROGRESS_FILE, SECRET_FILE):
+            if path.is_socket() or path.name in (PROGRESS_FILE, SECRET_FILE) or path.suffix == ADDRESS_SUFFIX:
                 path.unlink(missing_ok=True)

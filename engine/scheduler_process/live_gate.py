@@ -63,7 +63,7 @@ class LiveGate:
         self._poller.register(self._control.fileno(), zmq.POLLIN)
         for source in self._completion_sources:
             self._poller.register(source, zmq.POLLIN)
-        if (grammars := self._pipeline.grammar_source()) is not None:
+        if (grammars := self._pipeline.answer_source()) is not None:
             self._poller.register(grammars, zmq.POLLIN)
         return self
 
@@ -180,7 +180,7 @@ class LiveGate:
         events: list[Event] = []
         if computes or any(source in readable for source in sources):
             self._take_completions(events)
-        events.extend(self._pipeline.ready_grammars())
+        events.extend(self._pipeline.answers())
         if computes or any(source not in sources for source in readable):
             events.extend(self._inbox.drain(MAX_MESSAGES_A_STEP))
         return events

@@ -18,7 +18,7 @@ import zmq
 from engine.clock import MonotonicClock
 from engine.errors import ConfigError
 from engine.limits import Limits
-from engine.messages import Aside, CacheEvent, Reply, encode
+from engine.messages import Aside, CacheEvent, Reply, TransferEvent, encode
 from engine.output_files import told_of
 from engine.process.control import Control, Ready
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
@@ -150,7 +150,12 @@ def _build_pipeline(
             staged = StagedPipeline(place.private_dir, place.limits.pp_size, handed=source)
         return staged, staged.stuck, staged.stage_times
     from engine.model.runner import StageRunner
+    from engine.pipeline.kv_port import KVLinks, KVPort, open_kv_port
     from engine.pipeline.local import LocalPipeline
 
     runner = StageRunner(place.settings, place.limits, 0, on_load=control.send)
-    return LocalPipeline(runner, probe=place.settings.stage_probe), None, None
+
+    def kv_port(answer: Callable[[TransferEvent], None]) -> KVPort | None:
+        return open_kv_port(place.settings, runner.page_images, answer, place.private_dir, KVLinks.of(place.settings))
+
+    return LocalPipeline(runner, probe=place.settings.stage_probe, kv_port=kv_port), None, None

@@ -56,6 +56,11 @@ def test_lines_say_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
+def test_a_role_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    started(role="decode", prefill_engines="http://a:1,http://b:2").serving(SERVING)
+    assert "  role             decode, asks http://a:1 http://b:2\n" in capsys.readouterr().out
+
+
 def test_json_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """C06: also on a terminal nothing but JSON is written."""
     monkeypatch.setenv("FORCE_COLOR", "1")

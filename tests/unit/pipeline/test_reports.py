@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Completion, PipelineFailed, TokenLogprob, encode
+from engine.messages import Completion, PagesReceived, PagesSent, PipelineFailed, TokenLogprob, TransferEvent, encode
 from engine.pipeline.channel import MAX_FRAME_BYTES, StageChannel
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.stage import StageLoop
@@ -24,11 +24,24 @@ from engine.pipeline.wire import (
     FinishUpdate,
     Forget,
     Launch,
+    OrderTransfer,
     StageView,
+    TransferDone,
     decode_stage_message,
     stage_address,
 )
-from engine.plan import Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, Segment, WeightUpdate
+from engine.plan import (
+    Forward,
+    ForwardMode,
+    LoraChange,
+    LoraUpdate,
+    Microbatch,
+    ReceivePages,
+    Segment,
+    SendPages,
+    StopTransfer,
+    WeightUpdate,
+)
 
 WAIT_S = 10.0
 SOON_S = 0.02
@@ -150,6 +163,75 @@ def test_a_control_is_done_when_every_stage_is_ready_and_not_before(
     stages[order[-1]].send(encode(ControlDone(microbatch_id=6, stage=order[-1], error=None)))
     assert pipeline.next_completion(WAIT_S) == Completion(microbatch_id=6)
     assert [_messages(stage) for stage in stages] == [[Launch(control), finish(commit=True)]] * STAGES
+
+
+RECEIVE = ReceivePages(3, (4, 5, 6))
+SEND = SendPages(4, (4, 5), ("a", "b", "c"), 9, 0)
+
+
+def _come(pages: int) -> PagesReceived:
+    return PagesReceived(transfer=3, pages=pages)
+
+
+def _gone(error: str | None) -> PagesSent:
+    return PagesSent(transfer=4, error=error)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize(
+    ("ordered", "events", "expected"),
+    [
+        (RECEIVE, [_come(3), _come(3), _come(3)], _come(3)),
+        (RECEIVE, [_come(3), _come(1), _come(2)], _come(1)),
+        (RECEIVE, [_come(3), _come(3), _come(0)], _come(0)),
+        (SEND, [_gone(None), _gone(None), _gone(None)], _gone(None)),
+        (SEND, [_gone(None), _gone("b"), _gone("c")], _gone("b")),
+        (SEND, [_gone("a"), _gone("b"), _gone(None)], _gone("a")),
+    ],
+)
+def test_a_transfer_has_one_answer_when_every_stage_has_given_its_own(
+    wired: Wired,
+    order: tuple[int, ...],
+    ordered: ReceivePages | SendPages,
+    events: list[TransferEvent],
+    expected: TransferEvent,
+) -> None:
+    """Whichever is last, and whether or not it is stopped meanwhile, which every stage is told."""
+    pipeline, stages = wired
+    pipeline.order_transfer(ordered)
+    for stage in order:
+        assert pipeline.next_completion(SOON_S) is None
+        assert pipeline.answers() == ()
+        # Said twice it is still the word of one stage.
+        for _ in range(2):
+            stages[stage].send(encode(TransferDone(stage=stage, event=events[stage])))
+        if stage == order[0]:
+            pipeline.order_transfer(StopTransfer(ordered.transfer))
+    while not (answers := pipeline.answers()):
+        assert pipeline.next_completion(SOON_S) is None
+    assert answers == (expected,)
+    told = [OrderTransfer(ordered), OrderTransfer(StopTransfer(ordered.transfer))]
+    assert [_messages(stage) for stage in stages] == [told] * STAGES
+    assert pipeline.next_completion(SOON_S) is None
+    assert pipeline.answers() == ()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [PagesReceived(transfer=5, pages=1), _come(4), PagesSent(transfer=3), PagesReceived(transfer=4, pages=1)],
+)
+def test_the_end_of_a_transfer_that_nothing_asks_for_is_dropped(
+    wired: Wired, event: TransferEvent, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline, stages = wired
+    pipeline.order_transfer(RECEIVE)
+    pipeline.order_transfer(SEND)
+    with caplog.at_level(logging.WARNING):
+        for stage in range(STAGES):
+            stages[stage].send(encode(TransferDone(stage=stage, event=event)))
+            assert pipeline.next_completion(SOON_S) is None
+    assert caplog.text.count("is not awaited of stage") == STAGES
+    assert pipeline.answers() == ()
 
 
 def _messages(stage: StageChannel) -> list[object]:

@@ -57,10 +57,10 @@ class RemotePipeline:
     def order_grammar(self, order: GrammarOrder) -> None:
         raise AssertionError(f"nothing was to be compiled, but {order} was")
 
-    def ready_grammars(self) -> Sequence[GrammarReady]:
+    def answers(self) -> Sequence[GrammarReady]:
         return ()
 
-    def grammar_source(self) -> int | None:
+    def answer_source(self) -> int | None:
         return None
 
     def close(self) -> None:
@@ -85,10 +85,10 @@ class InProcessPipeline:
         self.while_computing()
         return self.launched.popleft()
 
-    def ready_grammars(self) -> Sequence[GrammarReady]:
+    def answers(self) -> Sequence[GrammarReady]:
         return ()
 
-    def grammar_source(self) -> int | None:
+    def answer_source(self) -> int | None:
         return None
 
     def wake_sources(self) -> Sequence[Any]:

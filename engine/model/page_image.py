@@ -1,0 +1,111 @@
+"""A page of a stage as bytes: its KV, and what the record of slots says of it. What another engine is sent, and takes.
+
+Owns the order of the bytes. Which page is read and written, and when, is for its users to know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import ExitStack
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.errors import StepFailedError
+from engine.model.kv_pool import KVPool
+from engine.model.slot_record import SlotRecord
+
+
+class PageLayout(msgspec.Struct, frozen=True):
+    """What a page of a stage consists of; two stages whose layouts are equal can take each other's pages.
+
+    ``parts`` are the element types and shapes of its KV. ``sanitizer_root`` is what the fingerprints of the record
+    begin with; None where there are none.
+    """
+
+    stage: int
+    stages: int
+    page_size: int
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    sanitizer_root: int | None
+
+    def difference(self, other: PageLayout) -> str | None:
+        """What differs first, with both values; None when they are equal."""
+        if self == other:
+            return None
+        name = next(name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name))
+        theirs, ours = other._shown(name), self._shown(name)
+        return f"{name} must be the same on both engines, got {theirs} where it is sent and {ours} where it is received"
+
+    def _shown(self, name: str) -> str:
+        if name != "parts":
+            return repr(getattr(self, name))
+        return ", ".join(f"{count} x {dtype} {shape}" for (dtype, shape), count in Counter(self.parts).items())
+
+
+class PageImages:
+    """Reads and writes pages of ``pool`` and ``record``, from any thread, after what was launched before it was made.
+
+    On a GPU by a stream of its own. An image is a tensor of bytes on the host, pinned beside a GPU.
+    """
+
+    def __init__(self, pool: KVPool, record: SlotRecord, *, stage: int, stages: int) -> None:
+        self._pool = pool
+        self._record = record
+        kv = pool.page(0)
+        parts = tuple((str(part.dtype).removeprefix("torch."), tuple(part.shape)) for part in kv)
+        self.layout = PageLayout(stage, stages, pool.page_size, parts, record.sanitizer_root)
+        self._kv_bytes = sum(part.numel() * part.element_size() for part in kv)
+        self.image_bytes = self._kv_bytes + sum(part.nbytes for part in record.page(0))
+        self._stream: torch.cuda.Stream | None = None
+        if kv and kv[0].is_cuda:
+            self._stream = torch.cuda.Stream(kv[0].device)  # type: ignore[no-untyped-call]  # torch has no types for it
+            self._stream.wait_stream(torch.cuda.current_stream(kv[0].device))
+
+    def new_image(self) -> torch.Tensor:
+        return torch.empty(self.image_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
+
+    def require(self, pages: tuple[int, ...]) -> None:
+        """Raise StepFailedError unless these pages exist."""
+        count = self._pool.total_slots // self._pool.page_size
+        if min(pages) < 0 or max(pages) >= count:
+            raise StepFailedError(f"pages of a transfer must be in 0..{count - 1}, got {pages}; the plan is broken")
+
+    def read(self, page: int, image: torch.Tensor) -> None:
+        """Fill ``image`` with a page; it is whole on return."""
+        self._copy(page, image, writes=False)
+
+    def write(self, page: int, image: torch.Tensor) -> None:
+        """Fill a page with ``image``; it is whole on return."""
+        self._copy(page, image, writes=True)
+
+    @torch.inference_mode()
+    def _copy(self, page: int, image: torch.Tensor, *, writes: bool) -> None:
+        kv, start = self._pool.page(page), 0
+        with ExitStack() as stack:
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.stream(self._stream))
+            for part in kv:
+                inside = part.view(torch.uint8)
+                end = start + math.prod(inside.shape)
+                outside = image[start:end].view(inside.shape)
+                start = end
+                if self._stream is not None:
+                    inside.copy_(outside, non_blocking=True) if writes else outside.copy_(inside, non_blocking=True)
+                # Not by torch, which would start threads of its own for each thread that copies.
+                elif writes:
+                    np.copyto(inside.numpy(), outside.numpy())
+                else:
+                    np.copyto(outside.numpy(), inside.numpy())
+        if self._stream is not None:
+            self._stream.synchronize()
+        rest = image[self._kv_bytes :].numpy()
+        for noted in self._record.page(page):
+            raw = noted.view(np.uint8)
+            said, rest = rest[: raw.size], rest[raw.size :]
+            if writes:
+                raw[:] = said
+            else:
+                said[:] = raw

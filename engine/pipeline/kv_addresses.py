@@ -1,0 +1,66 @@
+"""Where the stages of a decode engine take KV: how such an address is written, noted by its stage, and found.
+
+Imports no torch. Opens nothing: ports do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.errors import ConfigError
+from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.process.private_dir import ADDRESS_SUFFIX
+
+_UNIX: Final = "unix"
+_TCP: Final = "tcp"
+
+
+class KVAddress(msgspec.Struct, frozen=True):
+    """A stage's port: a Unix socket or an endpoint. ``run`` is chosen anew at each start of the stage."""
+
+    place: Path | Endpoint
+    run: str
+
+    def __str__(self) -> str:
+        return f"{_UNIX if isinstance(self.place, Path) else _TCP}:{self.place}#{self.run}"
+
+
+def parse_kv_address(text: str) -> KVAddress:
+    """Raises ConfigError for a text that is none."""
+    kind, colon, rest = text.partition(":")
+    place, mark, run = rest.rpartition("#")
+    if not (colon and mark and place and run) or kind not in (_UNIX, _TCP):
+        raise ConfigError(f"an address of KV must be unix:PATH#RUN or tcp:HOST:PORT#RUN, got {text!r}")
+    return KVAddress(Path(place) if kind == _UNIX else parse_endpoint(place, "an address of KV"), run)
+
+
+def kv_socket(private_dir: Path, stage: int) -> Path:
+    """Where a stage listens for KV on its machine."""
+    return private_dir / f"kv-{stage}"
+
+
+def note_kv_address(private_dir: Path, stage: int, address: KVAddress) -> None:
+    """Write a stage's address where ``kv_addresses`` finds it, whole or not at all."""
+    note = _note(private_dir, stage)
+    unfinished = note.with_suffix(f".new{ADDRESS_SUFFIX}")
+    unfinished.write_text(str(address), encoding="utf-8")
+    unfinished.replace(note)
+
+
+def forget_kv_address(private_dir: Path, stage: int) -> None:
+    _note(private_dir, stage).unlink(missing_ok=True)
+
+
+def kv_addresses(private_dir: Path, stages: int) -> tuple[str, ...]:
+    """The address of each stage of a decode engine, once all stages have said that they are ready.
+
+    Raises FileNotFoundError where a stage takes no KV.
+    """
+    return tuple(_note(private_dir, stage).read_text(encoding="utf-8") for stage in range(stages))
+
+
+def _note(private_dir: Path, stage: int) -> Path:
+    return private_dir / f"kv-{stage}{ADDRESS_SUFFIX}"

@@ -1,0 +1,66 @@
+"""The port by which a stage of a prefill or decode engine exchanges KV with the same stage of other engines.
+
+Owns the choice by the engine's role; an engine that does all by itself opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.links.secret import Secret, read_secret
+from engine.messages import TransferEvent
+from engine.model.page_image import PageImages
+from engine.pipeline.kv_receiver import KVReceiver
+from engine.pipeline.kv_sender import KVSender
+from engine.plan import TransferOrder
+from engine.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class KVLinks:
+    """How KV comes from other machines: where stage 0 of a decode engine listens, stage N at N ports above it, and the
+    secret that both sides prove. Without ``endpoint`` it comes from this machine alone.
+    """
+
+    endpoint: Endpoint | None = None
+    secret: Secret | None = None
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> KVLinks:
+        """Raises ConfigError for a secret that cannot be read."""
+        return cls(
+            parse_endpoint(settings.kv_listen, "kv_listen") if settings.kv_listen else None,
+            read_secret(Path(settings.kv_secret_file)) if settings.kv_secret_file else None,
+        )
+
+
+class KVPort(Protocol):
+    """Carries out transfers beside the computation; each order but a ``StopTransfer`` is answered once."""
+
+    def order(self, order: TransferOrder) -> None:
+        """Begin or end a transfer, without waiting for the other engine."""
+
+    def close(self) -> None: ...
+
+
+def open_kv_port(
+    config: EngineConfig,
+    images: Callable[[], PageImages],
+    answer: Callable[[TransferEvent], None],
+    private_dir: Path,
+    links: KVLinks,
+) -> KVPort | None:
+    """None for an engine that does all by itself. ``images`` is asked at each order, ``answer`` called by any thread.
+
+    Raises StartupError when a decode engine cannot listen at its endpoint.
+    """
+    if config.role == "decode":
+        return KVReceiver(images, answer, private_dir, links.endpoint, links.secret)
+    if config.role == "prefill":
+        return KVSender(images, answer, links.secret)
+    return None

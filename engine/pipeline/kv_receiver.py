@@ -1,0 +1,281 @@
+"""The port of a decode engine's stage: takes pages of KV from prefill engines and writes them where they were ordered.
+
+Has a thread for those that connect, and one for each connection. A peer that is gone, slow or wrong costs its own
+connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Final
+
+import torch
+
+from engine.errors import StepFailedError
+from engine.frames import BadFrameError
+from engine.links.endpoint import Endpoint
+from engine.links.listener import LinkListener, bound_at
+from engine.links.proof import Claim, Role
+from engine.links.secret import Secret
+from engine.messages import PagesReceived
+from engine.model.page_image import PageImages, PageLayout
+from engine.pipeline.kv_addresses import KVAddress, forget_kv_address, kv_socket, note_kv_address
+from engine.pipeline.kv_frames import (
+    END,
+    HEADER,
+    KV_PROTOCOL,
+    PAGE,
+    ConnectionOver,
+    Verdict,
+    bound_waits,
+    decode_greeting,
+    fill,
+    read_frame,
+    send_frame,
+)
+from engine.pipeline.wires import listening
+from engine.plan import ReceivePages, StopTransfer, TransferOrder
+
+# A peer greets at once; the rest is the network's. It also reads its verdicts at once.
+GREETING_TIMEOUT_S: Final = 5.0
+# How long a page waits for its order: a stage is given that behind what it has still to compute, while the other engine
+# may have the page at once.
+EARLY_WAIT_S: Final = 8.0
+# The longest that the path of a TCP connection may be dead.
+SILENCE_S: Final = 10.0
+# More than the prefill engines of any fleet.
+MAX_CONNECTIONS: Final = 256
+_CLOSE_WAIT_S: Final = 1.0
+_RUN_BYTES: Final = 8
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Receiving:
+    """A transfer that is not over: its pages in order, and which of them have come."""
+
+    images: PageImages
+    pages: tuple[int, ...]
+    come: set[int] = field(default_factory=set)
+
+    @property
+    def whole(self) -> int:
+        """How many of the first pages have come without a gap."""
+        return next((place for place in range(len(self.pages)) if place not in self.come), len(self.pages))
+
+
+class KVReceiver:
+    """Listens in ``private_dir``, or at ``endpoint`` for peers that prove ``secret``. ``answer`` may be called by any
+    thread, once for each ``ReceivePages``.
+    """
+
+    def __init__(
+        self,
+        images: Callable[[], PageImages],
+        answer: Callable[[PagesReceived], None],
+        private_dir: Path,
+        endpoint: Endpoint | None = None,
+        secret: Secret | None = None,
+    ) -> None:
+        self._images = images
+        self._answer = answer
+        self._private_dir = private_dir
+        self._stage = images().layout.stage
+        self._run = secrets.token_hex(_RUN_BYTES)
+        # Whoever writes a page holds it: what is stopped under it is not written any more.
+        self._lock = Condition()
+        # Transfers are numbered as they are ordered: one beyond the last is still to come.
+        self._last = 0
+        self._open: dict[int, _Receiving] = {}
+        self._connections: dict[socket.socket, Thread] = {}
+        self._is_closed = False
+        self._listener: socket.socket | LinkListener
+        if endpoint is None:
+            path = kv_socket(private_dir, self._stage)
+            self._listener = listening(path, backlog=MAX_CONNECTIONS)
+            self._listener.setblocking(False)
+            self.address = KVAddress(path, self._run)
+        else:
+            assert secret is not None, "KV comes over TCP from those alone who prove a secret"
+            port = endpoint.port + self._stage if endpoint.port else 0
+            bound = bound_at(Endpoint(endpoint.host, port), "the endpoint of KV")
+            self._listener = LinkListener(bound, secret, silence_s=SILENCE_S)
+            self.address = KVAddress(Endpoint(endpoint.host, self._listener.endpoint.port), self._run)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = Thread(target=self._listen, name="kv-listener", daemon=True)
+        self._thread.start()
+        note_kv_address(private_dir, self._stage, self.address)
+
+    def order(self, order: TransferOrder) -> None:
+        """Begin or end a transfer. Waits for a page that is being written, for no peer."""
+        if isinstance(order, StopTransfer):
+            with self._lock:
+                stopped = self._open.pop(order.transfer, None)
+            if stopped is not None:
+                self._answer(PagesReceived(transfer=order.transfer, pages=stopped.whole))
+            return
+        assert isinstance(order, ReceivePages), f"a decode engine sends nothing, got {order}"
+        images = self._images()
+        try:
+            images.require(order.pages)
+        except StepFailedError as exc:
+            logger.warning("stage %d receives nothing for transfer %d: %s", self._stage, order.transfer, exc)
+            self._answer(PagesReceived(transfer=order.transfer, pages=0))
+            return
+        with self._lock:
+            self._last = order.transfer
+            self._open[order.transfer] = _Receiving(images, order.pages)
+            self._lock.notify_all()
+
+    def close(self) -> None:
+        """Write nothing any more, answer nothing, and end all threads; idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._open.clear()
+            self._lock.notify_all()
+            connections = dict(self._connections)
+        forget_kv_address(self._private_dir, self._stage)
+        os.eventfd_write(self._wake, 1)
+        for connection in connections:
+            # Wakes the thread that reads there; an error says that the peer was faster.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in (self._thread, *connections.values()):
+            thread.join(_CLOSE_WAIT_S)
+        os.close(self._wake)
+        if isinstance(self.address.place, Path):
+            self.address.place.unlink(missing_ok=True)
+
+    # -- the thread that listens --
+
+    def _listen(self) -> None:
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        while not self._is_closed:
+            due = self._listener.due() if isinstance(self._listener, LinkListener) else None
+            poller.poll(None if due is None else max(0.0, due - time.monotonic()) * 1000)
+            for connection, peer in self._taken():
+                self._serve(connection, peer)
+        self._listener.close()
+
+    def _taken(self) -> Sequence[tuple[socket.socket, str]]:
+        """The connections that were made since the last look, and whose they are."""
+        if not isinstance(self._listener, LinkListener):
+            try:
+                return [(self._listener.accept()[0], "a prefill engine of this machine")]
+            except OSError as exc:
+                # Gone already; or without a descriptor left for it, when it keeps the listener readable.
+                if not isinstance(exc, BlockingIOError | ConnectionError):
+                    logger.warning("a connection that brings KV cannot be taken: %s", exc)
+                    time.sleep(0.1)
+                return []
+        taken = []
+        for link in self._listener.take(time.monotonic()):
+            if link.claim == Claim(Role.KV, self._stage):
+                taken.append((link.connection, link.peer))
+            else:
+                logger.warning("dropped %s, which is %s where stage %d takes KV", link.peer, link.claim, self._stage)
+                link.connection.close()
+        return taken
+
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        with self._lock:
+            is_one_too_many = self._is_closed or len(self._connections) >= MAX_CONNECTIONS
+            if not is_one_too_many:
+                thread = Thread(target=self._converse, args=(connection, peer), name="kv-receiver", daemon=True)
+                self._connections[connection] = thread
+                thread.start()
+        if is_one_too_many:
+            logger.warning("dropped %s, because %d others bring KV", peer, MAX_CONNECTIONS)
+            connection.close()
+
+    # -- the thread of a connection --
+
+    def _converse(self, connection: socket.socket, peer: str) -> None:
+        try:
+            self._take_all(connection)
+        except ConnectionOver:
+            pass
+        except (OSError, BadFrameError) as exc:
+            if not self._is_closed:
+                logger.warning("closed the connection by which %s brings KV: %s", peer, exc)
+        except Exception:  # whatever a device raises ends this connection; its transfers run out of time
+            logger.exception("closed the connection by which %s brings KV", peer)
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+            connection.close()
+
+    def _take_all(self, connection: socket.socket) -> None:
+        connection.settimeout(GREETING_TIMEOUT_S)
+        greeting = decode_greeting(read_frame(connection))
+        images = self._images()
+        refusal = self._refusal_of(greeting.protocol, greeting.run, greeting.layout, images.layout)
+        bound_waits(connection, send_s=GREETING_TIMEOUT_S)
+        send_frame(connection, Verdict(refusal))
+        if refusal is not None:
+            logger.warning("refused a prefill engine: %s", refusal)
+            return
+        image, header = images.new_image(), bytearray(HEADER.size)
+        room = image.numpy().data
+        error: str | None = None
+        dropped: int | None = None
+        while True:
+            fill(connection, memoryview(header), is_first=True)
+            kind, transfer, place = HEADER.unpack(header)
+            if kind == END:
+                send_frame(connection, Verdict(error))
+                error = None
+            elif kind == PAGE:
+                fill(connection, room)
+                page_error = self._take(transfer, place, greeting.layout, image)
+                error = error or page_error
+                if page_error is not None and dropped != transfer:
+                    dropped = transfer
+                    logger.info("dropped pages: %s", page_error)
+            else:
+                raise BadFrameError(f"a header must begin with {PAGE!r} or {END!r}, got {kind!r}")
+
+    def _refusal_of(self, protocol: int, run: str, theirs: PageLayout, ours: PageLayout) -> str | None:
+        if protocol != KV_PROTOCOL:
+            return f"protocol must be {KV_PROTOCOL}, got {protocol}: run the same version on both engines"
+        if run != self._run:
+            return f"the decode engine must be run {run!r}, but was started again and is {self._run!r} now"
+        return ours.difference(theirs)
+
+    def _take(self, number: int, place: int, layout: PageLayout, image: torch.Tensor) -> str | None:
+        """Write one page; why not, if its transfer is over. Raises BadFrameError for a page that none asks for.
+
+        Waits for an order that has not come yet.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: number <= self._last or self._is_closed, EARLY_WAIT_S)
+            receiving = self._open.get(number)
+            if receiving is None:
+                return f"stage {self._stage} receives nothing for transfer {number}, or does not any more"
+            if (difference := receiving.images.layout.difference(layout)) is not None:
+                return difference
+            if place >= len(receiving.pages) or place in receiving.come:
+                what = "came twice" if place in receiving.come else f"of {len(receiving.pages)} does not exist"
+                raise BadFrameError(f"page {place} of transfer {number} {what}")
+            receiving.images.write(receiving.pages[place], image)
+            receiving.come.add(place)
+            if len(receiving.come) < len(receiving.pages):
+                return None
+            del self._open[number]
+        self._answer(PagesReceived(transfer=number, pages=len(receiving.pages)))
+        return None
