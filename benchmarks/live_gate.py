@@ -129,10 +129,10 @@ class _WithoutGrammars:
     def order_grammar(self, order: GrammarOrder) -> None:
         raise AssertionError(f"no request here has a grammar, got {order}")
 
-    def ready_grammars(self) -> Sequence[GrammarReady]:
+    def answers(self) -> Sequence[GrammarReady]:
         return ()
 
-    def grammar_source(self) -> int | None:
+    def answer_source(self) -> int | None:
         return None
 
 

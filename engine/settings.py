@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from engine.config import EngineConfig
-from engine.links.endpoint import parse_endpoint
+from engine.links.endpoint import MAX_PORT, Endpoint, parse_endpoint, parse_engine_url
 
 LIVE_GATE = "engine.scheduler_process.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -76,6 +76,20 @@ class ServerSettings(EngineConfig):
     )
     ray_cpus_per_stage: float = Field(
         1.0, gt=0, le=1024, description="CPUs that Ray reserves for a stage, beside a GPU where the cluster has some"
+    )
+
+    prefill_engines: str = Field(
+        "",
+        description="URLs, separated by commas, of the engines with role='prefill' that a decode engine asks",
+        examples=["http://127.0.0.1:30010"],
+    )
+    kv_listen: str = Field(
+        "",
+        description="HOST:PORT on which the first stage of a decode engine takes KV, each stage on the port after the "
+        "one before; prefill engines must reach it; unset: Unix sockets, for prefill engines on this machine",
+    )
+    kv_secret_file: str = Field(
+        "", description="file with the secret that prefill and decode engines prove themselves with on kv_listen"
     )
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
@@ -192,6 +206,10 @@ class ServerSettings(EngineConfig):
     def origins(self) -> tuple[str, ...]:
         return _listed(self.operator_origins)
 
+    @property
+    def prefill_urls(self) -> tuple[str, ...]:
+        return tuple(url.rstrip("/") for url in _listed(self.prefill_engines))
+
     @field_validator("api_key", "admin_key", mode="before")
     @classmethod
     def _key_can_be_sent(cls, key: object) -> object:
@@ -233,6 +251,54 @@ class ServerSettings(EngineConfig):
         return text
 
     @model_validator(mode="after")
+    def _rules_of_roles(self) -> Self:
+        if self.role != "both" and self.placement != "local":
+            raise ValueError(
+                f"role={self.role!r} needs placement='local', got {self.placement!r}: KV is sent by stages of this "
+                "machine; leave one of them out"
+            )
+        if self.role == "decode" and not self.prefill_urls:
+            raise ValueError("role='decode' needs prefill_engines, whom it asks; set it, or leave role out")
+        if self.role != "decode":
+            for name in ("prefill_engines", "kv_listen"):
+                if value := getattr(self, name):
+                    raise ValueError(f"{name} needs role='decode', got {value!r} with {self.role!r}; leave it out")
+        if self.kv_secret_file and self.role == "both":
+            raise ValueError("kv_secret_file needs role='prefill' or 'decode', got 'both'; leave it out")
+        if self.role == "decode" and bool(self.kv_listen) != bool(self.kv_secret_file):
+            given, other = ("kv_listen", "kv_secret_file")[:: 1 if self.kv_listen else -1]
+            raise ValueError(
+                f"{given} needs {other}: KV over TCP is taken from those alone who prove the secret; set it too, or "
+                f"leave {given} out for Unix sockets"
+            )
+        self._check_prefill_urls()
+        if self.kv_listen:
+            self._check_kv_listen(parse_endpoint(self.kv_listen, "kv_listen"))
+        return self
+
+    def _check_prefill_urls(self) -> None:
+        own = {_place(Endpoint(host, self.port)) for host in self.hosts}
+        places = set()
+        for url in self.prefill_urls:
+            place = _place(parse_engine_url(url, "prefill_engines"))
+            if place in places or place in own:
+                who = "this engine itself" if place in own else "the same one twice"
+                raise ValueError(f"prefill_engines must be other engines, each once, got {who}: {url!r}; drop it")
+            places.add(place)
+
+    def _check_kv_listen(self, first: Endpoint) -> None:
+        if first.is_wildcard:
+            raise ValueError(
+                f"kv_listen must be an address that prefill engines can connect to, got {self.kv_listen!r}; name the "
+                "one of this machine that they reach"
+            )
+        if not 1 <= first.port <= MAX_PORT - self.pp_size + 1:
+            raise ValueError(
+                f"kv_listen must leave a port for each of {self.pp_size} stages, from its own to {MAX_PORT}, got "
+                f"{self.kv_listen!r}; choose another port"
+            )
+
+    @model_validator(mode="after")
     def _rules_between_server_fields(self) -> Self:
         if self.kv_events_endpoint and not self.kv_events:
             raise ValueError("kv_events_endpoint needs kv_events, which it publishes; set kv_events")
@@ -263,6 +329,11 @@ class ServerSettings(EngineConfig):
     @field_serializer("api_key", "admin_key", when_used="json-unless-none")
     def _mask(self, key: SecretStr, info: SerializationInfo) -> str:
         return key.get_secret_value() if info.context == REVEAL_KEYS else str(key)
+
+
+def _place(endpoint: Endpoint) -> tuple[str, int]:
+    """The same for all names of loopback."""
+    return "localhost" if endpoint.is_loopback or endpoint.is_wildcard else endpoint.host, endpoint.port
 
 
 def _listed(text: str) -> tuple[str, ...]:

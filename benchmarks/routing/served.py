@@ -9,15 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import random
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.checkpoints import make_checkpoint, save_tokenizer, vocabulary_of
+from benchmarks.engine_processes import engine_process, free_port, wait_for
 from benchmarks.peers.machine import Machine
 from engine.interruption import interruptible
 
 POLICIES: Final = ("round-robin", "prefix")
-START_S: Final = 180.0
 REQUEST_S: Final = 120.0
 PAGE_TOKENS: Final = 16
 ZIPF: Final = 0.8
@@ -93,41 +89,12 @@ async def _answers(url: str, asked: Sequence[Asked], output_tokens: int) -> list
         return await asyncio.gather(*(_answer(client, one, output_tokens) for one in asked))
 
 
-@contextlib.contextmanager
-def _process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this engine for the length of a block, ended in order."""
-    variables = os.environ | {"ENGINE_LOG_REQUESTS": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "engine", *words]
-    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)  # noqa: S603 - our own interpreter
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK:
-                return
-        time.sleep(0.2)
-    raise SystemExit(f"error: {url} must serve within {START_S:g} s, but does not; its log above says why")
-
-
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, list[Answered]]:
     """The answers under each policy."""
     make_checkpoint(folder, "float32")
     save_tokenizer(folder)
     answered: dict[str, list[Answered]] = {policy: [] for policy in POLICIES}
-    urls = [f"http://127.0.0.1:{_free_port()}" for _ in range(arguments.engines)]
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(arguments.engines)]
     processes: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as engines:
         for number, url in enumerate(urls):
@@ -137,17 +104,17 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, list[Answe
                 *("--max-total-tokens", str(arguments.cache_tokens), "--page-size", str(PAGE_TOKENS)),
                 *("--kv-events", "--kv-events-endpoint", events[0], "--kv-events-replay-endpoint", events[1]),
             )
-            processes.append(engines.enter_context(_process(*words)))
+            processes.append(engines.enter_context(engine_process(*words)))
         for url, process in zip(urls, processes, strict=True):
-            _wait_for(url, process)
+            wait_for(url, process)
         # Each begins as often as the other, because the engines are slower at first.
         turns = [(turn, policy) for turn in range(arguments.rounds) for policy in POLICIES[:: (1, -1)[turn % 2]]]
         for number, policy in turns:
             for url in urls:
                 httpx.post(f"{url}/flush_cache", timeout=REQUEST_S, trust_env=False).raise_for_status()
-            port = _free_port()
-            with _process("route", *urls, "--port", str(port), "--policy", policy) as router:
-                _wait_for(f"http://127.0.0.1:{port}", router)
+            port = free_port()
+            with engine_process("route", *urls, "--port", str(port), "--policy", policy) as router:
+                wait_for(f"http://127.0.0.1:{port}", router)
                 asked = trace(arguments, arguments.seed + number)
                 answered[policy] += asyncio.run(_answers(f"http://127.0.0.1:{port}", asked, arguments.output_tokens))
     return answered

@@ -22,8 +22,8 @@ from engine.settings import ServerSettings
 from engine.settings_sources import TracedSettings, trace_settings, unread_variables
 
 EXIT_USAGE = 2
-# A flag that may be given several times, for a field whose values are separated by commas.
-REPEATED = ("lora",)
+# Flags that may be given several times, for fields whose values are separated by commas.
+REPEATED = ("lora", "prefill_engines")
 
 SettingsCommand = Callable[[TracedSettings], None]
 

@@ -72,17 +72,24 @@ def build_app(
     # The page at /docs comes with its scripts: a server without a way to the internet shows it too.
     app = FastAPIOffline(title="Lockstep", version=__version__, description="An LLM serving engine.", redoc_url=None)
     description, clock = Description(), MonotonicClock()
-    metrics, bodies = Metrics(served.model_name, clock), BodyReader(settings.max_body_bytes)
+    asking = client.prefill_client
+    metrics = Metrics(served.model_name, clock, None if asking is None else asking.prefills.counts)
+    if asking is not None:
+        asking.observe = metrics.prefill.observe
+    bodies = BodyReader(settings.max_body_bytes)
     grammars = GrammarCheck(served.limits, long_bodies, clock, metrics.grammar_check.observe)
     add_health(app, client, state, description)
     clients = APIRouter(dependencies=[Depends(access.admit_client)])
-    GenerationRoutes(served, client, bodies, long_bodies, grammars, metrics).add_to(clients, description)
+    generation = GenerationRoutes(served, client, bodies, long_bodies, grammars, metrics)
+    generation.add_to(clients, description)
     add_models(clients, served, state, description)
     add_tokenization(clients, served, bodies, long_bodies, description)
     add_information(clients, settings, served, client, metrics, state, description)
     admissions = (Origins(settings.origins).admit, access.admit_operator, admit_json)
     operators = APIRouter(dependencies=[Depends(admission) for admission in admissions])
     add_administration(operators, settings, client, state, description)
+    if settings.role == "prefill":
+        generation.add_prefill_to(operators, description)
     _add_heads(app.router, clients)
     for router in (clients, operators):
         app.include_router(router)

@@ -29,6 +29,7 @@ ERRORS = {
     408: "The header or the body did not arrive in time.",
     413: "The body is larger than this route takes.",
     415: "The body is not declared as application/json.",
+    421: "This engine computes prompts for decode engines; ask one of those.",
     429: "The queue is full; come back after Retry-After seconds.",
     500: "The engine could not compute this request.",
     503: "The server is starting, draining, or going down.",

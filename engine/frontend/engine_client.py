@@ -25,6 +25,8 @@ from engine.messages import (
     EngineStats,
     Generate,
     GetStats,
+    PrefillDropped,
+    PrefillWanted,
     Refusal,
     Reply,
     RequestTrace,
@@ -34,9 +36,11 @@ from engine.messages import (
     encode,
 )
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
+from engine.routing.prefills import Prefills
 from engine.scheduler_process.inbox import UNBOUNDED
 
 if TYPE_CHECKING:
+    from engine.frontend.prefill_client import PrefillClient
     from engine.frontend.tracing import Tracing
 
 MAX_OPEN_CALLS = 1024
@@ -49,7 +53,7 @@ logger = logging.getLogger(__name__)
 class EngineClient:
     """Requests and calls in flight between this process and the scheduler."""
 
-    def __init__(self, private_dir: Path, tracing: Tracing | None = None) -> None:
+    def __init__(self, private_dir: Path, tracing: Tracing | None = None, prefills: Prefills | None = None) -> None:
         self._tracing = tracing
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replies = self._context.socket(zmq.PULL)
@@ -60,12 +64,14 @@ class EngineClient:
         self._requests.setsockopt(zmq.SNDHWM, UNBOUNDED)
         self._requests.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
         self._requests.connect(requests_address(private_dir))
-        self.sessions = Sessions(self._send)
+        self.sessions = Sessions(self._send, prefills)
         self._calls: dict[str, asyncio.Future[CallAnswer | StatsAnswer]] = {}
         self._call_numbers = itertools.count()
         self._quiet = asyncio.Event()
         # Where what changes in the prefix cache is published; None for nowhere.
         self.kv_events: KvEvents | None = None
+        # What asks the prefill engines of a decode engine.
+        self.prefill_client: PrefillClient | None = None
 
     @property
     def open_calls(self) -> int:
@@ -92,6 +98,8 @@ class EngineClient:
     def break_off(self, reason: ApiError) -> None:
         """End every open request and call with an error, and refuse all further ones. The first reason stays."""
         self.sessions.break_off(reason)
+        if self.prefill_client is not None:
+            self.prefill_client.break_off()
         self._quiet.set()
         for future in self._calls.values():
             if not future.done():
@@ -179,6 +187,10 @@ class EngineClient:
         if isinstance(reply, RequestTrace):
             if self._tracing is not None:
                 self._tracing.ended(reply)
+            return
+        if isinstance(reply, PrefillWanted | PrefillDropped):
+            if self.prefill_client is not None:
+                self.prefill_client.take(reply)
             return
         future = self._calls.get(reply.call_id)
         if future is not None and not future.done():

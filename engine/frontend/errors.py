@@ -36,6 +36,7 @@ class ErrorType:
     TOO_LARGE = "request_too_large"
     NOT_FOUND = "not_found"
     DUPLICATE = "duplicate_request"
+    MISDIRECTED = "misdirected_request"
     BUSY = "server_busy"
     UNAVAILABLE = "server_unavailable"
     ENGINE = "engine_error"

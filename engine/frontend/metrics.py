@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from engine.clock import Clock
 from engine.frontend.request_log import RequestRecord, current_record
 from engine.messages import FAILURES, EngineStats, FinishReason, TokenOutput
+from engine.routing.prefills import PrefillCounts
 
 PREFIX = "engine_"
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -27,10 +28,11 @@ LENGTH_BUCKETS_TOKENS = tuple(2**power for power in range(18))
 class Metrics:
     """Every metric of one server, in a registry of its own."""
 
-    def __init__(self, model: str, clock: Clock) -> None:
+    def __init__(self, model: str, clock: Clock, prefills: PrefillCounts | None = None) -> None:
+        """``prefills`` are those of a decode engine."""
         self._clock = clock
         self._registry = CollectorRegistry()
-        self._scheduler = _SchedulerCollector(model)
+        self._scheduler = _SchedulerCollector(model, prefills or PrefillCounts())
         self._registry.register(self._scheduler)
         self._model = model
         self.first_token = self._histogram(
@@ -54,6 +56,11 @@ class Metrics:
             "grammar_check_seconds",
             "The front end's check of a grammar that it did not know.",
             CHECK_BUCKETS_S,
+        )
+        self.prefill = self._histogram(
+            "prefill_seconds",
+            "From the question to a prefill engine until all KV was there.",
+            TTFT_BUCKETS_S,
         )
         labels = ("model_name", "finished_reason")
         name = f"{PREFIX}request_success"
@@ -129,12 +136,14 @@ class RequestTimes:
 
 
 class _SchedulerCollector(Collector):
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, prefills: PrefillCounts) -> None:
         self._model = model
+        self._prefills = prefills
         self.stats: EngineStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric that comes from the scheduler; ``scheduler_up`` alone when it does not answer."""
+        """Every metric that comes from the scheduler; of these ``scheduler_up`` alone when it does not answer."""
+        yield from self._of_prefills(self._prefills)
         stats = self.stats
         yield self._gauge("scheduler_up", "1 when the scheduler answered in time.", float(stats is not None))
         if stats is None:
@@ -187,6 +196,20 @@ class _SchedulerCollector(Collector):
         )
         yield self._counter("host_kv_pages_written", "Pages copied to host memory.", stats.host_pages_written)
         yield self._counter("host_kv_pages_loaded", "Pages copied back from host memory.", stats.host_pages_loaded)
+
+        yield self._counter("kv_pages_received", "Pages of KV received from prefill engines.", stats.pages_received)
+        yield self._counter("kv_pages_sent", "Pages of KV sent to decode engines.", stats.pages_sent)
+        transfers = "Transfers of KV from or to other engines that are not over."
+        yield self._gauge("num_kv_transfers", transfers, stats.open_transfers)
+
+    def _of_prefills(self, counts: PrefillCounts) -> Iterator[Metric]:
+        yield self._counter("prefills_asked", "Prompts that prefill engines were asked for.", counts.asked)
+        yield self._counter(
+            "prefills_failed", "Of these, prompts whose KV did not come, and that were computed here.", counts.failed
+        )
+        yield self._counter("prefills_dropped", "Of these, prompts of requests that ended before.", counts.dropped)
+        unasked = "Prompts that were computed here, because no prefill engine could be asked."
+        yield self._counter("prefills_unasked", unasked, counts.unasked)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import uvicorn
 from pydantic import ValidationError
@@ -37,11 +39,16 @@ from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.model.checkpoint import read_sampling_defaults, resolve_folder
+from engine.pipeline.kv_addresses import kv_addresses
 from engine.process.control import Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.process.death import DeathReport
 from engine.process.logs import failure_line
 from engine.process.private_dir import PrivateDir
+from engine.routing.prefills import Prefills
 from engine.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from engine.frontend.tracing import Tracing
 
 # After a death: long enough for the errors to reach the clients and for a probe to see 503, well within the
 # supervisor's own grace.
@@ -208,7 +215,7 @@ async def _serve(
         from engine.frontend.tracing import open_tracing
 
         tracing = open_tracing(settings.otlp_traces_endpoint, settings.model_name, MonotonicClock())
-    client = EngineClient(folder.path, tracing)
+    client = _client_of(settings, served.limits, folder, tracing)
     loop = asyncio.get_running_loop()
     if settings.kv_events_endpoint:
         client.kv_events = KvEvents(settings.kv_events_endpoint, settings.kv_events_replay_endpoint)
@@ -224,15 +231,20 @@ async def _serve(
     server = EventServer(uvicorn_config(app, settings), lambda: control.send(Ready(about=served.dialect.about())))
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))
-        delivering = tasks.create_task(client.deliver_replies())
+        working = [tasks.create_task(client.deliver_replies())]
+        if client.prefill_client is not None:
+            working.append(tasks.create_task(client.prefill_client.watch()))
         await life.over.wait()
         if life.death is not None:
             await asyncio.sleep(LAST_WORDS_S)
         server.stop()
         await serving
-        delivering.cancel()
+        for task in working:
+            task.cancel()
     # A child that ends while the loop closes would find the loop's own descriptor closed.
     loop.remove_signal_handler(signal.SIGCHLD)
+    if client.prefill_client is not None:
+        await client.prefill_client.close()
     client.close()
     if tracing is not None:
         tracing.close()
@@ -240,6 +252,20 @@ async def _serve(
         client.kv_events.close()
     if life.death is not None:
         raise life.death
+
+
+def _client_of(settings: ServerSettings, limits: Limits, folder: PrivateDir, tracing: Tracing | None) -> EngineClient:
+    """The client of an engine; that of a decode engine asks its prefill engines."""
+    if settings.role != "decode":
+        return EngineClient(folder.path, tracing)
+    from engine.frontend.prefill_client import PrefillClient  # Its HTTP client is imported by no other engine.
+
+    capacity = settings.max_running_requests + settings.max_queued_requests
+    prefills = Prefills(settings.prefill_urls, limits.page_size, capacity, MonotonicClock().now)
+    client = EngineClient(folder.path, tracing, prefills)
+    to = functools.partial(kv_addresses, folder.path, settings.pp_size)
+    client.prefill_client = PrefillClient(prefills, settings, limits.page_size, to, client.sessions.send)
+    return client
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:

@@ -19,6 +19,7 @@ from engine.frontend.errors import LORA_PARAM, ApiError, ErrorBody, ErrorType
 from engine.frontend.protocol import MAX_TOP_LOGPROBS, GenerateAnswer
 from engine.frontend.requests import Order
 from engine.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
+from engine.routing.prefills import Prefills
 
 # Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
 TOKENS_A_TURN: Final = 262_144
@@ -107,10 +108,14 @@ class Request:
 
 
 class Sessions:
-    """All requests to one scheduler. ``send`` takes each message for it, in order."""
+    """All requests to one scheduler. ``send`` takes each message for it, in order.
 
-    def __init__(self, send: Callable[[ClientMessage], None]) -> None:
+    Those of a decode engine have ``prefills``, which choose who computes their prompts.
+    """
+
+    def __init__(self, send: Callable[[ClientMessage], None], prefills: Prefills | None = None) -> None:
         self._send = send
+        self._prefills = prefills
         self._open: dict[str, Request] = {}
         # Earlier lives of a rid that is used again before their terminal replies are here, oldest first.
         self._ending: dict[str, deque[Request]] = {}
@@ -171,7 +176,7 @@ class Sessions:
         if before is not None:
             self._ending.setdefault(message.rid, deque()).append(before)
         request = self._open[message.rid] = Request(message.rid, hand_over)
-        self.send(message)
+        self.send(message if self._prefills is None else self._prefills.place(message))
         return request
 
     def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -183,6 +188,8 @@ class Sessions:
     def take(self, reply: TokenOutput | Refusal) -> None:
         """Hand a reply to its request; replies to requests that are not known are dropped."""
         rid, is_refusal = reply.rid, isinstance(reply, Refusal)
+        if self._prefills is not None:
+            self._prefills.heard(rid)
         # A refusal is about the newest life: an older one was admitted.
         older = None if is_refusal else self._ending.get(rid)
         request = older[0] if older else self._open.get(rid)

@@ -181,6 +181,8 @@ class OperatorView(StartView):
         loads = self._loads.values()
         names = ", ".join(name for name, _ in limits.loras) or "none yet"
         lora = {"lora": f"{names}; {limits.max_loras} at once, computed by torch"} if limits.max_loras else {}
+        asks = f", asks {' '.join(settings.prefill_urls)}" if settings.prefill_urls else ""
+        role = {} if settings.role == "both" else {"role": f"{settings.role}{asks}"}
         return {
             "model": settings.served_model_name or self._facts.name,
             "dtype": ", ".join(dict.fromkeys(load.dtype for load in loads)),
@@ -192,6 +194,7 @@ class OperatorView(StartView):
             "running_requests": limits.rows,
             "start": self._phases.told() + self._loading_told(),
             "keys": "none" if settings.api_key is None and settings.admin_key is None else "needed",
+            **role,
             **lora,
             **self._learned,
         }

@@ -16,6 +16,7 @@ from engine.config import embedded_seed, loras_of, require_lora_names
 from engine.errors import ConfigError, StartupError
 from engine.extras import INSTALL_TRACING, TRACE_EXPORTER, is_importable
 from engine.limits import Limits, ModelFacts, embedded_facts
+from engine.links.secret import read_secret
 from engine.output_files import require_writable
 from engine.settings import ServerSettings
 
@@ -52,6 +53,8 @@ def refuse_early(settings: ServerSettings) -> None:
             f"otlp_traces_endpoint needs a package that is not installed, got {settings.otlp_traces_endpoint}; "
             f"{INSTALL_TRACING}, or leave it out"
         )
+    if settings.kv_secret_file:
+        read_secret(Path(settings.kv_secret_file))
     if settings.record:
         require_writable("record", Path(settings.record))
     if settings.flight_dir:

@@ -69,7 +69,7 @@ _MOST_LOST: Final = 2
 ENGINE_HEADER: Final = "x-engine"
 # The number of an event of a response.
 _NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)', re.MULTILINE)
-_REFUSALS: Final = frozenset({429, 503})
+_REFUSALS: Final = frozenset({421, 429, 503})
 # Finds the prompt in the body of a request to a path.
 PromptReader = Callable[[str, bytes], Awaitable[Prompt]]
 Answers = Callable[[Request], Awaitable[Response]]

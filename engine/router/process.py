@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 import httpx
 from starlette.routing import Route
@@ -25,16 +24,17 @@ from engine.frontend.connection import quiet_resource_errors
 from engine.frontend.process import EventServer, uvicorn_config
 from engine.frontend.request_log import RequestLog
 from engine.launch.listener import base_url, bind_listener
+from engine.links.endpoint import parse_engine_url
 from engine.process.logs import configure_logging
 from engine.router.engines import RoutedEngine, RoutedEngines
 from engine.router.front import front_app
-from engine.router.load_reports import LoadReports
 from engine.router.metrics import RouterPages
 from engine.router.operators import VERBS, FleetOperators, Patience
 from engine.router.prompt_reader import PromptReader, ReadsPrompts
 from engine.router.proxy import EngineProxy
 from engine.router.watch import EngineWatch
 from engine.routing import Placement, Rules
+from engine.routing.load_reports import LoadReports
 from engine.settings import ServerSettings
 
 # Pages that are remembered of an engine which does not tell what it has cached.
@@ -53,9 +53,7 @@ class RouterPlan:
 
     def __post_init__(self) -> None:
         for url in self.urls:
-            parts = urlsplit(url)
-            if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query:
-                raise ConfigError(f"an engine's URL must be http://HOST:PORT, got {url!r}; give that of `engine serve`")
+            parse_engine_url(url, "an engine's URL")
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError(f"each engine must be given once, got {' '.join(self.urls)}; drop the second one")
 

@@ -9,19 +9,18 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.frontend.errors import ApiError
 from engine.limits import Limits
-from engine.links.endpoint import Endpoint
+from engine.links.endpoint import parse_engine_url
 from engine.router.engines import RoutedEngines
-from engine.router.load_reports import LoadReports
 from engine.router.prompt_reader import ReadsPrompts
 from engine.router.subscription import Subscription
 from engine.routing import FollowedCache, ReplicaLoad
+from engine.routing.load_reports import LoadReports
 from engine.settings import ServerSettings
 
 # What is the same while an engine is the same.
@@ -98,6 +97,11 @@ class EngineWatch:
 
     async def _join(self, about: Mapping[str, Any]) -> None:
         settings = ServerSettings(**about["settings"])
+        if settings.role == "prefill":
+            raise ConfigError(
+                "an engine behind a router must answer clients, got one with role='prefill'; name it to the decode "
+                "engines, with --prefill-engines"
+            )
         limits = msgspec.convert(about["limits"], Limits)
         await self._reader.learn(settings, limits)
         placement = self._engines.placement
@@ -132,5 +136,4 @@ class EngineWatch:
 
 
 def _is_here(url: str) -> bool:
-    parts = urlsplit(url)
-    return Endpoint(parts.hostname or "", parts.port or 80).is_loopback
+    return parse_engine_url(url, "an engine's URL").is_loopback

@@ -83,6 +83,11 @@ def read_options(
         raise ConfigError("; ".join(map(_sentence, exc.errors()))) from exc
     engines = {name: value for name, value in arguments.items() if name not in fields}
     settings = read_settings(engines, environment)
+    if settings.role != "both":
+        raise ConfigError(
+            f"role must be 'both' under Serve, got {settings.role!r}: replicas are alike; start prefill and decode "
+            "engines with `engine serve` and put `engine route` in front"
+        )
     for sentence in unread_variables(environment):
         logger.warning("%s", sentence)
     return settings.model_copy(update=_OWN), options

@@ -13,10 +13,10 @@ import ray
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from engine.frontend.errors import ApiError, ErrorType
-from engine.router.load_reports import LoadReports
 from engine.router.passed import PassedRequest
 from engine.router.subscription import Subscription
 from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Rules, Ticket
+from engine.routing.load_reports import LoadReports
 
 
 def refusal_of(refused: Refused) -> ApiError:

@@ -106,9 +106,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     weights_version: int
     version: str
+    role: str
+    sleep_level: int
 
     @classmethod
-    def of(cls, stats: EngineStats) -> Load:
+    def of(cls, stats: EngineStats, role: str) -> Load:
         return cls(
             dp_rank=0,
             num_reqs=stats.alive,
@@ -123,6 +125,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             step=stats.step,
             weights_version=stats.weights_version,
             version=__version__,
+            role=role,
+            sleep_level=stats.sleep_level,
         )
 
 
@@ -221,7 +225,7 @@ def add_information(
         stats = await client.stats(STATS_TIMEOUT_S)
         if stats is None:
             raise ApiError.unavailable(f"the scheduler did not answer within {STATS_TIMEOUT_S:g} s; ask again")
-        return json_answer([Load.of(stats)])
+        return json_answer([Load.of(stats, settings.role)])
 
     @router.get("/metrics", **description.route(tag=INFORMATION))
     async def prometheus() -> Response:

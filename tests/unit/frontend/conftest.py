@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-import zmq
-import zmq.asyncio
+from fake_scheduler import PATIENCE_S, FakeScheduler
 from jinja2.exceptions import TemplateError
 from real_servers import RealServer, running
 
@@ -25,11 +24,7 @@ from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import ChatTemplate
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import ClientMessage, Reply, decode_client_message, encode
-from engine.process.private_dir import replies_address, requests_address
 from engine.settings import ServerSettings
-
-PATIENCE_S = 5.0
 
 
 class ByteTokenizer:
@@ -70,31 +65,6 @@ class TemplateSource:
         if conversation[-1]["role"] == "assistant":
             raise TemplateError("the last message must be the user's")
         return "".join(f"[{message['role']}:{message['content']}]" for message in conversation)
-
-
-class FakeScheduler:
-    """The other end of the sockets: what the front end sent, and a way to answer."""
-
-    def __init__(self, private_dir: Path) -> None:
-        self._context = zmq.asyncio.Context()
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.bind(requests_address(private_dir))
-        self._outbox = self._context.socket(zmq.PUSH)
-        self._outbox.connect(replies_address(private_dir))
-
-    async def receive(self) -> ClientMessage:
-        return decode_client_message(await asyncio.wait_for(self._inbox.recv(), PATIENCE_S))
-
-    async def reply(self, *replies: Reply) -> None:
-        await self._outbox.send(encode(replies))
-
-    async def send_garbage(self, frame: bytes) -> None:
-        await self._outbox.send(frame)
-
-    def close(self) -> None:
-        self._inbox.close(linger=0)
-        self._outbox.close(linger=0)
-        self._context.term()
 
 
 class Stage:

@@ -263,6 +263,31 @@ def test_another_model_is_not_one_of_the_fleet() -> None:
     play(scene, PlayedEngine(), Other())
 
 
+def test_a_prefill_engine_is_refused_by_name() -> None:
+    """It answers no client."""
+
+    async def scene(stage: Scene) -> None:
+        assert (await _answered(stage))[1] == NAMES[0]
+        why = stage.router.engines.engines[NAMES[1]].why_not
+        assert "role='prefill'" in why
+        assert "--prefill-engines" in why
+        assert not stage.other.asked
+
+    play(scene, PlayedEngine(), PlayedEngine(role="prefill"))
+
+
+def test_an_engine_that_became_a_prefill_engine_sends_clients_on() -> None:
+    """It was started again in another role, and no look has seen it yet."""
+
+    async def scene(stage: Scene) -> None:
+        stage.one.status = stage.other.status = 421
+        assert (await _answered(stage))[0] == 421
+        stage.other.status = 200
+        assert await _answered(stage) == (200, NAMES[1])
+
+    play(scene)
+
+
 @pytest.mark.parametrize(
     ("urls", "words"),
     [

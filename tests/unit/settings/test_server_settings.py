@@ -24,6 +24,66 @@ def test_lists_are_written_with_commas() -> None:
     assert settings.origins == ("https://a.example",)
 
 
+def _role(role: str, **fields: object) -> ServerSettings:
+    return ServerSettings(role=role, **({"prefill_engines": "http://a:1"} if role == "decode" else {}) | fields)
+
+
+def test_roles_have_their_engines_and_ports() -> None:
+    listed = _role(
+        "decode", prefill_engines="http://a:1/, http://[::1]:2", kv_listen="10.0.0.7:31000", kv_secret_file="s"
+    )
+    assert listed.prefill_urls == ("http://a:1", "http://[::1]:2")
+    assert _role("prefill").prefill_urls == ()
+    assert _role("prefill", kv_secret_file="s").kv_secret_file == "s"
+    own = {"host": "10.0.0.7", "port": 30_000}
+    assert _role("decode", prefill_engines="http://127.0.0.1:30000", **own).prefill_urls, "another machine's loopback"
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "message"),
+    [
+        ("decode", {"prefill_engines": ""}, "role='decode' needs prefill_engines"),
+        ("decode", {"prefill_engines": " , "}, "role='decode' needs prefill_engines"),
+        (
+            "both",
+            {"prefill_engines": "http://a:1"},
+            "prefill_engines needs role='decode', got 'http://a:1' with 'both'",
+        ),
+        ("prefill", {"prefill_engines": "http://a:1"}, "prefill_engines needs role='decode'"),
+        ("both", {"kv_listen": "a:1"}, "kv_listen needs role='decode', got 'a:1' with 'both'"),
+        ("prefill", {"kv_listen": "a:1"}, "kv_listen needs role='decode'"),
+        ("both", {"kv_secret_file": "s"}, "kv_secret_file needs role='prefill' or 'decode', got 'both'"),
+        ("decode", {"kv_listen": "a:1"}, "kv_listen needs kv_secret_file"),
+        ("decode", {"kv_secret_file": "s"}, "kv_secret_file needs kv_listen"),
+        ("decode", {"kv_listen": "a", "kv_secret_file": "s"}, "kv_listen must be HOST:PORT"),
+        ("decode", {"kv_listen": "0.0.0.0:1", "kv_secret_file": "s"}, "kv_listen must be an address that prefill"),
+        ("decode", {"kv_listen": "a:0", "kv_secret_file": "s"}, "kv_listen must leave a port for each of 1 stages"),
+        (
+            "decode",
+            {"kv_listen": "a:65535", "kv_secret_file": "s", "pp_size": 2},
+            "kv_listen must leave a port for each",
+        ),
+        ("decode", {"prefill_engines": "a:1"}, "prefill_engines must be http://HOST:PORT, got 'a:1'"),
+        ("decode", {"prefill_engines": "https://a:1"}, "prefill_engines must be http://HOST:PORT"),
+        ("decode", {"prefill_engines": "http://a:1/v1"}, "prefill_engines must be http://HOST:PORT"),
+        ("decode", {"prefill_engines": "http://a:x"}, "prefill_engines must be http://HOST:PORT"),
+        ("decode", {"prefill_engines": "http://a:1,http://a:1/"}, "prefill_engines must be other engines, each once"),
+        ("decode", {"prefill_engines": "http://localhost:30000"}, "prefill_engines must be other engines, each once"),
+        (
+            "decode",
+            {"prefill_engines": "http://127.0.0.1:30000", "host": "0.0.0.0"},
+            "prefill_engines must be other engines, each once, got this engine itself",
+        ),
+        ("prefill", {"placement": "join", "pp_size": 2}, "role='prefill' needs placement='local', got 'join'"),
+        ("decode", {"placement": "ray", "pp_size": 2}, "role='decode' needs placement='local', got 'ray'"),
+    ],
+)
+def test_what_makes_no_sense_for_a_role_is_refused(role: str, fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _role(role, **fields)
+    assert str(caught.value).startswith(message)
+
+
 def test_flag_wins_over_environment_and_environment_over_default() -> None:
     """C09"""
     environment = {"ENGINE_PORT": " 1234 ", "ENGINE_PP_SIZE": "4", "ENGINE_RADIX_CACHE": "false"}

@@ -1,0 +1,166 @@
+"""Streams that run beside long prompts: one engine on two cores against a prefill and a decode engine on one each.
+
+Each way gets the same streams and the same prompts at the same times, in turns. Run:
+``python -m benchmarks.prefill_apart``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.checkpoints import make_checkpoint, save_tokenizer, vocabulary_of
+from benchmarks.engine_processes import engine_process, free_port, wait_for
+from benchmarks.peers.machine import Machine
+from engine.interruption import interruptible
+
+REQUEST_S: Final = 300.0
+# What each way is started with. An engine has the cores that it is not denied.
+APART: Final = "prefill and decode apart"
+ONE: Final = {
+    "one engine, parts of 512": ("--chunked-prefill-size", "512"),
+    "one engine, parts of 128": ("--chunked-prefill-size", "128"),
+    "one engine, parts of 128 beside decodes": ("--chunked-prefill-size", "128", "--mixed-chunk"),
+}
+
+
+@dataclass
+class Seen:
+    """What clients saw: gaps of running streams, their tokens a second, and first tokens of long prompts, in ms."""
+
+    gaps: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+
+
+async def _stream(client: httpx.AsyncClient, ids: Sequence[int], tokens: int, ticks: list[float]) -> None:
+    """Note when each token of an answer comes."""
+    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": list(ids), "stream": True, "sampling_params": sampling}
+    async with client.stream("POST", "/generate", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                ticks.append(time.monotonic())  # noqa: PERF401 - seen while it grows
+
+
+async def _play(url: str, arguments: argparse.Namespace, seed: int, seen: Seen) -> None:
+    """Streams that run, and after a second long prompts, one each ``every_s`` seconds."""
+    draw = random.Random(seed)  # noqa: S311 - a workload is no secret
+    words = range(1, vocabulary_of("S") - 1)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S, limits=limits, trust_env=False) as client:
+        running: list[list[float]] = [[] for _ in range(arguments.streams)]
+        tasks = [
+            asyncio.create_task(_stream(client, draw.choices(words, k=32), arguments.stream_tokens, ticks))
+            for ticks in running
+        ]
+        while not all(running):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        begun, asked = time.monotonic(), []
+        for number in range(arguments.prompts):
+            await asyncio.sleep(begun + number * arguments.every_s - time.monotonic())
+            asked.append(asyncio.create_task(_first_ms(client, draw.choices(words, k=arguments.prompt_tokens))))
+        seen.first += await asyncio.gather(*asked)
+        ended = time.monotonic()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for ticks in running:
+            if len(ticks) == arguments.stream_tokens:
+                raise SystemExit("error: a stream ended before the prompts; raise --stream-tokens")
+            inside = [tick for tick in ticks if begun <= tick <= ended]
+            seen.gaps += [(after - before) * 1e3 for before, after in pairwise(inside)]
+            seen.rates.append(len(inside) / (ended - begun))
+
+
+async def _first_ms(client: httpx.AsyncClient, ids: Sequence[int]) -> float:
+    begun, ticks = time.monotonic(), list[float]()
+    await _stream(client, ids, 1, ticks)
+    return (ticks[0] - begun) * 1e3
+
+
+@contextlib.contextmanager
+def _served(way: str, folder: Path, cores: Sequence[int], threads: int) -> Iterator[str]:
+    """The URL of what serves that way."""
+    common = ("serve", "--model", str(folder), "--device", "cpu", "--backend", "torch", "--max-total-tokens", "30000")
+    common = (*common, "--no-radix-cache") if way in ONE else common
+    first, second = free_port(), free_port()
+    url, other = f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}"
+    with contextlib.ExitStack() as stack:
+        if way in ONE:
+            words = (*common, *ONE[way], "--port", str(first), "--threads", str(threads))
+            wait_for(url, stack.enter_context(engine_process(*words, cores=cores, threads=threads)))
+        else:
+            prefill = (*common, "--role", "prefill", "--port", str(second), "--chunked-prefill-size", "512")
+            wait_for(other, stack.enter_context(engine_process(*prefill, "--threads", "1", cores=cores[:1])))
+            decode = (*common, "--role", "decode", "--port", str(first), "--prefill-engines", other)
+            wait_for(url, stack.enter_context(engine_process(*decode, "--threads", "1", cores=cores[1:])))
+        yield url
+
+
+def _came_from_the_other(url: str) -> int:
+    """Pages that a decode engine has received."""
+    stats: dict[str, Any] = httpx.get(f"{url}/server_info", trust_env=False).json()["stats"]
+    return int(stats["pages_received"])
+
+
+def main() -> None:
+    """Print a row for each way: percentiles of the gaps, tokens a second of a stream, first tokens of prompts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each way is measured, in turns")
+    parser.add_argument("--streams", type=int, default=4, help="streams that run")
+    parser.add_argument("--stream-tokens", type=int, default=7000, help="more than they get before the prompts end")
+    parser.add_argument("--prompts", type=int, default=8, help="long prompts of a round")
+    parser.add_argument("--prompt-tokens", type=int, default=4000)
+    parser.add_argument("--every-s", type=float, default=2.5, help="seconds between two long prompts")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the engine that has both cores")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("error: two cores are needed, one for each engine")
+    transformers.utils.logging.disable_progress_bar()
+    seen = {way: Seen() for way in (*ONE, APART)}
+    with tempfile.TemporaryDirectory() as name:
+        make_checkpoint(Path(name), "float32")
+        save_tokenizer(Path(name))
+        with contextlib.ExitStack() as stack:
+            # One that has no request takes no time from the others.
+            urls = {way: stack.enter_context(_served(way, Path(name), cores, arguments.threads)) for way in seen}
+            for number in range(arguments.rounds):
+                for way in [*seen][:: (1, -1)[number % 2]]:
+                    asyncio.run(_play(urls[way], arguments, arguments.seed + number, seen[way]))
+            if not _came_from_the_other(urls[APART]):
+                raise SystemExit("error: no KV came from the prefill engine; its log above says why")
+    table = Table("way", "gap p50", "p99", "longest", "tokens/s of a stream", "first token p50", "p99")
+    for way, one in seen.items():
+        gaps = np.percentile(one.gaps, (50, 99, 100))
+        first = np.percentile(one.first, (50, 99))
+        rate = f"{np.mean(one.rates):,.1f}"
+        table.add_row(way, *(f"{gap:,.1f} ms" for gap in gaps), rate, *(f"{value:,.0f} ms" for value in first))
+    console = Console(width=120)
+    console.print(table)
+    console.print(f"{Machine.here().processor_class}: {Machine.here()}; load average {os.getloadavg()[0]:.0f}")
+
+
+if __name__ == "__main__":
+    with interruptible("benchmarks.prefill_apart"):
+        main()

@@ -1,0 +1,185 @@
+"""Asks prefill engines over HTTP for what the scheduler wants, and looks at them again and again.
+
+A shell around ``Prefills``, which decides. Owns the connections; leaving one ends the prompt at the prefill engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from engine.messages import ClientMessage, PrefillDropped, PrefillFailed, PrefillWanted
+from engine.routing.prefills import Prefills
+from engine.settings import ServerSettings
+
+PATH: Final = "/prefill"
+# Prompts that one prefill engine is asked for at a time; more wait here, within the scheduler's time.
+MAX_CALLS: Final = 64
+LOOK_PERIOD_S: Final = 1.0
+_LOOK_S: Final = 3.0
+# An answer may take as long as the scheduler waits for it.
+_TIMEOUT: Final = httpx.Timeout(None, connect=_LOOK_S)
+_MAX_SHOWN_CHARS: Final = 512
+
+logger = logging.getLogger(__name__)
+
+
+class PrefillClient:
+    """The prefill engines of a decode engine.
+
+    ``to`` says where its stages take KV, once they are ready; ``send`` tells its scheduler.
+    """
+
+    def __init__(
+        self,
+        prefills: Prefills,
+        settings: ServerSettings,
+        page_size: int,
+        to: Callable[[], Sequence[str]],
+        send: Callable[[ClientMessage], None],
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.prefills = prefills
+        self._timeout_s = settings.prefill_timeout_s
+        self._page_size = page_size
+        self._to = functools.cache(to)
+        self._send = send
+        # Is told how long each prompt took, in seconds.
+        self.observe: Callable[[float], None] = lambda _: None
+        client_key = settings.api_key or settings.admin_key
+        operator_key = settings.admin_key or settings.api_key
+        self._client_headers = (
+            {} if client_key is None else {"authorization": f"Bearer {client_key.get_secret_value()}"}
+        )
+        self._headers = {"content-type": "application/json"}
+        if operator_key is not None:
+            self._headers["authorization"] = f"Bearer {operator_key.get_secret_value()}"
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_CALLS)
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT, limits=limits, transport=transport, trust_env=False)
+        self._rooms = {url: asyncio.Semaphore(MAX_CALLS) for url in prefills.urls}
+        self._calls: dict[int, asyncio.Task[None]] = {}
+
+    def take(self, reply: PrefillWanted | PrefillDropped) -> None:
+        """Do what the scheduler wants, or leave what it wants no more."""
+        if isinstance(reply, PrefillWanted):
+            refused = self.prefills.wanted(reply)
+            if refused is not None:
+                self._send(refused)
+                return
+            self._calls[reply.transfer] = asyncio.create_task(self._ask(reply))
+            return
+        self.prefills.dropped(reply.transfer, is_late=reply.is_late)
+        self._leave(reply.transfer)
+        self._tell_news()
+
+    async def watch(self) -> None:
+        """Look at every engine again and again, until this is cancelled."""
+        async with asyncio.TaskGroup() as looks:
+            for url in self.prefills.urls:
+                looks.create_task(self._watch(url))
+
+    def break_off(self) -> None:
+        """Leave all calls: the scheduler is gone."""
+        self.prefills.give_up()
+        for transfer in list(self._calls):
+            self._leave(transfer)
+
+    async def close(self) -> None:
+        """Leave all calls and close the connections."""
+        calls = list(self._calls.values())
+        self.break_off()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._client.aclose()
+
+    def _leave(self, transfer: int) -> None:
+        call = self._calls.pop(transfer, None)
+        if call is not None:
+            call.cancel()
+
+    async def _ask(self, wanted: PrefillWanted) -> None:
+        """Ask for one prompt, and tell how it ended unless it was dropped."""
+        try:
+            async with self._rooms[wanted.at]:
+                answer = await self._client.post(
+                    f"{wanted.at}{PATH}", content=self._body(wanted), headers=self._headers
+                )
+        except (httpx.HTTPError, OSError) as exc:
+            failed = self.prefills.failed(wanted.transfer, f"is gone ({type(exc).__name__})")
+        else:
+            failed = self._answered(wanted.transfer, answer)
+        self._calls.pop(wanted.transfer, None)
+        if failed is not None:
+            self._send(failed)
+        self._tell_news()
+
+    def _answered(self, transfer: int, answer: httpx.Response) -> PrefillFailed | None:
+        if answer.status_code != httpx.codes.OK:
+            why = f"refused a prompt ({answer.status_code}): {_words_of(answer)}"
+            return self.prefills.failed(transfer, why, answer.status_code)
+        took_s = self.prefills.answered(transfer)
+        if took_s is not None:
+            self.observe(took_s)
+        return None
+
+    def _body(self, wanted: PrefillWanted) -> bytes:
+        return msgspec.json.encode(
+            {
+                "to": self._to(),
+                "transfer": wanted.transfer,
+                "first_page": wanted.first_page,
+                "weights": wanted.weights,
+                "page_size": self._page_size,
+                "prompt_ids": wanted.ids,
+                "priority": wanted.priority,
+                "cache_salt": wanted.cache_salt,
+                "timeout_s": self._timeout_s,
+            }
+        )
+
+    async def _watch(self, url: str) -> None:
+        while True:
+            await self.look(url)
+            self._tell_news()
+            await asyncio.sleep(LOOK_PERIOD_S)
+
+    async def look(self, url: str) -> None:
+        """Look once whether an engine is there, what it is, and how loaded."""
+        try:
+            answer = await self._client.get(f"{url}/get_load", headers=self._client_headers, timeout=_LOOK_S)
+            if answer.status_code == httpx.codes.OK:
+                (load,) = answer.json()
+                self.prefills.met(url, load)
+                return
+            # Its front end answers, so its scheduler is busy, or it goes down.
+            health = await self._client.get(f"{url}/health", timeout=_LOOK_S)
+        except httpx.HTTPError as exc:
+            self.prefills.lost(url, f"is gone ({type(exc).__name__})")
+        except (LookupError, TypeError, ValueError, AttributeError) as exc:
+            self.prefills.lost(url, f"is no engine of this version ({exc!r})")
+        else:
+            if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and health.status_code == httpx.codes.OK:
+                self.prefills.busy(url)
+            else:
+                self.prefills.lost(url, f"does not say its load ({answer.status_code}): {_words_of(answer)}")
+
+    def _tell_news(self) -> None:
+        for url, why in self.prefills.news():
+            if why:
+                logger.warning("prompts are computed here, because the prefill engine %s %s", url, why)
+            else:
+                logger.info("the prefill engine %s takes prompts", url)
+
+
+def _words_of(answer: httpx.Response) -> str:
+    """The message of an error, or the beginning of what else was answered."""
+    try:
+        words: Any = answer.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        words = answer.text
+    return str(words)[:_MAX_SHOWN_CHARS]

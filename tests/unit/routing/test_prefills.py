@@ -1,0 +1,218 @@
+"""Which prefill engine is asked for a prompt: by prefix and load, not while it fails, and tried again after a while."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.messages import Generate, PrefillFailed, PrefillWanted, SamplingParams
+from engine.routing.prefills import FIRST_RETRY_S, LONGEST_RETRY_S, NEWS_INTERVAL_S, Prefills
+
+A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
+PAGE = 4
+LOAD: dict[str, Any] = dict.fromkeys(
+    ("num_running_reqs", "num_waiting_reqs", "num_pending_tokens", "free_pages", "cached_pages", "weights_version"), 0
+) | {"role": "prefill", "sleep_level": 0}
+
+
+class Scene:
+    """A machine with two engines that were met, and a clock."""
+
+    def __init__(self, capacity: int = 100) -> None:
+        self.now = 100.0
+        self.prefills = Prefills((A, B), PAGE, capacity, lambda: self.now)
+        self._rids = iter(range(10_000))
+        self._transfers = iter(range(1, 10_000))
+        for url in (A, B):
+            self.prefills.met(url, LOAD)
+
+    def place(self, *ids: int, **fields: Any) -> str | None:
+        """Where a prompt of these pages, and one token more, is computed."""
+        tokens = tuple(token for page in ids for token in (page,) * PAGE)
+        message = Generate(rid=str(next(self._rids)), prompt_ids=(*tokens, 0), sampling=SamplingParams(), **fields)
+        return self.prefills.place(message).prefill_at
+
+    def ask(self, at: str) -> int:
+        """Have the scheduler want something, which is asked for."""
+        assert self.want(at) is None
+        return self.last
+
+    def want(self, at: str) -> PrefillFailed | None:
+        self.last = next(self._transfers)
+        return self.prefills.wanted(
+            PrefillWanted(rid="r", transfer=self.last, at=at, ids=(1,) * PAGE, first_page=0, weights="")
+        )
+
+
+def test_a_prefix_goes_where_it_went_before() -> None:
+    scene = Scene()
+    first, other = scene.place(1, 2, 3), scene.place(7, 8)
+    assert {first, other} == {A, B}
+    assert [scene.place(1, 2, page) for page in (9, 10, 11)] == [first] * 3
+    assert scene.place(7, 8, 12) == other
+
+
+def test_the_choices_of_an_answer_go_to_one_engine() -> None:
+    scene = Scene()
+    ids = (1,) * PAGE + (0,)
+    messages = [Generate(rid=f"r-{one}", prompt_ids=ids, sampling=SamplingParams()) for one in range(4)]
+    assert len({scene.prefills.place(one).prefill_at for one in messages}) == 1
+
+
+def test_a_prefix_is_not_the_same_under_another_salt() -> None:
+    scene = Scene()
+    assert scene.place(1, 2) != scene.place(1, 2, cache_salt="s")
+
+
+def test_load_goes_before_a_prefix() -> None:
+    """An engine far above the mean gives way; what ends makes room."""
+    scene = Scene()
+    first = scene.place(1, 2)
+    asked = [scene.place(1, 2) for _ in range(20)]
+    assert {A, B} == set(asked)
+    assert asked[:3] == [first] * 3
+    for rid in range(30):
+        scene.prefills.heard(str(rid))
+    assert scene.place(1, 2) in (A, B)
+
+
+@pytest.mark.parametrize("fields", [{"lora": "x"}, {"prompt_logprobs_from": 0}])
+def test_what_the_decode_engine_computes_anyway_is_not_placed(fields: dict[str, Any]) -> None:
+    scene = Scene()
+    assert scene.place(1, 2, **fields) is None
+    assert scene.prefills.counts.unasked == 0
+
+
+def test_a_prompt_without_a_full_page_before_its_last_token_is_not_placed() -> None:
+    scene = Scene()
+    short, long = (
+        Generate(rid=str(count), prompt_ids=(1,) * count, sampling=SamplingParams()) for count in (PAGE, PAGE + 1)
+    )
+    assert scene.prefills.place(short).prefill_at is None
+    assert scene.prefills.place(long).prefill_at is not None
+
+
+def test_nobody_is_asked_before_it_was_met() -> None:
+    prefills = Prefills((A,), PAGE, 100, lambda: 0.0)
+    message = Generate(rid="r", prompt_ids=(1,) * 9, sampling=SamplingParams())
+    assert prefills.place(message).prefill_at is None
+    assert prefills.counts.unasked == 1
+    prefills.met(A, LOAD)
+    assert prefills.place(message).prefill_at == A
+
+
+def test_an_engine_of_another_role_is_named_and_not_asked() -> None:
+    scene = Scene()
+    scene.prefills.met(A, LOAD | {"role": "both"})
+    assert {scene.place(page) for page in range(1, 5)} == {B}
+    ((url, why),) = scene.prefills.news()
+    assert url == A
+    assert "role='both'" in why
+    assert "--role prefill" in why
+
+
+def test_a_lost_engine_is_asked_when_it_was_met_again() -> None:
+    scene = Scene()
+    scene.prefills.lost(A, "is gone")
+    assert {scene.place(page) for page in range(1, 5)} == {B}
+    scene.prefills.lost(B, "is gone")
+    assert scene.place(5) is None
+    refused = scene.want(A)
+    assert refused is not None
+    assert refused.error == f"{A} is gone"
+    scene.prefills.busy(A)
+    assert scene.place(6) == A
+
+
+def test_a_failure_leaves_an_engine_out_for_a_while_and_then_one_prompt_tries_it() -> None:
+    scene = Scene()
+    scene.prefills.lost(B, "is gone")
+    failed = scene.prefills.failed(scene.ask(A), "is gone (ReadError)")
+    assert failed == PrefillFailed(transfer=scene.last, error=f"{A} is gone (ReadError)")
+    assert scene.place(1) is None
+    assert scene.want(A) is not None, "what was placed there before is not asked for either"
+    scene.now += FIRST_RETRY_S
+    assert scene.place(1) == A
+    assert scene.place(2) is None, "one prompt tries it"
+    tried = scene.ask(A)
+    assert scene.want(A) is not None
+    assert scene.prefills.answered(tried) == 0
+    assert scene.place(3) == A
+    assert scene.place(4) == A
+
+
+def test_an_engine_that_goes_on_failing_is_tried_more_and_more_seldom() -> None:
+    scene, waits = Scene(), []
+    for _ in range(8):
+        begun = scene.now
+        scene.prefills.failed(scene.ask(A), "refused", 503)
+        while scene.want(A) is not None:
+            scene.now += 0.5
+        waits.append(scene.now - begun)
+        scene.prefills.dropped(scene.last)
+    assert waits[:4] == [1, 2, 4, 8]
+    assert waits[-1] == LONGEST_RETRY_S
+
+
+def test_what_fails_together_is_one_failure() -> None:
+    scene = Scene()
+    for transfer in [scene.ask(A) for _ in range(10)]:
+        assert scene.prefills.failed(transfer, "is gone") is not None
+    scene.now += FIRST_RETRY_S
+    assert scene.want(A) is None
+
+
+@pytest.mark.parametrize(("status", "is_out"), [(400, False), (413, False), (401, True), (404, True), (503, True)])
+def test_a_refusal_of_one_prompt_says_nothing_about_others(status: int, is_out: bool) -> None:
+    scene = Scene()
+    assert scene.prefills.failed(scene.ask(A), "refused", status) is not None
+    assert (scene.want(A) is not None) is is_out
+
+
+def test_a_late_engine_has_failed_and_a_client_that_leaves_is_no_failure() -> None:
+    scene = Scene()
+    assert scene.prefills.dropped(scene.ask(A))
+    assert scene.want(A) is None
+    scene.now += 30
+    assert scene.prefills.dropped(scene.last, is_late=True)
+    refused = scene.want(A)
+    assert refused is not None
+    assert "within 30.0 s" in refused.error
+    counts = scene.prefills.counts
+    assert (counts.asked, counts.dropped, counts.failed) == (3, 1, 2)
+
+
+def test_what_was_dropped_is_told_to_nobody() -> None:
+    """The answer and the drop cross: whichever comes second changes nothing."""
+    scene = Scene()
+    transfer = scene.ask(A)
+    assert scene.prefills.dropped(transfer)
+    assert scene.prefills.answered(transfer) is None
+    assert scene.prefills.failed(transfer, "is gone") is None
+    assert not scene.prefills.dropped(transfer)
+    assert scene.prefills.open_calls == 0
+    assert scene.want(A) is None
+
+
+def test_an_engine_that_fails_is_told_of_once_a_minute() -> None:
+    scene = Scene()
+    told = []
+    for _ in range(int(2.5 * NEWS_INTERVAL_S)):
+        scene.prefills.lost(A, "is gone")
+        told += scene.prefills.news()
+        scene.now += 1
+    assert told == [(A, "is gone")] * 3
+    scene.prefills.met(A, LOAD)
+    assert scene.prefills.news() == [(A, "")]
+    assert scene.prefills.news() == []
+
+
+def test_nothing_is_kept_of_requests_that_have_ended() -> None:
+    scene = Scene()
+    for number in range(50):
+        scene.place(number)
+    scene.prefills.give_up()
+    fleet = scene.prefills._placement.fleet
+    assert [fleet.in_flight(url) for url in (A, B)] == [0, 0]
+    assert scene.prefills.open_calls == 0
