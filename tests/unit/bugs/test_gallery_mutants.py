@@ -13,6 +13,7 @@ import pytest
 
 from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
 from scripted.core.mutant import read_mutants
+from scripted.core.named import OWN, adapter_named
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,6 +46,7 @@ def test_a_mutant_names_a_test_that_exists(mutant):
     assert mutant.bug
     assert mutant.origin
     assert mutant.signature
+    assert adapter_named(mutant.adapter or OWN).workloads
 
 
 def test_the_races_of_the_gallery_are_there():

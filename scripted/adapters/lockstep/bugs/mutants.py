@@ -41,6 +41,7 @@ RACES = _of(
     "host_tier",
     "planned_ahead",
     "sleeping",
+    "transfers",
 )
 ESCAPES = _of("escapes")
 MUTANTS = (*RACES, *ESCAPES)
