@@ -39,7 +39,8 @@ class Mutant:
     The text ``cut``, which the body of the target's function must have exactly once, becomes ``becomes``. A bug that
     needs new logic brings a ``replacement`` for the whole attribute instead. ``kind`` and ``note`` say how near this
     is to the bug of its ``origin``: an imitation fails in the same way by code of its own. ``schedule`` shows it, where
-    its test is not a script of its own.
+    its test is not a script of its own. ``adapter`` has the targets that it is searched for in, empty for the adapter
+    that is searched.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Mutant:
     kind: Literal["put back", "put back in part", "imitated"] = "put back"
     note: str = ""
     schedule: str = ""
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.cut) == (self.replacement is not None):

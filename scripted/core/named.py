@@ -17,6 +17,9 @@ from scripted.core.refusals import ScriptDefinitionError
 OWN: Final = "lockstep"
 BUILT_IN: Final = {
     OWN: "scripted.adapters.lockstep.adapter",
+    "lockstep-fleet": "scripted.adapters.lockstep.fleets",
+    "lockstep-decode": "scripted.adapters.lockstep.roles:DECODE",
+    "lockstep-prefill": "scripted.adapters.lockstep.roles:PREFILL",
     "sglang": "scripted.adapters.sglang",
     "transformers": "scripted.adapters.transformers",
     "vllm": "scripted.adapters.vllm",
@@ -41,7 +44,8 @@ def adapter_named(name: str) -> Adapter:
 @functools.cache
 def _found(name: str) -> Adapter:
     if name in BUILT_IN:
-        return cast(Adapter, getattr(importlib.import_module(BUILT_IN[name]), _ATTRIBUTE))
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return cast(Adapter, getattr(importlib.import_module(module), attribute or _ATTRIBUTE))
     if name.endswith(".py"):
         return _adapter_in_file(name)
     module, separator, attribute = name.partition(":")

@@ -50,11 +50,18 @@ class Found(msgspec.Struct, frozen=True):
         return f"schedule {self.schedules:,}, {self.cpu_s:.2f} s"
 
 
+def adapter_of(mutant: str, of: str) -> str:
+    """The adapter in whose targets a mutant of ``of`` is searched for: its own, or one of another role."""
+    found = getattr(adapter_named(of), "adapter_of", None)
+    return of if found is None else str(found(mutant))
+
+
 def find_mutant(name: str, of: str = OWN) -> Found:
     """Sweep the adapter's workloads with a mutant on, from a cold start, up to the first failure.
 
     Raises ValueError for an unknown name.
     """
+    of = adapter_of(name, of)
     adapter = adapter_named(of)
     try:
         with adapter.switched_on(name):

@@ -19,7 +19,7 @@ from scripted.core.refusals import HarnessError
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute_recorded
 from scripted.search.generated import first_of, generated_schedule, generated_target
-from scripted.search.mutant_search import find_mutant
+from scripted.search.mutant_search import adapter_of, find_mutant
 from scripted.search.strategies import StrategyName
 from scripted.search.units import SearchPlan
 
@@ -110,6 +110,7 @@ def measure(
 
 def _search(mutant: str, strategy: str, seed: int, bound: int, cpu_bound_s: float | None, of: str) -> TimedSearch:
     row = TimedSearch(mutant, strategy, seed, bound, cpu_bound_s=cpu_bound_s)
+    of = adapter_of(mutant, of)
     try:
         with adapter_named(of).switched_on(mutant):
             pass

@@ -14,9 +14,11 @@ from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
 from scripted.adapters.lockstep.actions import (
     Flush,
+    HoldTransfers,
     PauseServing,
     Press,
     ReleaseGrammars,
+    ReleaseTransfers,
     Relieve,
     ResumeServing,
     ResumeStage,
@@ -28,7 +30,7 @@ from scripted.adapters.lockstep.actions import (
 )
 from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, PAIRS
 from scripted.adapters.lockstep.bugs.fresh import fresh_sample
-from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.adapters.lockstep.bugs.mutants import mutant_named, switched_on
 from scripted.adapters.lockstep.configs import config_values, limits_of, smaller_configs
 from scripted.adapters.lockstep.copies import STATES, FrozenRun
 from scripted.adapters.lockstep.engine_oracle import EngineOracle
@@ -74,6 +76,8 @@ def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
             open_ends[ResumeStage] = ResumeStage(stage=action.stage)
         elif isinstance(action, HoldResults):
             open_ends[ReleaseResults] = ReleaseResults()
+        elif isinstance(action, HoldTransfers):
+            open_ends[ReleaseTransfers] = ReleaseTransfers()
         elif isinstance(action, Press):
             open_ends[Relieve] = Relieve()
         elif isinstance(action, PauseServing):
@@ -91,7 +95,8 @@ def test_head(config: EngineConfig, body: str) -> TestHead:
     if len(text) >= _LONGEST_LINE:
         text = "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
     return TestHead(
-        decorator="@scripted(CONFIG)",
+        # The engine at the other end of its transfers is an imagined one.
+        decorator="@scripted(CONFIG)" if config.role == "both" else '@scripted(CONFIG, tiers=("sim",))',
         imports=("from engine import EngineConfig",),
         more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
         before=("", f"CONFIG = {text}"),
@@ -110,6 +115,7 @@ class LockstepAdapter:
         ReleaseResults(),
         Relieve(),
         ReleaseGrammars(),
+        ReleaseTransfers(),
         WakeServing(),
     )
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
@@ -164,7 +170,9 @@ class LockstepAdapter:
         return relations_of(run.machine.scheduler)
 
     def obstacle(self, run: Run) -> Action | None:
-        """A stage that is stopped, grammars that are held, memory that an operator keeps, sleep."""
+        """A stage that is stopped, grammars or transfers that are held, memory that an operator keeps, sleep."""
+        if run.device.transfers.holds_some:
+            return ReleaseTransfers()
         if run.stalled:
             return ResumeStage(stage=min(run.stalled))
         if run.device.holds_grammars:
@@ -175,7 +183,13 @@ class LockstepAdapter:
         return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: Run) -> Sequence[Event]:
-        return run.device.ready_grammars()  # type: ignore[no-any-return]
+        """Grammars that are compiled, and transfers that have ended."""
+        device = run.device
+        if not device.transfers.numbers:
+            return device.answers()  # type: ignore[no-any-return]
+        device.transfers.want(run.previous.replies)
+        prompts = [life.message for life in run.oracle.account.lives if life.message.deliver is not None]
+        return [*device.answers(), *device.ended_transfers(prompts)]
 
     def finale(self, run: Run, turn: int) -> Sequence[Event]:
         """A flush, and the question for the counters."""
@@ -231,6 +245,10 @@ class LockstepAdapter:
     @property
     def mutant_names(self) -> tuple[str, ...]:
         return tuple(mutant.name for mutant in MUTANTS)
+
+    def adapter_of(self, mutant: str) -> str:
+        """The adapter in whose targets this mutant is searched for. Raises UnknownMutant."""
+        return mutant_named(mutant).adapter or self.name
 
     @property
     def contract_names(self) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ def _entry(mutant: Mutant, result: str) -> str:
         f"Bug: {mutant.bug}.",
         *([f"Mutant: {mutant.nearness}."] if mutant.nearness else []),
         f"Caught by `{test}` in {tiers}.",
+        *([f"Targets: those of `{mutant.adapter}`."] if mutant.adapter else []),
         f"Search: {result}.",
     ]
     items = [textwrap.fill(line, _WIDTH_COLUMNS, initial_indent="- ", subsequent_indent="  ") for line in lines]

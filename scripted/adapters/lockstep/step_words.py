@@ -23,8 +23,12 @@ from engine.messages import (
     FlushCache,
     Generate,
     GetStats,
+    PagesReceived,
+    PagesSent,
     PipelineEvent,
     PipelineFailed,
+    PrefillDropped,
+    PrefillWanted,
     Refusal,
     Reply,
     StartProfile,
@@ -76,6 +80,10 @@ def event_text(event: Event, controls: Collection[int] = ()) -> str:
         tokens = some([str(token) for token in event.token_ids])
         done = "(done)" if event.microbatch_id in controls else f"-> {tokens}" if tokens else "(chunk)"
         return f"result #{event.microbatch_id} {done}"
+    if isinstance(event, PagesReceived):
+        return f"transfer {event.transfer}: {plural(event.pages, 'page')} came"
+    if isinstance(event, PagesSent):
+        return f"transfer {event.transfer} sent" if event.error is None else f"transfer {event.transfer} NOT SENT"
     return words_of(event) or _other_words(event)
 
 
@@ -90,6 +98,10 @@ def reply_text(reply: Reply, calls: Mapping[str, str]) -> str:
             return f"{calls.get(reply.call_id, 'call')} -> {_answer_text(reply)}"
         case StatsAnswer():
             return "stats -> 200"
+        case PrefillWanted():
+            return f"{short_rid(reply.rid)} -> prefill of {len(reply.ids)} tokens at {printable(reply.at)}"
+        case PrefillDropped():
+            return f"prefill of transfer {reply.transfer} dropped"
 
 
 def _shown(record: StepRecord, calls: Mapping[str, str], controls: Collection[int]) -> ShownStep:
@@ -102,6 +114,7 @@ def _shown(record: StepRecord, calls: Mapping[str, str], controls: Collection[in
         waiting=record.waiting_rids,
         chunked=record.chunked,
         running=record.running_rids,
+        transferring=record.transferring,
         in_flight=record.in_flight,
         memory={"free": record.pages_free, "cached": record.pages_cached, "held": record.pages_held},
         digest=record.digest,

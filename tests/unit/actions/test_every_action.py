@@ -24,6 +24,8 @@ from engine.messages import (
     GetStats,
     Grammar,
     OperatorEvent,
+    PagesReceived,
+    PagesSent,
     PipelineEvent,
 )
 from engine.scheduler import StepRecord
@@ -32,14 +34,17 @@ from scripted.adapters.lockstep.actions import (
     AdministrativeCall,
     AdvanceClock,
     FailGrammar,
+    FailTransfer,
     HoldGrammars,
     HoldResults,
+    HoldTransfers,
     LoraLoad,
     LoraUnload,
     Placed,
     Press,
     ReleaseGrammars,
     ReleaseResults,
+    ReleaseTransfers,
     Relieve,
     ResumeServing,
     ResumeStage,
@@ -52,6 +57,7 @@ from scripted.adapters.lockstep.actions import (
 from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import call_names, event_text
+from scripted.core.named import adapter_named
 from scripted.core.prompts import Recipe, prompt_of
 from scripted.core.schedule import Schedule
 from scripted.core.translation import action_of
@@ -73,6 +79,8 @@ BASE: Final = (Placed(1, StartRequest(rid="a", prompt=40, new=12)), Placed(1, St
 WITH_A_GRAMMAR: Final = StartRequest(rid="g", prompt=9, regex="[a-c]{2}")
 WINDOWED: Final = CONFIG.model_copy(update={"model": "embedded-window"})
 ADAPTED: Final = CONFIG.model_copy(update={"lora": "x=embedded-lora:1", "max_loras": 2})
+DECODING: Final = CONFIG.model_copy(update={"role": "decode"})
+PREFILLING: Final = CONFIG.model_copy(update={"role": "prefill"})
 STEP: Final = 9
 # What is found in no event of its own, and why.
 WITHOUT_EVENT: Final = {
@@ -82,12 +90,15 @@ WITHOUT_EVENT: Final = {
     ResumeStage: "the results themselves",
     HoldGrammars: "grammars that do not become ready",
     ReleaseGrammars: "that grammars are ready",
+    HoldTransfers: "transfers that do not end",
+    ReleaseTransfers: "the ends of transfers",
     AdvanceClock: "the time of a step",
 }
 # What a search never adds to a workload by itself, and why.
 NEVER_ADDED: Final = {
     ReleaseResults: "it undoes what is held; the strategies pct and random add it",
     ReleaseGrammars: "it undoes what is held; the strategy random adds it",
+    ReleaseTransfers: "it undoes what is held; the strategy random adds it",
     Relieve: "it undoes pressure; the strategy random adds it",
     StallStage: "to the scheduler it is the same as results that are held",
     ResumeStage: "it undoes a stall, which is not added",
@@ -95,8 +106,11 @@ NEVER_ADDED: Final = {
 # Events that no action makes, and why.
 WITHOUT_ACTION: Final = {
     GetStats: "it changes nothing; every run of the search ends with one",
+    PagesReceived: "the end of every transfer, as a result is that of a microbatch",
+    PagesSent: "the same in the engine that sends",
 }
 RIDS: Final = ("a", "b")
+ROLES: Final = ("lockstep-decode", "lockstep-prefill")
 
 ALL: Final = all_actions()
 EXAMPLES: Final = [
@@ -132,6 +146,10 @@ class Verbatim:
 
 def config_for(action: Action) -> EngineConfig:
     """An engine that has what the action acts on."""
+    if isinstance(action, HoldTransfers | ReleaseTransfers | FailTransfer):
+        return DECODING
+    if isinstance(action, StartRequest) and action.first_page is not None:
+        return PREFILLING
     if isinstance(action, LoraLoad | LoraUnload) or (isinstance(action, StartRequest) and action.lora is not None):
         return ADAPTED
     return WINDOWED if isinstance(action, Press) and action.window is not None else CONFIG
@@ -139,7 +157,8 @@ def config_for(action: Action) -> EngineConfig:
 
 def scheduled(action: Action) -> Schedule:
     after = [Placed(STEP, WITH_A_GRAMMAR)] if isinstance(action, FailGrammar) else []
-    return Schedule(config_for(action)).with_placed([*BASE, Placed(STEP, action), *after])
+    before = [Placed(1, HoldTransfers())] if isinstance(action, FailTransfer) else []
+    return Schedule(config_for(action)).with_placed([*before, *BASE, Placed(STEP, action), *after])
 
 
 def events_of(action: Action, records: list[StepRecord] | tuple[StepRecord, ...]) -> list[Event]:
@@ -150,6 +169,8 @@ def events_of(action: Action, records: list[StepRecord] | tuple[StepRecord, ...]
 
 
 def without_detail(action: Action | None) -> Action | None:
+    if isinstance(action, FailTransfer):
+        return FailTransfer()
     if not isinstance(action, StartRequest):
         return action
     kept = {name: getattr(action, name) for name in ("rid", "prompt", "new", "seed", "priority", "shared", "tail")}
@@ -218,7 +239,8 @@ def test_what_it_becomes_is_read_back(action: Action) -> None:
 
 @each_action
 def test_a_search_adds_it_or_has_a_reason(kind: type[Action]) -> None:
-    added = any(type(extra) is kind for base in WORKLOADS.values() for extra in extras_of(base))
+    roles = [Schedule.parse(text, of=of) for of in ROLES for text in adapter_named(of).workloads.values()]
+    added = any(type(extra) is kind for base in (*WORKLOADS.values(), *roles) for extra in extras_of(base))
     assert added != (kind in NEVER_ADDED), f"{kind.__name__} says in extras() what of it is added; or say here why not"
 
 
@@ -249,6 +271,8 @@ def assert_in_a_script(action: Action, act: Any) -> None:
 
     def script(t: Any) -> Any:
         names: dict[str, Any] = {"t": t, "prompt_of": prompt_of}
+        if isinstance(action, FailTransfer):
+            t.hold_transfers()
         for placed in BASE:
             assert isinstance(placed.action, StartRequest)
             names[placed.action.variable] = placed.action.verbs()[0].perform(t)

@@ -33,7 +33,7 @@ def test_an_installed_module_has_an_adapter_as_an_attribute() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dynamo", "an adapter is lockstep, sglang, transformers, vllm, a file"),
+        ("dynamo", "an adapter is lockstep, lockstep-decode, lockstep-prefill, sglang, transformers, vllm, a file"),
         ("no/such/file.py", "there is no file 'no/such/file.py'"),
         ("scripted.nothing:ADAPTER", "cannot be had: No module named 'scripted.nothing'"),
         ("scripted.core.phrases:ADAPTER", "cannot be had: module 'scripted.core.phrases' has no attribute 'ADAPTER'"),

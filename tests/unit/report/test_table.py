@@ -65,6 +65,12 @@ def test_the_healthy_race_reads_as_a_story() -> None:
     assert "* the window" in text
 
 
+def test_what_receives_or_delivers_is_no_clear_queue() -> None:
+    records = [msgspec.structs.replace(record, transferring=("a", "b")) for record in flush_race()]
+    assert "2 transferring" in row_of(text_of(records), 3)
+    assert "all clear" not in text_of(records)
+
+
 def test_a_microbatch_moves_one_stage_a_step_and_its_result_waits() -> None:
     rows = [row_of(text_of(flush_race()), step) for step in (2, 3, 4, 5, 6)]
     assert "#1 #0 . . all clear" in rows[0]

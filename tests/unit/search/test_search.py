@@ -13,6 +13,7 @@ from scripted.adapters.lockstep.bugs import ESCAPES, RACES, UnknownMutant
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.gallery_page import gallery_markdown, results_on
 from scripted.adapters.lockstep.workloads import FLAGSHIP
+from scripted.core.named import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute
@@ -135,6 +136,14 @@ def test_failures_of_one_invariant_have_one_signature() -> None:
     assert other is not None
     assert one.signature == other.signature
     assert one.text != other.text
+
+
+@pytest.mark.parametrize(("mutant", "role"), [("sent-twice", "prefill"), ("load-counts-what-others-compute", "decode")])
+def test_a_mutant_of_a_role_is_searched_for_in_its_targets(mutant: str, role: str) -> None:
+    finding = find_mutant(mutant).finding
+    assert finding is not None
+    assert (finding.adapter, finding.mutant) == (f"lockstep-{role}", mutant)
+    assert mutant in adapter_named("lockstep-decode").mutant_names
 
 
 def test_the_page_of_the_gallery_has_an_entry_for_each_mutant() -> None:

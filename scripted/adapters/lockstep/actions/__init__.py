@@ -31,6 +31,7 @@ from scripted.adapters.lockstep.actions.results_and_stages import (
     StallStage,
 )
 from scripted.adapters.lockstep.actions.grammars import FailGrammar, HoldGrammars, ReleaseGrammars
+from scripted.adapters.lockstep.actions.transfers import FailTransfer, HoldTransfers, ReleaseTransfers
 from scripted.adapters.lockstep.actions.weights_and_memory import Evict, Press, Relieve, Update
 from scripted.adapters.lockstep.actions.loras import LoraLoad, LoraUnload
 from scripted.adapters.lockstep.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
@@ -54,9 +55,11 @@ __all__ = [
     "Evict",
     "FailGrammar",
     "FailStage",
+    "FailTransfer",
     "Flush",
     "HoldGrammars",
     "HoldResults",
+    "HoldTransfers",
     "Intervention",
     "KillStage",
     "LoraLoad",
@@ -66,6 +69,7 @@ __all__ = [
     "Press",
     "ReleaseGrammars",
     "ReleaseResults",
+    "ReleaseTransfers",
     "Relieve",
     "ResumeServing",
     "ResumeStage",

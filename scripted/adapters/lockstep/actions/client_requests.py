@@ -7,7 +7,17 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from engine.messages import Abort, ClientMessage, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
+from engine.messages import (
+    Abort,
+    ClientMessage,
+    Delivery,
+    FinishReason,
+    Generate,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+)
+from engine.scheduler import Scheduler
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.adapters.lockstep.actions.bodies import as_sent, biases, items, number, one_prompt
 from scripted.adapters.lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
@@ -23,6 +33,9 @@ _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
+# The engines at the other end of transfers.
+PREFILL_ENGINE: Final = "p0"
+DECODE_ENGINE: Final = "d0"
 _ANOTHER_REGEX: Final = "[p-z]{2}"
 
 
@@ -121,7 +134,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     ``logprobs_from`` is the position from which on it asks for its prompt's logprobs; ``top_logprobs`` is how
     many other tokens it wants those of. ``timeout_s`` and ``waiting_timeout_s`` are time limits. ``regex`` is what its
     output must match; with ``dead_end`` nothing may follow that, not even the end. ``lora`` is the name of its LoRA,
-    ``salt`` its cache salt.
+    ``salt`` its cache salt. ``first_page`` is for a prefill engine: a decode engine wants the full pages of the prompt
+    from that one on.
     """
 
     rid: str
@@ -152,6 +166,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     lora: str | None = None
     salt: str | None = None
     dead_end: bool = False
+    first_page: int | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -170,6 +185,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 lora=x",
         "start b prompt=40 salt=u",
         "start b prompt=9 new=8 regex=[a-c]{3} dead_end=True",
+        "start b prompt=40 first_page=1",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = {"start": "start_req"}
@@ -259,6 +275,34 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             body["cache_salt"] = cache_salt
         return t.run.start(as_sent(body))
 
+    @staticmethod
+    @verb
+    def prefill(
+        t: Any,
+        *,
+        prompt_len: int | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        prompt_seed: int = 0,
+        first_page: int = 0,
+        rid: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Any:
+        """Have a prefill engine compute a prompt of full pages and send them, from ``first_page`` on.
+
+        As a decode engine asks for it. Raises RequestRefused.
+        """
+        if not t.scheduler.limits.prefills:
+            raise BadCall("prefill() needs an engine of role='prefill', this one has another; set the role")
+        body = one_prompt(prompt_len, prompt_ids, None, prompt_seed) | {
+            "rid": rid if rid is not None else t.next_rid(),
+            "sampling_params": {"max_new_tokens": 0},
+            "priority": priority,
+        }
+        if cache_salt is not None:
+            body["cache_salt"] = cache_salt
+        return t.run.start(as_sent(body), first_page=first_page)
+
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
@@ -315,7 +359,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         )
 
     def apply(self, run: RunLike) -> None:
-        run.give(self.message())
+        """The next step sees the message, as the front end of an engine of this role makes it."""
+        number = int(run.new_call_id().rpartition("-")[2])
+        run.give(of_role(self.message(), run.machine.scheduler, self.first_page, number))
 
     def verbs(self) -> tuple[Verb, ...]:
         prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed}
@@ -324,6 +370,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             text = f"[*prompt_of({min(self.shared, self.prompt)}, {self.seed}), {own}]"
             prompt = {"prompt_ids": Code(text, self.prompt_ids)}
         more: dict[str, Any] = {"priority": self.priority} if self.priority else {}
+        if self.first_page is not None:
+            more |= {"cache_salt": self.salt} if self.salt is not None else {}
+            return (Verb("prefill", rid=self.rid, **prompt, first_page=self.first_page, **more),)
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
         more |= {"temperature": self.temperature} if self.temperature else {}
         more |= {"seed": self.draw} if self.draw is not None else {}
@@ -354,13 +403,16 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         With each LoRA and cache salt that the workload uses there is a twin as well.
         """
         starts = [start for start in base.starts if isinstance(start, cls)]
+        first = 0 if base.limits.prefills else None
         urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
         owners = dict.fromkeys([(None, None), *[(start.lora, start.salt) for start in starts]])
         for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
             for lora, salt in owners:
-                yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, salt=salt)
+                yield cls(
+                    rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, salt=salt, first_page=first
+                )
         if starts:
-            yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
+            yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed, first_page=first)
         for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
             # The same grammar again, and one more that is new.
             yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
@@ -375,7 +427,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         tokens = min(limits.total_pages * limits.page_size // 2, limits.context_length - 2)
         if not limits.chunking:
             tokens = min(tokens, limits.prefill_budget_tokens)
-        return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
+        first = 0 if limits.prefills else None
+        return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3, first_page=first)
 
     def smaller(self) -> Iterator[Action]:
         """Without what it need not ask for; shorter prompts and outputs, smaller seeds, more logprobs, no grammar."""
@@ -389,6 +442,19 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
         """A request that is as long as it became, with a prompt that shares what it shared, sampled as it was."""
         recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
+        if event.deliver is not None:
+            return cls(
+                rid=reader.new_name_of(event.rid),
+                prompt=len(event.prompt_ids),
+                seed=recipe.seed,
+                shared=recipe.shared,
+                tail=recipe.tail,
+                priority=event.priority,
+                timeout_s=event.timeout_s,
+                waiting_timeout_s=event.waiting_timeout_s,
+                salt=event.cache_salt,
+                first_page=event.deliver.first_page,
+            )
         regex = None if sampling.grammar is None else regex_before_dead_end(sampling.grammar)
         if regex is not None:
             # It is to come to its dead end, if it came there, and not to end with its length before that.
@@ -430,3 +496,34 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         lora = "" if event.lora is None else f", LoRA {printable(event.lora)}"
         salt = "" if event.cache_salt is None else f", salt {printable(event.cache_salt)}"
         return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora}{salt})"
+
+
+def of_role(
+    message: Generate, scheduler: Scheduler, first_page: int | None, number: int, at: str | None = PREFILL_ENGINE
+) -> Generate:
+    """A client's request as it comes to the scheduler of an engine with a role.
+
+    A decode engine has the prefill engine ``at`` for it. A prefill engine is asked for the full pages of its prompt,
+    from ``first_page`` on, by an engine that knows them by this number.
+    """
+    limits = scheduler.limits
+    if limits.receives:
+        return msgspec.structs.replace(message, prefill_at=at)
+    if not limits.prefills or first_page is None:
+        return message
+    pages = max(1, len(message.prompt_ids) // limits.page_size)
+    return Generate(
+        rid=message.rid,
+        prompt_ids=message.prompt_ids[: pages * limits.page_size],
+        sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
+        priority=message.priority,
+        timeout_s=message.timeout_s,
+        waiting_timeout_s=message.waiting_timeout_s,
+        cache_salt=message.cache_salt,
+        deliver=Delivery(
+            to=(DECODE_ENGINE,) * limits.pp_size,
+            transfer=number,
+            first_page=min(first_page, pages - 1),
+            weights=scheduler.books.weights,
+        ),
+    )

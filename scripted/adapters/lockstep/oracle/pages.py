@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from engine.limits import Limits
-from engine.messages import Completion, Event, PipelineFailed
-from engine.plan import Copies, Microbatch, Segment
+from engine.messages import Completion, Event, PagesReceived, PipelineFailed
+from engine.plan import Copies, Microbatch, ReceivePages, Segment
+from engine.scheduler import StepResult
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest
 from scripted.adapters.lockstep.specification.specification import Specification
+from scripted.adapters.lockstep.specification.transfers import SpecifiedTransfer
 from scripted.core.violation import Violation
 
 
@@ -60,13 +62,18 @@ class Pages:
         # The same of host pages: what was copied there, and what is on its way.
         self._on_host: dict[int, int] = {}
         self._to_host: dict[int, int] = {}
+        # By transfer: the pages that KV is received into, and for whom.
+        self._receiving: dict[int, tuple[tuple[int, ...], SpecifiedTransfer]] = {}
         # The root of the cache, which a flush replaces.
         self._cache: object = None
 
-    def follow(self, events: Sequence[Event], microbatch: Microbatch | None, specification: Specification) -> None:
+    def follow(self, events: Sequence[Event], result: StepResult, specification: Specification) -> None:
         """Follow a step that ``specification`` has followed. Raises Violation."""
+        microbatch = result.microbatch
         for event in events:
-            if isinstance(event, Completion) and self._flights and event.microbatch_id == self._flights[0][0].id:
+            if isinstance(event, PagesReceived):
+                self._receive(event)
+            elif isinstance(event, Completion) and self._flights and event.microbatch_id == self._flights[0][0].id:
                 self._land(event)
             elif isinstance(event, PipelineFailed):
                 while self._flights:
@@ -80,8 +87,28 @@ class Pages:
         owners = {id(owner) for owner in memory.owners}
         for tenancy in [one for one in self.rows.values() if id(one.request) not in owners]:
             self._close(tenancy)
+        for order in result.transfers:
+            if isinstance(order, ReceivePages):
+                self._expect(order, specification.transfers.open[order.transfer])
         if microbatch is not None:
             self._launch(microbatch, specification)
+
+    def _expect(self, order: ReceivePages, transfer: SpecifiedTransfer) -> None:
+        """From now on KV that arrives is written into these pages: nothing may use them."""
+        for page in order.pages:
+            self._content.pop(page, None)
+            for tenancy in self.rows.values():
+                if tenancy.in_flight and tenancy.uses_of(page):
+                    raise Violation(f"page {page} is to be received while {tenancy} uses it in flight")
+        self._receiving[order.transfer] = order.pages, transfer
+
+    def _receive(self, event: PagesReceived) -> None:
+        """The pages that came hold what was asked for."""
+        pages, transfer = self._receiving.pop(event.transfer, ((), None))
+        if transfer is not None:
+            receiver = Tenancy(transfer.request, -1, 0)
+            for index, page in enumerate(pages[: event.pages], transfer.first):
+                self._content[page] = self._hash_of(receiver, index)
 
     def _launch(self, microbatch: Microbatch, specification: Specification) -> None:
         """First its copies, then every page table, then what it writes and reads."""

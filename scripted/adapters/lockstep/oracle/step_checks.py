@@ -19,8 +19,11 @@ from engine.messages import (
     EvictCache,
     Generate,
     GrammarReady,
+    PagesReceived,
+    PagesSent,
     PauseGeneration,
     PipelineFailed,
+    PrefillFailed,
     Refusal,
     ReleasePressure,
     SetPressure,
@@ -28,7 +31,7 @@ from engine.messages import (
     TokenOutput,
     ended_by,
 )
-from engine.plan import Microbatch
+from engine.plan import Microbatch, SendPages
 from engine.routing import CachePicture
 from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.oracle.cache_events import check_picture
@@ -58,6 +61,8 @@ class Checks(Oracle):
         self._audits = audits
         self._restores = restores
         self._pages = Pages(limits) if pages else None
+        # The transfers that this engine sends, with where to, and the numbers that the receiving engine knows them by.
+        self._sending: dict[int, tuple[tuple[str, ...], int]] = {}
         self._picture = CachePicture(limits.page_size) if limits.kv_events else None
 
     def check_step(
@@ -70,6 +75,9 @@ class Checks(Oracle):
         microbatch = result.microbatch
         for event in events:
             self._on_event(event)
+        for order in result.transfers:
+            if isinstance(order, SendPages):
+                self._sending[order.transfer] = order.to, order.to_transfer
         for reply in result.replies:
             self._hear(reply)
         self.account.check_names()
@@ -81,7 +89,7 @@ class Checks(Oracle):
         if self.conformance is not None:
             self.conformance.check(events, scheduler.now, result, scheduler)
             if self._pages is not None:
-                self._pages.follow(events, microbatch, self.conformance.specification)
+                self._pages.follow(events, result, self.conformance.specification)
         if self._picture is not None:
             check_picture(self._picture, result, scheduler.memory)
         if corruptions:
@@ -127,10 +135,19 @@ class Checks(Oracle):
             case GrammarReady():
                 if event.error is not None:
                     account.fail(account.live)
-            case SetPressure() | ReleasePressure() | EvictCache():
+            case PagesSent():
+                self._on_sent(event)
+            case SetPressure() | ReleasePressure() | EvictCache() | PagesReceived() | PrefillFailed():
                 pass
             case _:
                 self._on_call(event)
+
+    def _on_sent(self, event: PagesSent) -> None:
+        """A prompt that could not be sent fails with that."""
+        sent = self._sending.pop(event.transfer, None)
+        if event.error is not None:
+            delivered = [life.message for life in self.account.live.values() if life.message.deliver is not None]
+            self.account.fail([one.rid for one in delivered if (one.deliver.to, one.deliver.transfer) == sent])
 
     def _on_call(self, call: Any) -> None:
         for rid in ended_by(call, self.account.live):

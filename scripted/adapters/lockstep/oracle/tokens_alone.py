@@ -98,7 +98,7 @@ def said_alone(
         for order in result.grammars:
             pipeline.order_grammar(order)
         event = pipeline.next_completion(0)
-        result = scheduler.step((*(() if event is None else (event,)), *pipeline.ready_grammars()), 0.0)
+        result = scheduler.step((*(() if event is None else (event,)), *pipeline.answers()), 0.0)
         for reply in result.replies:
             if isinstance(reply, CallAnswer):
                 assert reply.ok, reply.message

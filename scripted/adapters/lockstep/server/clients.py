@@ -21,7 +21,7 @@ import httpx
 from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.adapters.lockstep.actions.bodies import view_of
-from scripted.errors import NoAnswer
+from scripted.errors import BadCall, NoAnswer
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 
@@ -56,7 +56,9 @@ class HttpClients:
 
     # -- the Clients protocol --
 
-    def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
+    def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
+        if first_page is not None:
+            raise BadCall("prefill() needs a simulated decode engine; write @scripted(config, tiers=('sim',))")
         view = view_of(rid, body)
         self._expected.update({choice.rid: 0 for choice in view.choices})
         self._open[id(view)] = self._spawn(self._generate(view, body))

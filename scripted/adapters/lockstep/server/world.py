@@ -67,7 +67,7 @@ class ServerWorld(World):
         for source in (self._control.fileno(), *self.pipeline.wake_sources()):
             self._results.register(source, zmq.POLLIN)
         self._compiled = zmq.Poller()
-        for source in (self._control.fileno(), *self.pipeline.wake_sources(), self.pipeline.grammar_source()):
+        for source in (self._control.fileno(), *self.pipeline.wake_sources(), self.pipeline.answer_source()):
             if source is not None:
                 self._compiled.register(source, zmq.POLLIN)
         self._grammars: dict[int, GrammarReady] = {}
@@ -114,7 +114,8 @@ class ServerWorld(World):
         while grammar_id not in self._grammars:
             if self._context.stage_pids and (early := self.pipeline.next_completion(0)) is not None:
                 self._early.append(early)
-            self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.ready_grammars()})
+            answers = [answer for answer in self.pipeline.answers() if isinstance(answer, GrammarReady)]
+            self._grammars.update({ready.grammar_id: ready for ready in answers})
             if grammar_id in self._grammars or self._dead_stage is not None:
                 break
             left_s = deadline - time.monotonic()

@@ -8,7 +8,7 @@ time.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any, Final
 
@@ -24,12 +24,14 @@ from engine.limits import Limits
 from engine.messages import (
     Completion,
     FinishReason,
+    Generate,
     GrammarReady,
     PipelineEvent,
     PipelineFailed,
     PromptLogprob,
     RequestError,
     TokenLogprob,
+    TransferEvent,
 )
 from engine.pipeline.wire import StageView
 from engine.plan import (
@@ -41,6 +43,7 @@ from engine.plan import (
     SamplingSpec,
     Segment,
     SleepSwitch,
+    TransferOrder,
     WeightUpdate,
 )
 from scripted.adapters.lockstep.simulated.grammar import SimulatedGrammar
@@ -51,6 +54,7 @@ from scripted.adapters.lockstep.simulated.model import (
     prompt_logprobs_of,
     salt_of,
 )
+from scripted.adapters.lockstep.simulated.transfers import PageContent, SimulatedTransfers
 from scripted.core.tokens import CHAIN, MASK, START, links_of
 
 _CORRUPTED: Final = 0x1EADBEEF
@@ -122,6 +126,7 @@ class SimulatedPipeline:
         self._unanswered: deque[int] = deque()
         self._answerable: int | None = None
         self._failing_grammar = False
+        self.transfers = SimulatedTransfers(self._page_size)
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
         self._microbatches = self._failed = self._tokens = self._describes = 0
@@ -179,8 +184,8 @@ class SimulatedPipeline:
             self._grammars[order.id] = SimulatedGrammar(order.grammar, self._ends)
             self._unanswered.append(order.id)
 
-    def ready_grammars(self) -> Sequence[GrammarReady]:
-        """The answers to orders, in their order, as far as they are not held."""
+    def answers(self) -> Sequence[GrammarReady]:
+        """The answers to orders of grammars, in their order, as far as they are not held."""
         if not self._unanswered:
             return ()
         ready: list[GrammarReady] = []
@@ -193,7 +198,8 @@ class SimulatedPipeline:
                 self._answerable -= 1
         return ready
 
-    def grammar_source(self) -> int | None:
+    def answer_source(self) -> int | None:
+        """No source."""
         return None
 
     @property
@@ -214,6 +220,29 @@ class SimulatedPipeline:
     def close(self) -> None:
         pass
 
+    # -- transfers --
+
+    def order_transfer(self, order: TransferOrder) -> None:
+        """Begin or stop a transfer, unless the stages are gone."""
+        if self._dead is None:
+            self.transfers.order(order)
+
+    def ended_transfers(self, deliveries: Iterable[Generate]) -> Sequence[TransferEvent]:
+        """The ends of transfers that are due; ``deliveries`` are the prompts that this engine was to send."""
+        if self._dead is not None or not self.transfers.numbers:
+            return ()
+        return self.transfers.take_ended(self, self._root, deliveries, self.corruptions)
+
+    def content(self, page: int) -> PageContent:
+        """What a page of the KV cache holds."""
+        return self._kv[page]
+
+    def receive(self, page: int, content: PageContent) -> None:
+        """Overwrite a page of the KV cache with one of another engine."""
+        self._kv[page] = list(content)
+        self._filled[page] = self._page_size
+        self._writes[page] += 1
+
     # -- faults --
 
     def fail_next_step(self, stage: int) -> None:
@@ -232,6 +261,7 @@ class SimulatedPipeline:
 
     def kill_stage(self, stage: int) -> None:
         self._done.clear()
+        self.transfers.lose()
         self._dead = PipelineFailed(process=f"stage-{self._checked(stage)}", cause="killed by signal 9 (SIGKILL)")
         self._done.append(self._dead)
 

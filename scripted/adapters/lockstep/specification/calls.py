@@ -57,13 +57,13 @@ class SpecifiedCalls:
         self._deferred = self.deadline = None
         return [(call, False, busy)] if busy else self._do(call)
 
-    def launch(self, in_flight: int, depth: int) -> tuple[ForwardMode, str | int | None] | None:
+    def launch(self, in_flight: int, depth: int, transfers: int) -> tuple[ForwardMode, str | int | None] | None:
         """**Weight update**, **Sleep**, **Profile**: what is told to the stages in a microbatch of its own."""
         if self.update is not None:
             return None if in_flight else (ForwardMode.UPDATE, self.update.model_path)
         if self.turns:
-            first = self.turns[0]
-            return None if in_flight else (ForwardMode.SLEEP, first.level if isinstance(first, Sleep) else 0)
+            level = first.level if isinstance(first := self.turns[0], Sleep) else 0
+            return None if in_flight or transfers else (ForwardMode.SLEEP, level)
         if self._profile is None or self._is_launched or in_flight >= depth:
             return None
         self._is_launched = True

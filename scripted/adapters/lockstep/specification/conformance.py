@@ -19,16 +19,27 @@ from engine.messages import (
     Event,
     FinishReason,
     Generate,
+    PrefillDropped,
+    PrefillWanted,
     Refusal,
     Reply,
     StatsAnswer,
     TokenOutput,
     ended_by,
 )
-from engine.plan import UNKNOWN_TOKEN, ForwardMode, Microbatch, Segment
+from engine.plan import (
+    UNKNOWN_TOKEN,
+    ForwardMode,
+    Microbatch,
+    ReceivePages,
+    Segment,
+    SendPages,
+    StopTransfer,
+    TransferOrder,
+)
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.load import pending_prefill_tokens
-from scripted.adapters.lockstep.specification.expected import Expected, ExpectedSegment
+from scripted.adapters.lockstep.specification.expected import Expected, ExpectedSegment, SpecifiedOrder
 from scripted.adapters.lockstep.specification.host_tier import SpecifiedHostTier
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.request import Page
@@ -64,6 +75,8 @@ RULES: Final = {
     "Places": "Every live request is in exactly one place",
     "Prompt logprobs": "Each token of a prompt that is asked for is given its logprob once",
     "Publish": "Full pages of confirmed KV are published",
+    "Receive": "A request with a prefill engine receives the full pages that it does not hit",
+    "Send": "A prefill engine sends the full pages of a prompt as they are confirmed",
     "Refuse": "A request is refused for the first of these reasons",
     "Result": "A token is sent to the client in the step of its result, in the order of the segments",
     "Retract": "A request is sent back by a pause, by a decode that has no page, or by a more urgent request",
@@ -105,6 +118,7 @@ _OF_STATS: Final = {
     "host_pages_written": "Copies",
     "host_pages_loaded": "Copies",
     "host_hit_tokens": "Host hit",
+    "open_transfers": "Send",
 }
 _OF_CONTROL: Final = {
     ForwardMode.UPDATE: "Weight update",
@@ -159,6 +173,8 @@ class Conformance:
             self.check_cache(scheduler)
         if expected.grammars != result.grammars:
             _must_be_equal("Kept", "what the last stage is told of grammars", expected.grammars, result.grammars)
+        if expected.transfers or result.transfers:
+            _compare_transfers(expected.transfers, result.transfers)
         if (expected.deadline, expected.again) != (result.deadline, result.again):
             rule = "Deferred" if expected.deadline == self.specification.calls.deadline else "Time limits"
             _must_be_equal(rule, "the deadline of what waits", expected.deadline, result.deadline)
@@ -302,6 +318,24 @@ def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:
         raise Nonconformance("Use", f"leaves were used last in (this order, another order): {leaves}")
 
 
+def _compare_transfers(expected: Sequence[SpecifiedOrder], orders: Sequence[TransferOrder]) -> None:
+    found = [_specified(order) for order in orders]
+    if list(expected) != found:
+        kinds = {order[0] for order in (*expected, *found)}
+        rule = "Send" if "send" in kinds else "Receive"
+        _must_be_equal(rule, "what the stages are told of transfers", list(expected), found)
+
+
+def _specified(order: TransferOrder) -> SpecifiedOrder:
+    match order:
+        case ReceivePages():
+            return "receive", order.transfer, len(order.pages)
+        case SendPages():
+            return "send", order.transfer, len(order.pages), order.to, order.to_transfer, order.first
+        case StopTransfer():
+            return "stop", order.transfer
+
+
 # -- replies --
 
 
@@ -339,6 +373,8 @@ def _rule_of(reply: Reply) -> str:
     if isinstance(reply, TokenOutput):
         ends = "Time limits" if reply.finish_reason is FinishReason.TIMEOUT else "End"
         return "Result" if reply.finish_reason is None else ends
+    if isinstance(reply, PrefillWanted | PrefillDropped):
+        return "Receive"
     return "Refuse" if isinstance(reply, Refusal) else "Calls" if isinstance(reply, CallAnswer) else "Counters"
 
 
@@ -384,7 +420,7 @@ def _agree(specification: Specification, scheduler: Scheduler) -> bool:
         )
         and (not limits.max_loras or len(specification.loras.resident) == scheduler.loras.resident)
         and (specified.host is None or specification.stats() == scheduler.stats())
-        and specified.pending_tokens(waiting, specification.chunked) == pending_prefill_tokens(books, memory)
+        and specification.pending_tokens() == pending_prefill_tokens(books, memory)
     )
 
 

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from engine.messages import Reply
 from engine.plan import DECODE, MIXED, PREFILL, ForwardMode, GrammarOrder, LoraChange, SamplingSpec
 
+# An order to the stages: what, of which transfer; and of one that begins how many pages, and where they go.
+SpecifiedOrder = tuple[object, ...]
+
 
 class ExpectedSegment(NamedTuple):
     """One request's share of a microbatch. ``pages`` is a number: which pages they are is not promised.
@@ -37,6 +40,7 @@ class Expected(NamedTuple):
 
     ``told`` is what a microbatch of no request tells the stages: the new weights, or where a profile goes.
     ``copies`` says how many pages it copies to the host, and from it: which ones these are is not promised.
+    ``transfers`` are the orders to send and receive KV.
     The messages of answers and refusals in ``replies`` are the part of them that is promised.
     """
 
@@ -50,6 +54,7 @@ class Expected(NamedTuple):
     again: bool
     grammars: tuple[GrammarOrder, ...] = ()
     copies: tuple[int, int] = (0, 0)
+    transfers: Sequence[SpecifiedOrder] = ()
 
 
 def mode_of(prompts: Sequence[object], decodes: Sequence[object]) -> ForwardMode:

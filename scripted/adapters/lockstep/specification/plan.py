@@ -5,16 +5,18 @@ Names in bold are the rules of docs/architecture.md, "The rules of a step". It l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from engine.limits import Limits
+from scripted.adapters.lockstep.specification.calls import SpecifiedCalls
 from scripted.adapters.lockstep.specification.chunks import next_part
 from scripted.adapters.lockstep.specification.drafts import drafts_of
 from scripted.adapters.lockstep.specification.grammars import SpecifiedGrammars
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.queue import by_policy, gives_way, is_overdue, overtake
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
+from scripted.adapters.lockstep.specification.transfers import SpecifiedTransfers
 
 TRIES_LIMIT: Final = 16
 LEAST_SPARED_TOKENS: Final = 512
@@ -27,6 +29,9 @@ class _Engine(Protocol):
     memory: SpecifiedMemory
     grammars: SpecifiedGrammars
     totals: dict[str, int]
+    transfers: SpecifiedTransfers
+    calls: SpecifiedCalls
+    now: float
     running: list[Request]
     chunked: Request | None
 
@@ -47,7 +52,7 @@ def plan_of(engine: _Engine) -> tuple[list[Part], list[Part]]:
         prompts = _prompts(engine, budget, limits.most_requests)
         return prompts, [] if prompts else _decodes(engine, limits.most_requests, with_drafts=True)
     left_to_prompts = max(1, min(limits.page_size, budget // 2)) if limits.chunking else budget
-    has_prompts = engine.chunked is not None or bool(engine.waiting)
+    has_prompts = engine.chunked is not None or bool(engine.waiting or engine.transfers.transferring)
     most = limits.most_requests
     count = len(_choose(engine, min(budget - left_to_prompts, most - 1))) if has_prompts else 0
     prompts = _prompts(engine, budget - count, most - count)
@@ -60,7 +65,7 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
     """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
     plan: list[Part] = []
     tries = 0
-    for request in _in_turn(engine):
+    for request in _in_turn(engine, plan, budget, seats):
         overtaken: list[Request] = []
         if not request.owns_memory:
             if request.lacks_lora and not is_overdue(request):
@@ -75,6 +80,10 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
                     break
                 continue
             overtaken = overtake(request, engine.grammars.startable(engine.waiting), engine.limits)
+            if request.is_receiving:
+                if any(map(is_overdue, overtaken)):
+                    break
+                continue
         start = request.planned_tokens
         end = start + next_part(engine.limits, plan, start, request.goal_tokens - start, budget)
         if not engine.memory.extend(request, end):
@@ -89,10 +98,19 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
     return plan
 
 
-def _in_turn(engine: _Engine) -> Iterator[Request]:
-    """**Order**: the prompt that is split, then the queue, as it is once that prompt's next part has its pages."""
+def _in_turn(engine: _Engine, plan: Sequence[Part], budget: int, seats: int) -> Iterator[Request]:
+    """**Order**: the prompt that is split, then the queue, as it is once that prompt's next part has its pages.
+
+    **Receive**: between these what was received, as far as its rest goes into the microbatch as a whole.
+    """
     if engine.chunked is not None:
         yield engine.chunked
+    while engine.chunked is None and (received := engine.transfers.next_received) is not None:
+        left = budget - sum([end - start for _, start, end in plan])
+        if plan and (len(plan) >= seats or received.goal_tokens - received.planned_tokens > left):
+            break
+        received.is_receiving, engine.chunked = False, received
+        yield received
     yield from by_policy(engine.grammars.startable(engine.waiting), engine.limits, engine.memory)
 
 
@@ -100,7 +118,7 @@ def _waits_for_another(engine: _Engine, request: Request) -> bool:
     """**Shared**: what is launched to the end of its prompt, and is to be published, spares it most of its own."""
     memory, size = engine.memory, engine.limits.page_size
     for other in memory.owners if engine.limits.radix_cache else ():
-        is_left = other.end is not None or other.is_leaving
+        is_left = other.end is not None or other.is_leaving or other.is_receiving or other.is_delivering
         if other.is_running or is_left or other is engine.chunked or other.kv_key != request.kv_key:
             continue
         pairs = [*zip(request.ids[: request.may_hit], other.ids, strict=False)]
@@ -130,6 +148,7 @@ def _admit(engine: _Engine, request: Request) -> bool:
     request.hit_tokens = request.planned_tokens = request.pages * engine.limits.page_size
     request.goal_tokens = len(request.ids)
     memory.count_hit(request, engine.totals)
+    engine.transfers.receive(request, engine.now, engine.calls.weights[-1] or "")
     return True
 
 

@@ -18,7 +18,13 @@ LPM_QUEUE_LIMIT_REQUESTS: Final = 128
 
 
 def why_refused(
-    message: Generate, failure: str | None, live: Container[str], waiting: int, limits: Limits, loras: Container[str]
+    message: Generate,
+    failure: str | None,
+    live: Container[str],
+    waiting: int,
+    limits: Limits,
+    loras: Container[str],
+    weights: str | None,
 ) -> tuple[RefusalKind, str] | None:
     """**Refuse**: for the first of these reasons that holds."""
     never = limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
@@ -26,6 +32,11 @@ def why_refused(
         return RefusalKind.UNAVAILABLE, failure
     if never is not None:
         return RefusalKind.INVALID, never
+    if (deliver := message.deliver) is not None:
+        if not limits.prefills or len(deliver.to) != limits.pp_size:
+            return RefusalKind.UNAVAILABLE, "pp_size" if limits.prefills else "role='prefill'"
+        if deliver.weights != (weights or ""):
+            return RefusalKind.UNAVAILABLE, deliver.weights
     if message.lora is not None and message.lora not in loras:
         return RefusalKind.NOT_FOUND, repr(message.lora)
     if message.rid in live:

@@ -86,6 +86,9 @@ class SpecifiedRequest:
         self.stop_ids = frozenset((*message.sampling.stop_token_ids, *eos))
         self.end: FinishReason | None = None
         self.owns_memory = self.is_running = self.is_leaving = self.was_retracted = False
+        self.is_receiving = self.is_delivering = False
+        self.prefill_at = message.prefill_at  # None once it failed
+        self.sent_pages = 0 if message.deliver is None else message.deliver.first_page
         self.is_whole = False  # whether it ended with a token
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0

@@ -24,6 +24,7 @@ from scripted.adapters.lockstep.specification.plan import Part, plan_of
 from scripted.adapters.lockstep.specification.queue import why_refused
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
 from scripted.adapters.lockstep.specification.time import next_deadline, out_of_time
+from scripted.adapters.lockstep.specification.transfers import SpecifiedTransfers
 
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
 FIELDS: Final = messages.EngineStats.__struct_fields__
@@ -50,6 +51,7 @@ class Specification:
         self.now, self.replies = 0.0, list[messages.Reply]()
         self.steps, self.launched, self.has_time_limits = 0, 0, limits.waiting_timeout_s is not None
         self.loras = SpecifiedLoras(limits, self.totals)
+        self.transfers = SpecifiedTransfers(limits, self.memory)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
         """**Step**: the events, then whose time is over, then the call that waits, then at most one microbatch."""
@@ -59,6 +61,7 @@ class Specification:
         timed = self.live.values() if self.has_time_limits else ()
         for _, _, says, request in out_of_time(timed, self.limits, now) if timed else ():
             self._end(request, FinishReason.TIMEOUT, error=says)
+        self.transfers.fail_overdue(now)
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
         if self.loras.unload is not None:
@@ -69,12 +72,17 @@ class Specification:
         if mode is not None:
             self.flights.append((plan, segments, mode))
             self.launched += 1
-        changed = mode is not None or self.totals["retractions"] != retractions or self.loras.is_postponed
+        ordered, asked = self.transfers.take_news()
+        self.replies += asked
+        changed = bool(mode is not None or self.totals["retractions"] != retractions or ordered or asked)
+        changed |= self.loras.is_postponed
         change = self.loras.flight.says if self.loras.flight and mode is ForwardMode.LORA else None
-        deadline = next_deadline((self.calls.deadline, self.loras.deadline), timed, self.limits)
+        waits = self.calls.deadline, self.loras.deadline, self.transfers.deadline
+        deadline = next_deadline(waits, timed, self.limits)
         again = changed and (self._may_plan() or (self._has_slot() and self.loras.is_call_due))
         orders = self.grammars.take_orders()
-        return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders, copies)
+        more = deadline, again, orders, copies, ordered
+        return Expected(mode, self.launched - 1, segments, told, change, self.replies, *more)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -85,6 +93,10 @@ class Specification:
             case messages.GrammarReady():
                 for request in self.grammars.answer(event, self.totals):
                     self._end(request, event.reason, error=event.error)
+            case messages.PagesReceived() | messages.PagesSent():
+                self._on_transfer(event)
+            case messages.PrefillFailed():
+                self.transfers.fail(event.transfer)
             case messages.Generate():
                 self._on_generate(event)
             case messages.Abort():
@@ -134,6 +146,7 @@ class Specification:
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
             f"in_flight={len(self.flights) or int(bool(self.calls.update or self.calls.turns))} releasing={leaving}"
+            + (f" transferring={len(moving)}" if (moving := self.transfers.transferring) else "")
         )
 
     def ready(self) -> list[Request]:
@@ -153,9 +166,15 @@ class Specification:
             step=self.steps, forward_ct=self.launched, waiting=len(waiting), chunked=int(self.chunked is not None),
             running=len(self.running), in_flight=len(self.flights), paused=self.paused, alive=len(self.live),
             sleep_level=self.calls.sleep_level,
-            pending_prefill_tokens=self.memory.pending_tokens(waiting, self.chunked), **self.memory.sizes(),
-            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.loras.resident), **self.totals,
+            pending_prefill_tokens=self.pending_tokens(), **self.memory.sizes(),
+            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.loras.resident),
+            open_transfers=len(self.transfers.open), **self.totals,
         )  # fmt: skip
+
+    def pending_tokens(self) -> int:
+        """**Load**: of those that receive, what they will not have received."""
+        moving = sum([one.goal_tokens - one.planned_tokens for one in self.transfers.transferring])
+        return self.memory.pending_tokens(self.waiting, self.chunked) + moving
 
     # -- results --
 
@@ -186,20 +205,54 @@ class Specification:
             if request.end is None:
                 if error is not None:
                     self._end(request, FinishReason.ERROR, error=error)
-                elif not request.in_flight and (request is self.chunked or request.is_prefilled):
-                    self.memory.publish(request, request.planned_tokens, counts=request.is_prefilled)
-                    if request.is_prefilled:
-                        self._end(request, FinishReason.LENGTH)
+                else:
+                    if request is self.chunked and not request.in_flight:
+                        self.memory.publish(request, request.planned_tokens, counts=False)
+                    self.transfers.send(request, end)
+                    self._end_if_prefilled(request)
             self._leave_if_landed(request)
         for request, _, end in computed:
             self.memory.slide(request, end)
         if not plan and mode is not ForwardMode.LORA:
             self._answer_all(self.calls.finish(mode, error))
+            self._end_outdated()
         elif not plan:
             answers, left = self.loras.land(error, self.launched, self.waiting)
             self._answer_all(answers)
             for request in left:
                 self._end(request, FinishReason.UNAVAILABLE, error=error)
+
+    def _end_outdated(self) -> None:
+        """**Send**: what waits to be sent with weights that the engine does not have any more ends."""
+        weights = self.calls.weights[-1] or ""
+        for request in self.waiting:
+            deliver = request.message.deliver
+            if deliver is not None and deliver.weights != weights:
+                wanted = deliver.weights or "of the start"
+                why = f"its KV was wanted with the weights {wanted!r}, which an update has replaced; ask again"
+                self._end(request, FinishReason.UNAVAILABLE, error=why)
+
+    def _end_if_prefilled(self, request: Request) -> None:
+        """**End**: a request of no new token ends with its prompt, and when all of that is sent if it is to be."""
+        if request.is_prefilled and not (request.in_flight or request.end is not None):
+            self.memory.publish(request, request.planned_tokens)
+            self._end(request, FinishReason.LENGTH)
+
+    def _on_transfer(self, event: messages.PagesReceived | messages.PagesSent) -> None:
+        """**Receive**, **Send**: the stages use no page of a transfer any more."""
+        is_sent, one = isinstance(event, messages.PagesSent), self.transfers.open.get(event.transfer)
+        if one is not None and isinstance(event, messages.PagesReceived):
+            self.totals["pages_received"] += event.pages
+        if one is not None and isinstance(event, messages.PagesSent) and event.error is None:
+            self.totals["pages_sent"] += one.pages
+        request = self.transfers.end(event.transfer, None if isinstance(event, messages.PagesSent) else event.pages)
+        if request is None:
+            return
+        if isinstance(event, messages.PagesSent) and event.error is not None and request.end is None:
+            self._end(request, FinishReason.ERROR, error=event.error)
+        elif is_sent:
+            self._end_if_prefilled(request)
+        self._leave_if_landed(request)
 
     def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         if not (request.is_running or request.is_leaving):
@@ -223,6 +276,7 @@ class Specification:
         self.replies.append(request.output(*news, error=error))
         self.totals[ENDS.get(reason, "requests_finished")] += 1
         request.is_whole = bool(news)
+        self.transfers.stop(request)
         if request.owns_memory:
             # Those that have ended come after all others, in the order of their ends: a death frees them so.
             self.memory.owners.remove(request)
@@ -238,10 +292,13 @@ class Specification:
 
     def _take_out(self, request: Request) -> None:
         request.is_running, self.chunked = False, None if self.chunked is request else self.chunked
+        request.is_receiving = request.is_delivering = False
         self.running = [other for other in self.running if other is not request]
 
     def retract(self, request: Request) -> None:
         """**Retract**: its memory is free as soon as nothing with it is in flight; it keeps its place in the queue."""
+        if request.is_receiving:
+            self.transfers.stop(request)
         self._take_out(request)
         request.is_leaving = True
         self._leave_if_landed(request)
@@ -262,6 +319,7 @@ class Specification:
         """**Death**: nothing in flight comes back, and every request ends with an error."""
         self.failure, self.flights = self.failure or why, []
         self.memory.land_copies(None, failed=True)
+        self.transfers.give_up()
         for request in [*self.memory.owners]:
             request.in_flight = 0
             if request.end is not None:
@@ -275,7 +333,9 @@ class Specification:
         self, message: messages.Generate, live: Container[str], waiting: int
     ) -> tuple[messages.RefusalKind, str] | None:
         """**Refuse**: by what rule, and the part of the refusal that is promised; None for a request that is not."""
-        return why_refused(message, self.failure, live, waiting, self.limits, self.loras.to_ask_for)
+        return why_refused(
+            message, self.failure, live, waiting, self.limits, self.loras.to_ask_for, self.calls.weights[-1]
+        )
 
     def _on_generate(self, message: messages.Generate) -> None:
         refusal = self.why_refused(message, self.live, len(self.waiting))
@@ -316,7 +376,7 @@ class Specification:
         return (
             self.paused is None
             and self._has_slot()
-            and bool(self.chunked or self.ready() or self.waiting or self.ahead())
+            and bool(self.chunked or self.ready() or self.waiting or self.ahead() or self.transfers.next_received)
         )
 
     def _launch(self) -> tuple[ForwardMode | None, list[Part], str | int | None]:
@@ -324,7 +384,7 @@ class Specification:
         if self.failure is not None:
             self._answer_all([*self.calls.give_up(self.failure), *self.loras.give_up(self.failure)])
             return None, [], None
-        told = self.calls.launch(len(self.flights), self.limits.depth)
+        told = self.calls.launch(len(self.flights), self.limits.depth, len(self.transfers.open))
         if self.limits.max_loras:
             has_slot, queue = told is None and self._has_slot(), self.grammars.startable(self.waiting)
             if self.loras.change(queue, self.memory, has_slot=has_slot, goes_on=self.paused is None):

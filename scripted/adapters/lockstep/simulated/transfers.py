@@ -1,0 +1,192 @@
+"""KV that a simulated engine sends to other engines and receives from them.
+
+Alone, an engine has an imagined one at the other end: it sends what is wanted, and takes all. A transfer then ends in
+the step after it was ordered, unless transfers are held or the other engine fails. In a fleet, what arrives is what
+another engine has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+
+from engine.messages import Generate, PagesReceived, PagesSent, PrefillWanted, Reply, TransferEvent
+from engine.plan import ReceivePages, SendPages, StopTransfer, TransferOrder
+from scripted.core.tokens import links_of
+
+_GONE: Final = "the decode engine is gone"
+
+# The KV of a full page: the fingerprint before it and of each of its slots.
+PageContent = list[int]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transfer that has not ended. ``came`` are pages of it by their index, ``failed_at`` where its engine failed."""
+
+    order: ReceivePages | SendPages
+    wanted: PrefillWanted | None = None
+    came: dict[int, PageContent] = field(default_factory=dict)
+    failed_at: int | None = None
+    is_stopped: bool = False
+
+
+class SentPages(msgspec.Struct, frozen=True):
+    """Pages on their way ``to`` an engine, as those from ``first`` on of its transfer of this number."""
+
+    to: str
+    transfer: int
+    first: int
+    contents: tuple[PageContent, ...]
+
+
+class Pool(Protocol):
+    """The pages of an engine."""
+
+    def content(self, page: int) -> PageContent:
+        """What a page holds."""
+        ...
+
+    def receive(self, page: int, content: PageContent) -> None:
+        """Overwrite a page."""
+        ...
+
+
+class SimulatedTransfers:
+    """``sent`` are the pages that have left, for a fleet that carries them; in a fleet nothing ``is_imagined``."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._open: dict[int, _Open] = {}
+        self.is_imagined = True
+        self.is_holding = False
+        self.sent: list[SentPages] = []
+
+    # -- orders --
+
+    def order(self, order: TransferOrder) -> None:
+        """Begin a transfer, or stop one."""
+        if not isinstance(order, StopTransfer):
+            self._open[order.transfer] = _Open(order)
+        elif order.transfer in self._open:
+            self._open[order.transfer].is_stopped = True
+
+    def want(self, replies: Iterable[Reply]) -> None:
+        """What is asked of prefill engines."""
+        for reply in replies:
+            if isinstance(reply, PrefillWanted):
+                self._open[reply.transfer].wanted = reply
+
+    # -- looking --
+
+    @property
+    def holds_some(self) -> bool:
+        """Transfers are held that would have ended."""
+        return self.is_holding and any(not one.is_stopped for one in self._open.values())
+
+    @property
+    def ends_soon(self) -> bool:
+        """The next step brings the end of a transfer: it was stopped, or all of it is there, or is sent."""
+        return any(
+            one.is_stopped or isinstance(one.order, SendPages) or len(one.came) == len(one.order.pages)
+            for one in self._open.values()
+        )
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The transfers that have not ended, in their order."""
+        return tuple(self._open)
+
+    def is_received(self, number: int) -> bool:
+        """Whether this engine is the one that receives."""
+        return isinstance(self._open[number].order, ReceivePages)
+
+    # -- the other end --
+
+    def fail(self, number: int, pages: int) -> None:
+        """The other engine is gone, after so many pages of a transfer."""
+        self._open[number].failed_at = pages
+
+    def arrive(self, number: int, first: int, contents: Iterable[PageContent]) -> None:
+        """Pages arrive from another engine; of a transfer that has ended they are dropped."""
+        one = self._open.get(number)
+        if one is not None and isinstance(one.order, ReceivePages):
+            one.came |= dict(enumerate(contents, first))
+
+    def take_ended(
+        self, pool: Pool, root: int, deliveries: Iterable[Generate], corruptions: list[str]
+    ) -> list[TransferEvent]:
+        """The ends of transfers that are due, in their order. ``root`` is the fingerprint before every prompt.
+
+        ``deliveries`` are the prompts that are sent; what is sent and is not theirs is added to ``corruptions``.
+        """
+        ended: list[TransferEvent] = []
+        for number, one in list(self._open.items()):
+            event: TransferEvent | None
+            if isinstance(one.order, ReceivePages):
+                event = self._end_receiving(one, one.order, pool, root)
+            else:
+                event = self._why_not_sent(one, one.order)
+                if event is None and not self.is_holding:
+                    event = self._end_sending(one.order, pool, root, deliveries, corruptions)
+            if event is not None:
+                del self._open[number]
+                ended.append(event)
+        return ended
+
+    def lose(self) -> None:
+        """The stages are gone, and all that was on its way."""
+        self._open.clear()
+        self.sent.clear()
+
+    # -- inside --
+
+    def _end_receiving(self, one: _Open, order: ReceivePages, pool: Pool, root: int) -> PagesReceived | None:
+        """All pages have come, or it was stopped: then those count that came without a gap."""
+        count, number = len(order.pages), order.transfer
+        if self.is_imagined and one.wanted is not None:
+            # A stop crosses what is on its way: all of it is there already, or all but the last page.
+            most = count - number % 2 if one.is_stopped else 0 if self.is_holding else count
+            contents = self._contents_of(one.wanted, root)[: most if one.failed_at is None else one.failed_at]
+            one.came |= dict(enumerate(contents))
+        whole = next((index for index in range(count) if index not in one.came), count)
+        if whole < count and not one.is_stopped:
+            return None
+        for index, page in enumerate(order.pages[:whole]):
+            pool.receive(page, one.came[index])
+        return PagesReceived(transfer=number, pages=whole)
+
+    def _why_not_sent(self, one: _Open, order: SendPages) -> PagesSent | None:
+        if one.is_stopped or one.failed_at is not None:
+            return PagesSent(transfer=order.transfer, error="stopped" if one.is_stopped else _GONE)
+        return None
+
+    def _end_sending(
+        self, order: SendPages, pool: Pool, root: int, deliveries: Iterable[Generate], corruptions: list[str]
+    ) -> PagesSent:
+        contents = tuple([list(pool.content(page)) for page in order.pages])
+        for message in deliveries:
+            deliver = message.deliver
+            if deliver is not None and (deliver.to, deliver.transfer) == (order.to, order.to_transfer):
+                corruptions += self._strange(message, deliver.first_page + order.first, contents, root)
+                break
+        else:
+            corruptions.append(f"pages {order.pages} are sent for transfer {order.to_transfer}, which nobody asked for")
+        if not self.is_imagined:
+            self.sent.append(SentPages(order.to[0], order.to_transfer, order.first, contents))
+        return PagesSent(transfer=order.transfer)
+
+    def _strange(self, message: Generate, first: int, contents: Iterable[PageContent], root: int) -> Iterator[str]:
+        """What is sent from this page of a prompt on and is not its KV."""
+        size, links = self._page_size, links_of(root, message.prompt_ids)
+        for index, content in enumerate(contents, first):
+            if content != links[index * size : (index + 1) * size + 1]:
+                yield f"page {index} of {message.rid} is sent, but does not hold the KV of its prompt"
+
+    def _contents_of(self, wanted: PrefillWanted, root: int) -> list[PageContent]:
+        size, links = self._page_size, links_of(root, wanted.ids)
+        starts = range(wanted.first_page * size, len(wanted.ids), size)
+        return [list(links[start : start + size + 1]) for start in starts]
