@@ -55,7 +55,8 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``when`` says what the scheduler did and in which step, and ``inside`` are the lines of it that raised, if any did.
     ``printed`` is what the script printed last, in a process whose output is not shown. ``spent``: the engine is of no
-    further use; not ``begun``: it failed in its reset, before the script.
+    further use; not ``begun``: it failed in its reset, before the script. ``fleet`` are the last steps of the engines
+    that the script had beside its own, by name.
     """
 
     kind: FailureKind
@@ -78,6 +79,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     spent: bool = False
     begun: bool = True
     replay: str = ""
+    fleet: tuple[tuple[str, StepLog], ...] = ()
 
     @property
     def headline(self) -> str:
@@ -105,13 +107,18 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def _steps(self, width: int) -> str:
-        if self.log is None or not self.log.steps:
-            return ""
+        logs = [(f"The last steps of engine {name}:", log) for name, log in self.fleet]
+        if self.log is not None and not logs:
+            logs = [("The last steps before the end:", self.log)]
         # The table needs rich, which the import of the harness should not pay for.
         from scripted.report.table import render_text, step_table
 
-        table = step_table(self.log, last=SHOWN_STEPS, notes=self.notes)
-        return f"The last steps before the end:\n{render_text(table, width).rstrip()}"
+        tables = [
+            (title, step_table(log, last=SHOWN_STEPS, notes=self.notes if log is self.log else ()))
+            for title, log in logs
+            if log.steps
+        ]
+        return "\n\n".join(f"{title}\n{render_text(table, width).rstrip()}" for title, table in tables)
 
     def _facts(self, width: int) -> str:
         facts = {

@@ -106,6 +106,7 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting: tuple[str, ...] = ()
     chunked: str | None = None
     running: tuple[str, ...] = ()
+    transferring: tuple[str, ...] = ()
     in_flight: tuple[int, ...] = ()
     memory: dict[str, int] = {}
     digest: str = ""

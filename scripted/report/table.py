@@ -151,13 +151,15 @@ def _stage_cells(stages: tuple[int | None, ...]) -> list[str]:
 
 
 def _queues(step: ShownStep) -> str:
-    if step.queues_are_clear:
+    if step.queues_are_clear and not step.transferring:
         return "all clear"
     parts = [f"{len(step.waiting)} waiting"] if step.waiting else []
     if step.chunked is not None:
         parts.append(f"chunked {short_rid(step.chunked)}")
     if step.running:
         parts.append(f"{len(step.running)} running")
+    if step.transferring:
+        parts.append(f"{len(step.transferring)} transferring")
     return ", ".join(parts)
 
 

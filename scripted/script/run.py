@@ -39,7 +39,7 @@ class ScriptedRun(Run, ABC):
     records: list[Any]
 
     def __init__(
-        self, config: Any, of: str, source: ScriptSource, *, parts: tuple[Any, Any, Any] | None = None
+        self, config: Any, of: str, source: ScriptSource | None, *, parts: tuple[Any, Any, Any] | None = None
     ) -> None:
         super().__init__(Schedule(config, (), of), record=True, parts=parts)
         self.handles = Handles()
@@ -47,7 +47,8 @@ class ScriptedRun(Run, ABC):
         self.script: ScriptExecution | None = None
         # What the script itself raised, as opposed to what was raised about the scheduler.
         self.script_error: BaseException | None = None
-        self._source = source
+        # None where no script drives it: one of the engines of a fleet.
+        self._source: Any = source
         self._context: BaseContext | None = None
         self._driver: Generator[None, None, None] | None = None
         self._last_step = self._steps_limit = _NEVER

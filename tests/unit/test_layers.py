@@ -85,6 +85,8 @@ ROOMS = (
     "scripted.adapters.lockstep.recordings",
     "scripted.adapters.lockstep",
     "scripted.adapters.lockstep.adapter",
+    "scripted.adapters.lockstep.roles",
+    "scripted.adapters.lockstep.fleets",
     "scripted.api",
     "scripted.demo",
     "scripted.shell",
@@ -117,6 +119,7 @@ PURE = (
     "scripted.adapters.lockstep.simulated.grammar",
     "scripted.adapters.lockstep.simulated.model",
     "scripted.adapters.lockstep.simulated.pipeline",
+    "scripted.adapters.lockstep.simulated.transfers",
 )
 WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.router", "engine.serve_app")
 

@@ -71,10 +71,12 @@ def _named(batch: int, launched: dict[int, Launch]) -> str:
 
 
 def _queues(step: ShownStep) -> tuple[str, ...]:
+    transferring = (f"transferring: {_members(step.transferring)}",) if step.transferring else ()
     if step.queues_are_clear:
-        return ("waiting, chunked and running are empty",)
+        return ("waiting, chunked and running are empty", *transferring)
     chunked = "nothing" if step.chunked is None else printable(step.chunked)
-    return (f"waiting: {_members(step.waiting)}", f"chunked: {chunked}", f"running: {_members(step.running)}")
+    queues = f"waiting: {_members(step.waiting)}", f"chunked: {chunked}", f"running: {_members(step.running)}"
+    return *queues, *transferring
 
 
 def _members(rids: Sequence[str]) -> str:

@@ -31,8 +31,8 @@ IDLE_PIPELINE = SimpleNamespace(
     ready=False,
     next_completion=lambda timeout_s: None,
     wake_sources=lambda: (),
-    ready_grammars=lambda: (),
-    grammar_source=lambda: None,
+    answers=lambda: (),
+    answer_source=lambda: None,
 )
 
 

@@ -119,9 +119,9 @@ class AloneRuns:
         tokens: list[int] = []
         logprobs: list[PromptLogprob] = []
         run.flush()
-        run.inject(
-            msgspec.structs.replace(handle.message, rid=rid, priority=0, return_logprob=False, top_logprobs_num=0)
-        )
+        # All by this engine: what another one computes or is sent is compared with what this one computes.
+        alone = {"priority": 0, "return_logprob": False, "top_logprobs_num": 0, "prefill_at": None, "deliver": None}
+        run.inject(msgspec.structs.replace(handle.message, rid=rid, **alone))
         for _ in range(_BUDGET_STEPS):
             yield
             for reply in run.last_replies:

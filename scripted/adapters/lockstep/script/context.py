@@ -15,6 +15,7 @@ from engine.pipeline.wire import StageView
 from engine.routing import CachePicture
 from engine.scheduler import Request
 from scripted.adapters.lockstep.actions import all_actions
+from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.in_vain import met_nothing
 from scripted.adapters.lockstep.script.link_orders import CutLink, HealLink, SlowLink
 from scripted.errors import BadCall
@@ -99,6 +100,23 @@ class ScriptContext(BaseContext):
 
     # -- verbs --
 
+    def engines(self, *names: str) -> Fleet:
+        """A fleet beside this engine, of its configuration: ``p...`` prefill, ``d...`` decode, ``e...`` do both.
+
+        ``fleet["d0"]`` is the ``t`` of one engine. Each step of this script is one step of each of them. Once in a
+        script, and only in the sim tier.
+        """
+        if self._run.fleet is not None:
+            raise BadCall("t.engines(...) was called before; a script has one fleet, so name all engines at once")
+        if not names or len(set(names)) != len(names):
+            raise BadCall(f"t.engines(...) takes different names such as 'p0', 'd0', got {names!r}")
+        if self._run.new_fleet is None:
+            tier = self._run.world.tier
+            raise BadCall(f"t.engines(...) needs simulated engines, not those of tier {tier}; write tiers=('sim',)")
+        fleet: Fleet = self._run.new_fleet(names, self._run.clock)
+        self._run.fleet = fleet
+        return fleet
+
     def warmup_radix(self, prompt_ids: Sequence[int]) -> Wait:
         """Put a prefix into the tree by a real request; use as ``yield from``."""
         return self.wait_for("warmup_radix(...)", self._warmup_radix(prompt_ids))
@@ -175,7 +193,8 @@ class ScriptContext(BaseContext):
         left = self._in_vain.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
         if left > 0:
             self._in_vain["failures of a grammar that none met"] = left
-        return super().loose_ends() | {name: count for name, count in met_nothing(self._run).items() if count}
+        ends = super().loose_ends() | {name: count for name, count in met_nothing(self._run).items() if count}
+        return ends if self._run.fleet is None else self._run.fleet.loose_ends(ends)
 
     def _warmup_radix(self, prompt_ids: Sequence[int]) -> Steps:
         r = self.start_req(prompt_ids=prompt_ids, max_new_tokens=1)

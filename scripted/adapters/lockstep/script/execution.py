@@ -109,8 +109,9 @@ class EngineExecution(ScriptExecution):
             script=f"{code.co_filename}::{self.function.__name__}",
             tier=run.world.tier,
             mutant=mutant,
-            state="" if self.context is None else _state_text(self.context),
+            state="" if self.context is None else _state_text(run, self.context),
             log=log_of(kept, run.scheduler.limits, call_names(run.records)),
+            fleet=() if run.fleet is None else run.fleet.logs(REPORTED_STEPS),
             notes=self.notes,
             replay=self.options.replay,
             # A server that has lost a stage ends in a moment: the next script must not meet it.
@@ -128,8 +129,10 @@ def kind_of(exc: BaseException) -> FailureKind:
     return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
 
 
-def _state_text(context: Any) -> str:
+def _state_text(run: Any, context: Any) -> str:
     try:
+        if run.fleet is not None:
+            return "; ".join(f"{name}: {run.fleet[name].state}" for name in run.fleet.names)
         return str(context.state)
     except Exception as exc:  # noqa: BLE001 - a report on a broken engine must come out all the same
         return f"not readable ({exc})"

@@ -8,7 +8,9 @@ from scripted.script.clients import ClientView, finish_reason_of
 from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed
 
-_RUNNING_PLACES = frozenset({Place.CHUNKED, Place.DISPATCHED, Place.RUNNING, Place.RETRACTING})
+_RUNNING_PLACES = frozenset(Place) - {Place.WAITING, Place.RELEASING, Place.GONE}
+# It still has to compute some of its prompt.
+_PARTLY_PREFILLED = frozenset({Place.CHUNKED, Place.RECEIVING})
 
 
 class RequestHandle(BaseRequest):
@@ -86,7 +88,8 @@ class RequestHandle(BaseRequest):
 
     @property
     def is_prefilled(self) -> bool:
-        return self.req is not None and self.req.lease is not None and not self.is_chunking
+        request = self.req
+        return request is not None and request.lease is not None and request.place not in _PARTLY_PREFILLED
 
     @property
     def finish_reason(self) -> str | None:
@@ -126,7 +129,7 @@ class RequestHandle(BaseRequest):
         request = self._request
         if request is None or request.place is Place.WAITING:
             return len(self.prompt_ids if request is None else request.ids)
-        return max(0, request.prefill_tokens - request.planned_tokens) if request.place is Place.CHUNKED else 0
+        return max(0, request.prefill_tokens - request.planned_tokens) if request.place in _PARTLY_PREFILLED else 0
 
     @property
     def kv_pages(self) -> int:

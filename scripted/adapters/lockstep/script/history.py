@@ -30,6 +30,8 @@ def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: 
         waiting_rids=tuple([request.rid for request in books.waiting]),
         running_rids=tuple(books.running),
         error=error,
+        transfers=result.transfers,
+        transferring=tuple(books.transferring),
     )
 
 

@@ -68,7 +68,7 @@ def _pauses_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
             later = records[index:]
             lasting = later[: next((n for n, one in enumerate(later) if n and one.microbatch is not None), len(later))]
             yield not before and not any(_is_busy(one) for one in lasting)
-        before = record.waiting + record.running + len(record.in_flight) + (record.chunked is not None)
+        before = _size_of(record)
 
 
 def _continued_in_vain(records: Sequence[StepRecord]) -> int:
@@ -106,9 +106,14 @@ def _time_in_vain(records: Sequence[StepRecord], now: float) -> bool:
 
 def _is_alive(record: StepRecord) -> bool:
     """Whether anything was there, or came: a request, or a client's or an operator's call."""
-    sizes = record.waiting + record.running + len(record.in_flight) + (record.chunked is not None)
     acts = (event for event in record.events if not isinstance(event, (SetPressure, ReleasePressure)))
-    return bool(sizes or record.replies or any(True for _ in acts))
+    return bool(_size_of(record) or record.replies or any(True for _ in acts))
+
+
+def _size_of(record: StepRecord) -> int:
+    """Zero when no request was there and nothing was in flight."""
+    requests = record.waiting + record.running + len(record.transferring) + (record.chunked is not None)
+    return requests + len(record.in_flight)
 
 
 def _is_busy(record: StepRecord) -> bool:

@@ -22,6 +22,7 @@ from engine.messages import (
     OperatorEvent,
     PipelineEvent,
     PipelineFailed,
+    PrefillFailed,
     Refusal,
     Reply,
     ended_by,
@@ -38,6 +39,7 @@ from scripted.adapters.lockstep.script.alone import AloneRuns
 from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.script.delivery import check_answers
 from scripted.adapters.lockstep.script.execution import EngineExecution
+from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.followed_answers import FollowedAnswers
 from scripted.adapters.lockstep.script.grammars import HeldGrammars
 from scripted.adapters.lockstep.script.handle import RequestHandle
@@ -46,6 +48,7 @@ from scripted.adapters.lockstep.script.link_orders import CutLink, HealLink, Lin
 from scripted.adapters.lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
 from scripted.adapters.lockstep.script.state import EngineState, take_state
 from scripted.adapters.lockstep.script.world import World
+from scripted.core.clock import VirtualClock
 from scripted.core.named import OWN
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NotIdle, Overdue, RequestRefused
@@ -77,7 +80,7 @@ class EngineRun(ScriptedRun):
     fatal: ClassVar[tuple[type[Exception], ...]] = (ProcessDiedError,)
     arrived: list[ClientMessage]
 
-    def __init__(self, scheduler: Scheduler, world: World, source: ScriptSource) -> None:
+    def __init__(self, scheduler: Scheduler, world: World, source: ScriptSource | None) -> None:
         machine = EngineMachine(scheduler.limits, digests=True, scheduler=scheduler)
         super().__init__(None, OWN, source, parts=(machine, world, EngineOracle(scheduler.limits, restores=True)))
         self.world = world
@@ -96,6 +99,12 @@ class EngineRun(ScriptedRun):
         self._stage_sizes: Mapping[str, int] | None = None
         # What a router knows of the cache that follows the engine's KV events.
         self.picture = CachePicture(scheduler.limits.page_size)
+        # Prompts that other engines of a fleet want the KV of.
+        self.deliveries: list[Generate] = []
+        # Makes one of these names with this clock; None where engines are real.
+        self.new_fleet: Callable[[Sequence[str], VirtualClock], Fleet] | None = None
+        # The engines that a script has beside this one.
+        self.fleet: Fleet | None = None
         self._composed: Step | None = None
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
@@ -152,7 +161,8 @@ class EngineRun(ScriptedRun):
         return failed or record.microbatch is not None
 
     def causes(self) -> Iterable[str]:
-        return [*self._causes_of_results(), *self._causes_of_memory(), *self._causes_of_the_engine()]
+        causes = *self._causes_of_results(), *self._causes_of_transfers(), *self._causes_of_memory()
+        return [*causes, *self._causes_of_the_engine()]
 
     def _causes_of_results(self) -> Iterator[str]:
         results = self.results
@@ -164,6 +174,10 @@ class EngineRun(ScriptedRun):
             yield f"stage {stage} is stalled, nothing completes until t.resume_stage({stage})"
         for stage in sorted(results.cut):
             yield f"the link of stage {stage} is cut, nothing completes until t.heal_link({stage})"
+
+    def _causes_of_transfers(self) -> Iterator[str]:
+        if self.scheduler.books.open_transfers and self.world.transfers.holds_some:
+            yield "transfers of KV are held, until t.release_transfers()"
 
     def _causes_of_memory(self) -> Iterator[str]:
         memory = self.scheduler.memory
@@ -200,10 +214,13 @@ class EngineRun(ScriptedRun):
 
     # -- for the verbs --
 
-    def start(self, body: dict[str, Any]) -> RequestHandle | Choices:
-        """POST a request; returns when its messages are here. Raises RequestRefused, or Violation."""
+    def start(self, body: dict[str, Any], first_page: int | None = None) -> RequestHandle | Choices:
+        """POST a request; returns when its messages are here. Raises RequestRefused, or Violation.
+
+        With a ``first_page`` it is a prompt that a prefill engine is to send from there on.
+        """
         rid = body["rid"]
-        view = self.world.clients.generate(rid, body)
+        view = self.world.clients.generate(rid, body, first_page)
         rids = {choice.rid for choice in view.choices}
         messages = self.await_arrivals(
             lambda m: isinstance(m, Generate) and m.rid in rids, count=len(rids), refused=lambda: view.closed
@@ -245,7 +262,7 @@ class EngineRun(ScriptedRun):
         if not messages:
             raise RequestRefused(f"POST {action.path}", call.status, call.text)
         (message,) = messages
-        assert not isinstance(message, Generate), f"POST {action.path} arrived as {message}"
+        assert not isinstance(message, Generate | PrefillFailed), f"POST {action.path} arrived as {message}"
         call.arrived, call.call_id = True, message.call_id
         self.handles.calls.append(call)
         return call
@@ -278,6 +295,10 @@ class EngineRun(ScriptedRun):
     def happened(self, event: OperatorEvent) -> None:
         """It took effect already, between two steps: the next step counts it as its first."""
         self._interventions.append(event)
+
+    def join_fleet(self, clock: VirtualClock) -> None:
+        """Be an engine of a fleet: with its clock, every step judged from the first on."""
+        self.clock, self._judged = clock, True
 
     def kill_stage(self, stage: int) -> None:
         """Kill a stage; the next step sees the failure first."""
@@ -332,6 +353,7 @@ class EngineRun(ScriptedRun):
 
     def before_script(self, script: ScriptExecution) -> Steps:
         options = script.options
+        self.fleet = None
         self.world.limit_waits(min(options.result_timeout_s, options.timeout_s))
         self._judged = False
         yield from reset(self)
@@ -344,6 +366,8 @@ class EngineRun(ScriptedRun):
         assert isinstance(script, EngineExecution)
         assert script.context is not None
         script.note_end(self)
+        if self.fleet is not None:
+            yield from self.fleet.finish()
         if self.is_dead:
             check_answers(self.handles.all)
         elif self.failure is None:
@@ -358,7 +382,9 @@ class EngineRun(ScriptedRun):
             check_stages(self._stage_sizes, self.world.stage_sizes(), loras=self.scheduler.loras.resident)
         check_reached(script.options.must_reach, script.context.reached)
         if script.options.oracle and self.failure is None and not self.is_dead:
-            script.comparison = yield from self._alone.compare(self.handles.all, lambda: restore_weights(self))
+            compared = yield from self._alone.compare(self.handles.all, lambda: restore_weights(self))
+            compared.outputs += 0 if self.fleet is None else self.fleet.compared
+            script.comparison = compared
 
     def check_can_step(self, script: ScriptExecution) -> None:
         if self.is_dead:
@@ -385,6 +411,8 @@ class EngineRun(ScriptedRun):
     def compose(self, previous: StepResult | None) -> Step:
         """The next step's events: interventions, completions that are due, messages in the order of their arrival."""
         del previous
+        if self.fleet is not None:
+            self.fleet.step()
         self.step = self.scheduler.step_number + 1
         events: list[Event] = [*self._interventions]
         if self.failure is not None and self.scheduler.failure is None:
@@ -401,6 +429,9 @@ class EngineRun(ScriptedRun):
             assert event.microbatch_id == microbatch_id, f"{event} came back, microbatch {microbatch_id} was due"
         if self.failure is None:
             events += [self.grammars.answer(self.world.take_grammar(number)) for number in self.grammars.take_due()]
+            own = [handle.message for handle in self.handles.all if handle.message.deliver is not None]
+            prompts = own + self.deliveries
+            events += self.world.ended_transfers(self.last_replies, prompts)
         events += self._injected
         events += self.arrived
         self._injected, self.arrived, self._interventions = [], [], []
@@ -460,6 +491,8 @@ class EngineRun(ScriptedRun):
         self.results.release(None)
         self.grammars.release(None)
         self.grammars.spare_next()
+        if self.scheduler.transfers.begun:
+            self.world.transfers.is_holding = False
         for stage in sorted(self.results.stalled):
             self.world.resume_stage(stage)
         self.results.stalled.clear()

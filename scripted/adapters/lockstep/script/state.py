@@ -41,6 +41,7 @@ class EngineState(State, frozen=True, kw_only=True):
     same in both tiers. ``window`` counts the pages of the window pool, None for a model without window layers. Of
     ``waiting``, ``waiting_for_grammar`` have a grammar that is not ready. ``host`` counts the pages of the second tier,
     None without one: those that are ``cached`` can be hit, those that are ``held`` are still to be copied there.
+    ``transferring`` requests receive the KV of their prompt from another engine, or deliver the last of it to one.
     """
 
     tree: TreeState
@@ -49,6 +50,7 @@ class EngineState(State, frozen=True, kw_only=True):
     plan_digest: str
     load: LoadState
     waiting_for_grammar: tuple[str, ...] = ()
+    transferring: tuple[str, ...] = ()
     host: KVState | None = None
 
 
@@ -61,6 +63,7 @@ def take_state(run: Any) -> EngineState:
         waiting_for_grammar=Listed(
             one.rid for one in books.waiting if one.grammar is not None and not one.grammar.is_ready
         ),
+        transferring=Listed(books.transferring),
         step=scheduler.step_number,
         now=scheduler.now,
         arrived=Listed(_arrival_of(message) for message in run.arrived),

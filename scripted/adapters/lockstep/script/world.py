@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
 from engine.frontend.answer import Decoder
-from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Reply
+from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
 from engine.pipeline.wire import StageView
 from engine.scheduler.ports import Pipeline
 from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.adapters.lockstep.script.link_orders import DropLink, LinkOrder
+from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
 from scripted.errors import BadCall
 from scripted.script.clients import Call, ClientView
 
@@ -22,7 +23,9 @@ from scripted.script.clients import Call, ClientView
 class Clients(Protocol):
     """All clients of the engine, played for a script."""
 
-    def generate(self, rid: str, body: dict[str, Any]) -> ClientView: ...
+    def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
+        """POST ``body`` to ``/generate``, or with a ``first_page`` to ``/prefill``."""
+        ...
 
     def call(self, action: AdministrativeCall) -> Call: ...
 
@@ -89,6 +92,19 @@ class World(ABC):
     @abstractmethod
     def answer(self, replies: Sequence[Reply]) -> None:
         """Send replies outside a step: refusals, which change nothing in the scheduler."""
+
+    @property
+    def transfers(self) -> SimulatedTransfers:
+        """KV on its way between engines, where it is simulated. Raises BadCall."""
+        raise BadCall(
+            f"transfers of one engine can be held only where they are simulated, not in {self.tier}; write "
+            "@scripted(config, tiers=('sim',))"
+        )
+
+    def ended_transfers(self, replies: Sequence[Reply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
+        """Transfers that have ended. ``replies`` are those of the last step, ``prompts`` what may be sent."""
+        del replies, prompts
+        return ()
 
     def corruptions(self) -> Sequence[str]:
         """What requests read from KV that was not theirs, as far as this tier can tell."""

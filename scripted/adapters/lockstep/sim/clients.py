@@ -7,7 +7,7 @@ clients read the same bytes. No HTTP, no sockets.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,8 +23,10 @@ from engine.frontend.tokenizer import ChatTemplate
 from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import CacheEvent, CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
+from engine.scheduler import Scheduler
 from scripted.adapters.lockstep.actions import AdministrativeCall, LoraLoad
 from scripted.adapters.lockstep.actions.bodies import view_of
+from scripted.adapters.lockstep.actions.client_requests import PREFILL_ENGINE, of_role
 from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
 
@@ -59,12 +61,21 @@ class SimClients:
         self._heard: dict[int, tuple[Session, ClientView]] = {}
         self._calls: dict[str, Call] = {}
         self._numbers = itertools.count()
+        # What the messages of an engine with a role depend on; None for one that does all by itself.
+        self.scheduler: Scheduler | None = None
+        # The prefill engine of the next request of a decode engine; None for none.
+        self.choose_prefill: Callable[[], str | None] = lambda: PREFILL_ENGINE
 
-    def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
+    def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
+        """Check the body as ``/generate`` does and send it."""
         view = view_of(rid, body)
         try:
             order = native_order(msgspec.json.encode(body), self._served)
             self._check_grammar(order)
+            if (scheduler := self.scheduler) is not None:
+                at = self.choose_prefill()
+                messages = [of_role(one, scheduler, first_page, next(self._numbers), at) for one in order.messages]
+                order = msgspec.structs.replace(order, messages=tuple(messages))
             session = Session(self._sessions, order, NativeShape(order.n), self._served.tokenizer)
             session.on_output = lambda: self._heard.update({id(view): (session, view)})
             while session.send_some():

@@ -7,6 +7,7 @@ bodies, text and stop strings.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.limits import Limits
-from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Reply
+from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
 from engine.scheduler import Scheduler, run_loop
 from scripted.adapters.lockstep.bugs import mutant_named
+from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, kind_of
+from scripted.adapters.lockstep.script.fleet import Fleet, FleetEngine, config_of
 from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
@@ -25,6 +28,8 @@ from scripted.adapters.lockstep.script.world import World
 from scripted.adapters.lockstep.sim.clients import SimClients
 from scripted.adapters.lockstep.sim.limits import simulated_limits
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
+from scripted.core.clock import VirtualClock
 from scripted.errors import Overdue
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.deadline import Deadline
@@ -60,8 +65,16 @@ class SimWorld(World):
         return event
 
     def take_grammar(self, grammar_id: int) -> GrammarReady:
-        self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.ready_grammars()})
+        self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.answers()})
         return self._grammars.pop(grammar_id)
+
+    @property
+    def transfers(self) -> SimulatedTransfers:
+        return self.pipeline.transfers
+
+    def ended_transfers(self, replies: Sequence[Reply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
+        self.pipeline.transfers.want(replies)
+        return self.pipeline.ended_transfers(prompts)
 
     def answer(self, replies: Sequence[Reply]) -> None:
         self.clients.send(replies)
@@ -140,12 +153,38 @@ class ScriptedSim(ScriptRunner):
         return execution.succeeded()
 
     def _run_loop(self, source: _EngineScript) -> None:
-        scheduler, world = Scheduler(copy.deepcopy(self._limits)), SimWorld(self._limits, self.config.model)
+        scheduler, world = new_engine(self.config, copy.deepcopy(self._limits))
+        run = EngineRun(scheduler, world, source)
+        run.new_fleet = functools.partial(new_fleet, self.config)
         try:
-            run_loop(EngineRun(scheduler, world, source), scheduler, world.pipeline, world.clients)
+            run_loop(run, scheduler, world.pipeline, world.clients)
         except Exception:
             if source.report is None:
                 raise
 
     def shutdown(self) -> None:
         self._open = False
+
+
+def new_engine(config: EngineConfig, limits: Limits) -> tuple[Scheduler, SimWorld]:
+    """A new engine, and the world that it is in."""
+    scheduler, world = Scheduler(limits), SimWorld(limits, config.model)
+    world.clients.scheduler = scheduler if config.role != "both" else None
+    return scheduler, world
+
+
+def new_fleet(config: EngineConfig, names: Sequence[str], clock: VirtualClock) -> Fleet:
+    """Engines of these names, each as its name says, with one clock."""
+
+    def make(engine: FleetEngine) -> None:
+        own = config_of(engine.name, config)
+        scheduler, world = new_engine(own, simulated_limits(own))
+        world.transfers.is_imagined = False
+        engine.run = EngineRun(scheduler, world, None)
+        engine.run.join_fleet(clock)
+        engine.t = ScriptContext(engine.run, rid_prefix=engine.name)
+
+    engines = [FleetEngine(name) for name in names]
+    for engine in engines:
+        make(engine)
+    return Fleet(engines, make)
