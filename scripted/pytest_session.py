@@ -67,7 +67,7 @@ class ScriptedSession:
         self.refusal: str | None = None
         # How the script of the present test ended, if it passed.
         self.ended: ScriptEnded | None = None
-        # The scripts that passed in the sim tier, by what vetting knows them by; of a parametrized one the first.
+        # The scripts that passed and can run in sim, by what vetting knows them by; of a parametrized one the first.
         self._passed: dict[str, tuple[ScriptedTest, dict[str, Any]]] = {}
         self._pool: ServerPool | None = None
         self._live: LiveServers | None = None
@@ -76,7 +76,7 @@ class ScriptedSession:
         """Run one test in one tier; raises its ScriptError if it does not pass."""
         __tracebackhide__ = True
         self._run(test, tier, arguments)
-        if tier == "sim":
+        if "sim" in test.tiers:
             self._passed.setdefault(f"{self._shown(test)}::{test.script.__qualname__}", (test, arguments))
 
     def _run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:

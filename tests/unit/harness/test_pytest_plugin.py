@@ -431,6 +431,16 @@ def test_scripts_that_notice_nothing_are_named_at_the_end(pytest_of) -> None:
         result.stdout.no_fnmatch_line("*not vetted*")
 
 
+def test_scripts_that_passed_on_a_server_are_vetted_too(pytest_of) -> None:
+    """26.14: bugs and other answers are tried in sim."""
+    weak = WEAK.partition("@scripted(EngineConfig())\ndef test_says")[0]
+    result = pytest_of(weak, "--vet", "all", "--tier", "server")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        ["assertions that can never fail, whatever the engine does: 1", "    test_scripts.py:*: assert all(*"]
+    )
+
+
 def test_a_healthy_script_is_not_named_by_vetting(pytest_of) -> None:
     result = pytest_of(FLUSH, "--vet", "all")
     result.assert_outcomes(passed=1)
