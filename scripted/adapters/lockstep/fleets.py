@@ -168,7 +168,7 @@ class _OnLink(Action, frozen=True, kw_only=True, omit_defaults=True):
         return iter(())
 
 
-class HoldLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="hold-link"):
+class HoldTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="hold-link"):
     """Nothing that one engine says reaches the other; with ``pages`` no KV does."""
 
     pages: bool = False
@@ -183,11 +183,11 @@ class HoldLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="hold
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """All of it, and pages alone."""
         links = list(super().extras(base))
-        pages = [one for one in links if isinstance(one, HoldLink) and one.sender[0] == "p"]
+        pages = [one for one in links if isinstance(one, HoldTraffic) and one.sender[0] == "p"]
         return [*links, *[msgspec.structs.replace(one, pages=True) for one in pages]]
 
 
-class ReleaseLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="release-link"):
+class ReleaseTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="release-link"):
     """What is held goes on."""
 
     examples: ClassVar = ("release-link sender=d0 receiver=p0",)
@@ -196,7 +196,7 @@ class ReleaseLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="r
         run.machine.fleet.release(self.sender, self.receiver)
 
 
-class SlowLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="slow-link"):
+class SlowTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="slow-link"):
     """What one engine says takes so many steps longer from now on."""
 
     steps: int = 3
@@ -207,7 +207,7 @@ class SlowLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="slow
         run.machine.fleet.slow(self.sender, self.receiver, self.steps)
 
 
-class CutLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="cut-link"):
+class CutTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="cut-link"):
     """Both ways are cut: what is on them is lost, and both engines learn that the connection broke."""
 
     examples: ClassVar = ("cut-link sender=p0 receiver=d0",)
@@ -218,10 +218,10 @@ class CutLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="cut-l
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """Once for both ways."""
-        return [one for one in super().extras(base) if isinstance(one, CutLink) and one.sender[0] == "p"]
+        return [one for one in super().extras(base) if isinstance(one, CutTraffic) and one.sender[0] == "p"]
 
 
-class HealLink(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="heal-link"):
+class HealTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="heal-link"):
     """Both ways are there again."""
 
     examples: ClassVar = ("heal-link sender=p0 receiver=d0",)
@@ -262,7 +262,7 @@ class KillEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kil
 
 
 FLEET_ACTIONS: Final[tuple[type[Action], ...]] = (
-    Begin, At, HoldLink, ReleaseLink, SlowLink, CutLink, HealLink, KillEngine, AdvanceClock,
+    Begin, At, HoldTraffic, ReleaseTraffic, SlowTraffic, CutTraffic, HealTraffic, KillEngine, AdvanceClock,
 )  # fmt: skip
 
 
@@ -518,7 +518,7 @@ class FleetAdapter(LockstepAdapter):
         """A link that is held, or what keeps one engine from going on."""
         held = run.machine.fleet.held_links
         if held:
-            return ReleaseLink(sender=held[0][0], receiver=held[0][1])
+            return ReleaseTraffic(sender=held[0][0], receiver=held[0][1])
         for engine in run.machine.living:
             action = _what_keeps(engine)
             if action is not None:

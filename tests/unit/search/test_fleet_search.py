@@ -58,7 +58,7 @@ def test_what_can_be_added_is_for_every_engine_and_link() -> None:
     extras = extras_of(Schedule.parse(ADAPTER.workloads["pair"], of=NAME))
     assert {one.on for one in extras if isinstance(one, KillEngine)} == {"p0", "p1", "d0", "d1"}
     assert {type(one) for one in extras} >= {
-        kind for kind in FLEET_ACTIONS if kind.__name__ in ("At", "CutLink", "HoldLink")
+        kind for kind in FLEET_ACTIONS if kind.__name__ in ("At", "CutTraffic", "HoldTraffic")
     }
 
 
