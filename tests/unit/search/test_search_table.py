@@ -7,6 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from scripted.cli import app
+from scripted.core.named import adapter_named
 from scripted.search.search_table import ALONE, TimedSearch, measure, measured_in, table_of
 
 FOUND_SOON = "flush-answers-but-does-nothing"
@@ -105,3 +106,10 @@ def test_a_strategy_that_is_none_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
     assert "got 'luck'" in done.output
+
+
+def test_the_page_of_transfers_is_what_was_measured_of_them_all() -> None:
+    tables, names = Path(__file__).parents[3] / "docs" / "tables", adapter_named("lockstep-decode").mutant_names
+    table = table_of(measured_in(tables / "transfers.jsonl"), names)
+    assert "not searched" not in table
+    assert (tables / "transfers.md").read_text(encoding="utf-8").endswith(table)
