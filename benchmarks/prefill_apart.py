@@ -80,15 +80,18 @@ async def _play(url: str, arguments: argparse.Namespace, seed: int, seen: Seen) 
             asked.append(asyncio.create_task(_first_ms(client, draw.choices(words, k=arguments.prompt_tokens))))
         seen.first += await asyncio.gather(*asked)
         ended = time.monotonic()
+        # A stream that stands still stands until its next token, however late that is.
+        while any(ticks[-1] <= ended for ticks in running):
+            await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for ticks in running:
             if len(ticks) == arguments.stream_tokens:
                 raise SystemExit("error: a stream ended before the prompts; raise --stream-tokens")
-            inside = [tick for tick in ticks if begun <= tick <= ended]
-            seen.gaps += [(after - before) * 1e3 for before, after in pairwise(inside)]
-            seen.rates.append(len(inside) / (ended - begun))
+            gaps = [(before, after) for before, after in pairwise(ticks) if after >= begun and before <= ended]
+            seen.gaps += [(after - before) * 1e3 for before, after in gaps]
+            seen.rates.append(sum(begun <= tick <= ended for tick in ticks) / (ended - begun))
 
 
 async def _first_ms(client: httpx.AsyncClient, ids: Sequence[int]) -> float:
