@@ -22,7 +22,7 @@ from scripted.report.failure import ServerDied, ServerDirty
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
 
-# How long the scripts of one session are vetted, and one of them.
+# How long this process computes to vet the scripts of one session, and one of them.
 _VETTING_S = 20.0
 _VETTING_ONE_S = 5.0
 
@@ -141,14 +141,14 @@ class ScriptedSession:
 
         gc.collect()  # what scripts have left ends here, and not inside an import
         verdicts: dict[str, tuple[str, dict[str, int]]] = {}
-        until = time.monotonic() + (float("inf") if is_whole else _VETTING_S)
+        until = time.process_time() + (float("inf") if is_whole else _VETTING_S)
         vetting = Vetting(is_brief=True)
         for name, (test, arguments) in sorted(self._passed.items(), key=lambda one: -_changed_at(one[1][0].file)):
             digest = _digest(test.file)
             if known.get(name, ("",))[0] == digest:
                 verdicts[name] = (digest, known[name][1])
                 continue
-            one_s = float("inf") if is_whole else min(until - time.monotonic(), _VETTING_ONE_S)
+            one_s = float("inf") if is_whole else min(until - time.process_time(), _VETTING_ONE_S)
             try:
                 findings = vetting.findings(test, name, arguments, seconds=one_s)
             except (Exception, SystemExit):  # noqa: BLE001  (out of time; or broken by what the script left)

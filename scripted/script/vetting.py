@@ -94,9 +94,9 @@ class Vetting:
     def findings(
         self, test: ScriptedTest, name: str, arguments: Mapping[str, Any], *, seconds: float = float("inf")
     ) -> Findings:
-        """What one script notices. Raises OutOfTimeError where this takes longer than ``seconds``."""
+        """What one script notices. Raises OutOfTimeError where this computes for longer than ``seconds``."""
         started = time.perf_counter()
-        run = _Runs(test, arguments, started + seconds)
+        run = _Runs(test, arguments, time.process_time() + seconds)
         try:
             asked, met = run.measured()
         except (ScriptError, ScriptDefinitionError) as exc:
@@ -135,7 +135,7 @@ class Vetting:
 
 @dataclass
 class _Runs:
-    """The runs of one script, until a time."""
+    """The runs of one script, until this process has computed for so long."""
 
     test: ScriptedTest
     arguments: Mapping[str, Any]
@@ -180,7 +180,7 @@ class _Runs:
         return True
 
     def passes(self, bug: str | None) -> bool:
-        if time.perf_counter() > self.until:
+        if time.process_time() > self.until:
             raise OutOfTimeError
         try:
             self._run(bug)
