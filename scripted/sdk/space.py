@@ -39,6 +39,8 @@ class SchedulerSpace:
     images), of ``needed``.
     """
 
+    twists: tuple[str, ...] = ()
+
     def __init__(
         self,
         adapter: Adapter,

@@ -23,11 +23,13 @@ from scripted.adapters.lockstep.actions import (
     StartRequest,
 )
 from scripted.adapters.lockstep.configs import limits_of
+from scripted.adapters.lockstep.twists import TWISTS, twisted
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.generated import (
     REQUEST_FEATURES,
+    TWIST,
     Marks,
     Row,
     drawn_events,
@@ -200,6 +202,11 @@ class EngineSpace:
     def triples(self) -> tuple[str, ...]:
         return _TRIPLES
 
+    @property
+    def twists(self) -> tuple[str, ...]:
+        """Orders and amounts."""
+        return TWISTS
+
     def allows(self, row: Row) -> bool:
         return _makes_a_config(tuple(_config_levels(_completed(row)).items()))
 
@@ -240,7 +247,8 @@ class EngineSpace:
             placed.append(Placed(first + step, StartRequest(**fields)))
         schedule = Schedule(config, (), OWN).with_placed(placed)
         schedule = schedule.with_placed(_passing(row, rng, schedule, limits))
-        return schedule.with_placed(list(drawn_events(row, rng, schedule)))
+        schedule = schedule.with_placed(list(drawn_events(row, rng, schedule)))
+        return schedule.with_placed(list(twisted(row[TWIST], rng, schedule, limits))) if TWIST in row else schedule
 
 
 SPACE: Final = EngineSpace()

@@ -2,6 +2,7 @@
 
 from scripted.search.generated.requests import EVENT, REQUEST_FEATURES, Marks, drawn_events, drawn_requests, event_kinds
 from scripted.search.generated.space import (
+    TWIST,
     Row,
     Space,
     first_of,
@@ -14,6 +15,7 @@ from scripted.search.generated.space import (
 __all__ = [
     "EVENT",
     "REQUEST_FEATURES",
+    "TWIST",
     "Marks",
     "Row",
     "Space",

@@ -19,6 +19,11 @@ _NAME: Final = re.compile(r"generated:(\d{1,10})")
 # Targets of one covering array; the next ones have an array of their own, so that a large number costs no more.
 _BLOCK: Final = 1000
 _SEEDS: Final = 1_000_000
+# So many targets of an array have every feature by itself, without a twist.
+_PLAIN_TARGETS: Final = 20
+# And of the others one in so many has one, which may hide what is in the rest of it.
+_TWIST_EVERY_TARGETS: Final = 3
+TWIST: Final = "twist"
 # The numbers of a row are drawn again as often as this, when together they make no configuration.
 _DRAWS: Final = 100
 
@@ -34,6 +39,11 @@ class Space(Protocol):
     @property
     def triples(self) -> tuple[str, ...]:
         """The features of which any three levels meet too; of all others any two do."""
+        ...
+
+    @property
+    def twists(self) -> tuple[str, ...]:
+        """What a row may have beside features, as its ``twist``: one of them by turns."""
         ...
 
     def allows(self, row: Row) -> bool:
@@ -67,8 +77,9 @@ def number_of(target: str) -> int | None:
 
 def row_of(number: int, of: str) -> Row:
     """What is on in the target of this number."""
-    rows = _rows(number // _BLOCK, of)
-    return rows[number % _BLOCK]
+    row, twists = _rows(number // _BLOCK, of)[number % _BLOCK], space_of(of).twists
+    turn, is_plain = divmod(number % _BLOCK - _PLAIN_TARGETS, _TWIST_EVERY_TARGETS)
+    return row if turn < 0 or is_plain or not twists else {**row, TWIST: twists[turn % len(twists)]}
 
 
 @functools.lru_cache(maxsize=1024)

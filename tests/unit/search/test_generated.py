@@ -150,6 +150,7 @@ class _Stubborn:
 
     features: ClassVar = {"a": ("on",), "b": ("on",)}
     triples = ()
+    twists = ()
 
     def allows(self, row: Row) -> bool:
         return True
