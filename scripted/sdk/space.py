@@ -39,8 +39,6 @@ class SchedulerSpace:
     images), of ``needed``.
     """
 
-    twists: tuple[str, ...] = ()
-
     def __init__(
         self,
         adapter: Adapter,

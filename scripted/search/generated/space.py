@@ -30,7 +30,8 @@ _DRAWS: Final = 100
 
 class Space(Protocol):
     """What can be drawn for an adapter. ``features`` are settings, kinds of requests and of events, each with the
-    levels that are not its default.
+    levels that are not its default. A space may have ``twists`` too, names of what a row has beside features: one of
+    them by turns, as its ``twist``.
     """
 
     @property
@@ -39,11 +40,6 @@ class Space(Protocol):
     @property
     def triples(self) -> tuple[str, ...]:
         """The features of which any three levels meet too; of all others any two do."""
-        ...
-
-    @property
-    def twists(self) -> tuple[str, ...]:
-        """What a row may have beside features, as its ``twist``: one of them by turns."""
         ...
 
     def allows(self, row: Row) -> bool:
@@ -77,7 +73,7 @@ def number_of(target: str) -> int | None:
 
 def row_of(number: int, of: str) -> Row:
     """What is on in the target of this number."""
-    row, twists = _rows(number // _BLOCK, of)[number % _BLOCK], space_of(of).twists
+    row, twists = _rows(number // _BLOCK, of)[number % _BLOCK], getattr(space_of(of), "twists", ())
     turn, is_plain = divmod(number % _BLOCK - _PLAIN_TARGETS, _TWIST_EVERY_TARGETS)
     return row if turn < 0 or is_plain or not twists else {**row, TWIST: twists[turn % len(twists)]}
 

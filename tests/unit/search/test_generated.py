@@ -150,7 +150,6 @@ class _Stubborn:
 
     features: ClassVar = {"a": ("on",), "b": ("on",)}
     triples = ()
-    twists = ()
 
     def allows(self, row: Row) -> bool:
         return True
