@@ -229,6 +229,9 @@ class VllmMachine:
             return
         request_id, prompt, images = id_at(event.rid, self._steps), event.prompt_ids, event.images
         if event.session:
+            if event.session == len(event.prompt_ids):
+                # A new one; the client of an old one that waits under this name has left it.
+                self._end_session(event.rid)
             if self.is_session(event.rid):
                 # More of it is a request of the same name, with what is new.
                 request_id, prompt, images = self._sessions[event.rid], prompt[-event.session :], ()

@@ -39,6 +39,8 @@ PAGE = (Path(__file__).parents[3] / "docs/tables/defects.md").read_text(encoding
         # Its blocks are not given up for a flush, and what is in flight when it stops is dropped.
         "default; 1 start a prompt=9 session=1; 7 flush; 8 flush force=True; 9 more a tokens=3; 10 flush force=True",
         "async_scheduling=True; 1 start a prompt=5 new=9 stop=50 session=1; 14 more a tokens=4 new=4",
+        # Another one under its name, while it waits.
+        "default; 1 start a prompt=5 session=1; 10 start a prompt=5 new=3 session=1; 18 more a tokens=2",
         "policy=priority; 1 start a prompt=9 session=1; 7 more a tokens=9 new=4; 8 start b prompt=12 priority=1",
     ],
 )
