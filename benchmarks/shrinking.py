@@ -154,10 +154,11 @@ def _fails(schedule: Schedule, signature: str, way: Callable[..., Outcome]) -> b
 def _renamed(schedule: Schedule) -> Schedule:
     """Rids that begin alike still do."""
     rids = dict.fromkeys(rid for one in schedule.placed if (rid := getattr(one.action, "rid", None)) is not None)
-    if any(one != other and other.startswith(one) for one in rids for other in rids):
+    are_alike = any(one != other and other.startswith(one) for one in rids for other in rids)
+    if are_alike or len(rids) > len(_OTHER_NAMES):
         names = {rid: f"z{rid}" for rid in rids}
     else:
-        names = dict(zip(rids, _OTHER_NAMES, strict=False))
+        names = dict(zip(rids, _OTHER_NAMES[: len(rids)], strict=True))
     placed = [
         Placed(one.step, msgspec.structs.replace(one.action, rid=names[rid]))
         if (rid := getattr(one.action, "rid", None)) in names
