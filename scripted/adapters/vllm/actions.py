@@ -85,7 +85,7 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
         return [cls(tokens=size) for size in sizes] if base.config.has_connector else ()
 
 
-class HoldTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
+class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
     """Loads and saves that are not waited for do not end from now on."""
 
     examples: ClassVar = ("hold-transfers",)
@@ -95,7 +95,7 @@ class HoldTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
     def hold_transfers(t: Any) -> None:
         """Let no load or save end until ``release_transfers``."""
         _check_connector(t, "hold_transfers")
-        t.run.act(HoldTransfers())
+        t.run.act(HoldConnector())
 
     def apply(self, run: RunLike) -> None:
         run.give(Signal(name=HOLD))
@@ -105,7 +105,7 @@ class HoldTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
         return (cls(),) if base.config.has_connector else ()
 
 
-class ReleaseTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
+class ReleaseConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
     """They end again."""
 
     examples: ClassVar = ("release-transfers",)
@@ -116,7 +116,7 @@ class ReleaseTransfers(_OfConnector, frozen=True, kw_only=True, omit_defaults=Tr
     def release_transfers(t: Any) -> None:
         """Let loads and saves end again."""
         _check_connector(t, "release_transfers")
-        t.run.act(ReleaseTransfers())
+        t.run.act(ReleaseConnector())
 
     def apply(self, run: RunLike) -> None:
         run.give(Signal(name=RELEASE))
@@ -251,8 +251,8 @@ _STRUCTURED: Final = {"structured_output": (True,)}
 ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
     FailLoad: _CONNECTED,
     OfferPrefixes: _CONNECTED,
-    HoldTransfers: _CONNECTED,
-    ReleaseTransfers: _CONNECTED,
+    HoldConnector: _CONNECTED,
+    ReleaseConnector: _CONNECTED,
     HoldCompilation: _STRUCTURED,
     ReleaseCompilation: _STRUCTURED,
     SendMore: {},

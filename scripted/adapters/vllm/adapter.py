@@ -31,7 +31,7 @@ from scripted.adapters.vllm.actions import (
     EndSession,
     OfferPrefixes,
     ReleaseCompilation,
-    ReleaseTransfers,
+    ReleaseConnector,
 )
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.live.launch import launch
@@ -122,7 +122,7 @@ class VllmAdapter(SchedulerAdapter):
     def obstacle(self, run: Any) -> Action | None:
         """Transfers and grammars that are held, a session that waits, a connector that cannot say what it has."""
         if run.machine.transfers.holds:
-            return ReleaseTransfers()
+            return ReleaseConnector()
         if run.machine.grammars.holds:
             return ReleaseCompilation()
         waiting = run.machine.waiting_session
@@ -155,7 +155,7 @@ ADAPTER: Final = VllmAdapter(
         "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
         **NEEDED_BY_SETTINGS,
     },
-    undoing=(ReleaseTransfers(), ReleaseCompilation()),
+    undoing=(ReleaseConnector(), ReleaseCompilation()),
     mutants=MUTANTS,
     packages=("vllm",),
     standalone=VllmStandalone(installed_version),

@@ -6,10 +6,13 @@ flight; its outputs are compared all the same, and the next script on the same e
 action has an entry. Origin: D03, D06, a pause and an unspent failure that failed innocent comparisons.
 """
 
+from collections.abc import Generator
+
 import pytest
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
+from scripted import ScriptedSim
 from scripted.adapters.lockstep import actions
 
 register_cpu_ci(est_time=20, suite="base-cpu")
@@ -17,7 +20,17 @@ register_cpu_ci(est_time=20, suite="base-cpu")
 CONFIG = EngineConfig(
     pp_size=2, chunked_prefill_size=64, max_total_tokens=1024, page_size=16, lora="x=embedded-lora:1", max_loras=1
 )
+RECEIVES = EngineConfig(**CONFIG.model_dump(exclude_unset=True) | {"role": "decode"})
 PROMPT_TOKENS = 40
+
+
+def fail_a_transfer(t, r):
+    del r
+    t.hold_transfers()
+    t.start_req(prompt_len=70, prompt_seed=5)
+    yield from t.run_until(lambda: bool(t.state.transferring))
+    t.fail_transfer(pages=1)
+
 
 LEAVE = {
     actions.StartRequest: lambda t, r: t.start_req(prompt_len=70, prompt_seed=1),
@@ -45,10 +58,14 @@ LEAVE = {
     actions.StallStage: lambda t, r: t.stall_stage(0),
     actions.ResumeStage: lambda t, r: (t.stall_stage(0), t.resume_stage(0)),
     actions.AdvanceClock: lambda t, r: t.clock.advance(5.0),
+    actions.HoldTransfers: lambda t, r: (t.hold_transfers(), t.start_req(prompt_len=70, prompt_seed=5)),
+    actions.ReleaseTransfers: lambda t, r: (t.hold_transfers(), t.release_transfers()),
+    actions.FailTransfer: fail_a_transfer,
     actions.LoraLoad: lambda t, r: t.load_lora("left", "embedded-lora:3"),
     actions.LoraUnload: lambda t, r: t.unload_lora("x"),
 }
 KINDS = {kind.__name__: leave for kind, leave in LEAVE.items()}
+OF_TRANSFERS = {"HoldTransfers", "ReleaseTransfers", "FailTransfer"}
 
 
 def leaves_behind(t, kind, busy):
@@ -57,8 +74,10 @@ def leaves_behind(t, kind, busy):
     if busy:
         t.start_req(prompt_len=90, prompt_seed=3, max_new_tokens=4)
         yield
-        assert t.state.in_flight
-    KINDS[kind](t, r)
+        assert t.state.in_flight or t.state.transferring
+    left = KINDS[kind](t, r)
+    if isinstance(left, Generator):
+        yield from left
 
 
 def finds_it_as_new(t):
@@ -77,13 +96,24 @@ def test_every_action_has_an_entry():
     assert set(LEAVE) == set(actions.all_actions())
 
 
+def _check_what_is_left(engine, kind, busy):
+    done = engine.run(leaves_behind, kind, busy)
+    assert done.spent is (kind == "KillStage")
+    if done.spent:
+        return
+    assert done.compared == 1
+    assert engine.run(finds_it_as_new).compared == 1
+
+
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in OF_TRANSFERS])
 def test_what_is_left_behind_reaches_nothing(harness, kind, busy):
     with harness(CONFIG) as engine:
-        done = engine.run(leaves_behind, kind, busy)
-        assert done.spent is (kind == "KillStage")
-        if done.spent:
-            return
-        assert done.compared == 1
-        assert engine.run(finds_it_as_new).compared == 1
+        _check_what_is_left(engine, kind, busy)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("kind", sorted(OF_TRANSFERS))
+def test_transfers_left_behind_reach_nothing(kind, busy):
+    with ScriptedSim.start(RECEIVES) as engine:
+        _check_what_is_left(engine, kind, busy)
