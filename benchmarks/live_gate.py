@@ -28,7 +28,7 @@ from engine.messages import (
     TokenOutput,
     encode,
 )
-from engine.plan import GrammarOrder, Microbatch
+from engine.plan import GrammarOrder, Microbatch, TransferOrder
 from engine.scheduler import run_loop
 from engine.settings import ServerSettings
 
@@ -121,13 +121,16 @@ class _UntilDone:
             self._server.shut_down()
 
 
-class _WithoutGrammars:
-    """What a pipeline says of grammars when no request has one, and of planning ahead."""
+class _WithoutOrders:
+    """What a pipeline says where no request has a grammar and no engine a role, and of planning ahead."""
 
     takes_more = False
 
     def order_grammar(self, order: GrammarOrder) -> None:
         raise AssertionError(f"no request here has a grammar, got {order}")
+
+    def order_transfer(self, order: TransferOrder) -> None:
+        raise AssertionError(f"this engine has no role, got {order}")
 
     def answers(self) -> Sequence[GrammarReady]:
         return ()
@@ -136,7 +139,7 @@ class _WithoutGrammars:
         return None
 
 
-class _NoPipeline(_WithoutGrammars):
+class _NoPipeline(_WithoutOrders):
     """A pipeline that is never used."""
 
     ready = False
@@ -155,7 +158,7 @@ class _NoPipeline(_WithoutGrammars):
         pass
 
 
-class _Device(_WithoutGrammars):
+class _Device(_WithoutOrders):
     """A pipeline of a thread that takes STEP_S for each microbatch and says token 65 wherever one is due."""
 
     ready = False

@@ -77,6 +77,7 @@ ROOMS = (
     "scripted.adapters.transformers",
     "scripted.adapters.vllm",
     "scripted.adapters.lockstep.workloads",
+    "scripted.adapters.lockstep.twists",
     "scripted.adapters.lockstep.space",
     "scripted.adapters.lockstep.copies",
     "scripted.adapters.lockstep.places",

@@ -33,7 +33,10 @@ def test_an_installed_module_has_an_adapter_as_an_attribute() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dynamo", "an adapter is lockstep, lockstep-decode, lockstep-prefill, sglang, transformers, vllm, a file"),
+        (
+            "dynamo",
+            "an adapter is lockstep, lockstep-fleet, lockstep-decode, lockstep-prefill, sglang, transformers",
+        ),
         ("no/such/file.py", "there is no file 'no/such/file.py'"),
         ("scripted.nothing:ADAPTER", "cannot be had: No module named 'scripted.nothing'"),
         ("scripted.core.phrases:ADAPTER", "cannot be had: module 'scripted.core.phrases' has no attribute 'ADAPTER'"),

@@ -13,6 +13,7 @@ import torch
 from engine.errors import ConfigError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.pipeline import stage, stage_process
+from engine.pipeline.kv_port import KVLinks
 from engine.pipeline.transport import TransportKind
 from engine.process.control import Control, Loading, ProcessDied, Ready, Serving, Shutdown, decode_child_message
 from engine.settings import ServerSettings
@@ -89,8 +90,9 @@ def test_a_stage_runs_with_its_transport_and_says_how_far_it_is(
     ran: list[Any] = []
     supervisor, child = Pipe()
 
-    def run(*arguments: Any, on_load: Any, transport: TransportKind, wires: object) -> None:
+    def run(*arguments: Any, on_load: Any, transport: TransportKind, wires: object, kv_links: KVLinks) -> None:
         assert wires is None
+        assert kv_links == KVLinks()
         ran.append((*arguments[:4], transport))
         on_load(Loading(done=1, total=2, device="cpu", dtype="float32"))
         arguments[4]()
