@@ -120,18 +120,21 @@ def test_pages_come_from_the_prefill_engine_and_prefixes_are_found_on_both_sides
     first = decode.http.post("/generate", json=body(20, 640)).json()
     assert first["meta_info"]["cached_tokens"] == 0
     received = stats(decode)["pages_received"] - before[decode.url]["pages_received"]
-    sent = stats(prefill)["pages_sent"] - before[prefill.url]["pages_sent"]
-    assert received == sent == (640 - 1) // 16
+    assert received == (640 - 1) // 16
+    # The prefill engine counts a transfer when its stages have ended it, which may be after the answer.
+    until(lambda: stats(prefill)["pages_sent"] - before[prefill.url]["pages_sent"] == received, "all pages are counted")
     again = decode.http.post("/generate", json=body(20, 640)).json()
     assert again["meta_info"]["cached_tokens"] == 624
     longer = {"input_ids": [*base, *prompt(21, 160)], "sampling_params": GREEDY}
     assert decode.http.post("/generate", json=longer).json()["meta_info"]["cached_tokens"] >= 640
-    assert stats(prefill)["pages_sent"] - before[prefill.url]["pages_sent"] - sent <= 160 // 16, "only what is new"
+    nothing_is_left(prefill, decode)
+    sent = stats(prefill)["pages_sent"] - before[prefill.url]["pages_sent"]
+    assert received < sent <= received + 160 // 16, "only what is new"
     decode.http.post("/flush_cache").raise_for_status()
     hits = stats(prefill)["cached_tokens"]
     assert decode.http.post("/generate", json=body(20, 640)).json()["output_ids"] == first["output_ids"]
-    assert stats(prefill)["cached_tokens"] - hits >= 608, "the prefill engine has all but the last page"
     nothing_is_left(prefill, decode)
+    assert stats(prefill)["cached_tokens"] - hits >= 608, "the prefill engine has all but the last page"
 
 
 def test_many_at_once_are_each_as_alone(engines: tuple[RealServer, ...]) -> None:
@@ -364,7 +367,7 @@ def test_two_of_each_behind_a_router(parent: PreloadedParent, tmp_path: Path) ->
             url = str(client.base_url).rstrip("/")
             until(lambda: all(not one["why_not"] for one in client.get("/health").json()["engines"]))
             assert [Answer(url, one).json()["output_ids"] for one in bodies] == expected
-            assert all(stats(prefill)["pages_sent"] for prefill in prefills)
+            until(lambda: all(stats(prefill)["pages_sent"] for prefill in prefills), "both engines have sent pages")
             answers = [Answer(url, one) for one in bodies]
             signal_all(prefills[0], signal.SIGKILL)
             assert [answer.json()["output_ids"] for answer in answers] == expected
