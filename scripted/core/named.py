@@ -17,7 +17,7 @@ from scripted.core.refusals import ScriptDefinitionError
 OWN: Final = "lockstep"
 BUILT_IN: Final = {
     OWN: "scripted.adapters.lockstep.adapter",
-    "lockstep-fleet": "scripted.adapters.lockstep.fleets",
+    "lockstep-fleet": "scripted.adapters.lockstep.fleets.adapter",
     "lockstep-decode": "scripted.adapters.lockstep.roles:DECODE",
     "lockstep-prefill": "scripted.adapters.lockstep.roles:PREFILL",
     "sglang": "scripted.adapters.sglang",

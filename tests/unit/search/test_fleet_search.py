@@ -8,7 +8,9 @@ import pytest
 
 from engine.config import EngineConfig
 from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.fleets import ADAPTER, FLEET_ACTIONS, NAME, FleetConfig, KillEngine
+from scripted.adapters.lockstep.fleets.actions import FLEET_ACTIONS, NAME, KillEngine
+from scripted.adapters.lockstep.fleets.adapter import ADAPTER
+from scripted.adapters.lockstep.fleets.config import FleetConfig
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed, parse_placed
 from scripted.core.schedule import Schedule
