@@ -11,13 +11,14 @@ import typer
 from rich.console import Console
 
 from engine.output_files import write_output
+from scripted.core.named import BUILT_IN
 
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
 
 STANDALONE_OPTION = typer.Option(help="with --to-script: a test of the scheduler's own classes, without Lockstep")
 ADAPTER_OPTION = typer.Option(
-    metavar="ADAPTER", help="a scheduler: lockstep, sglang, transformers, vllm, FILE.py with an ADAPTER, or MODULE:NAME"
+    metavar="ADAPTER", help=f"a scheduler: {', '.join(BUILT_IN)}, FILE.py with an ADAPTER, or MODULE:NAME"
 )
 
 _PLAIN_WIDTH_COLUMNS = 160

@@ -29,7 +29,19 @@ class Placed(msgspec.Struct, frozen=True):
 def parse_placed(text: str, actions: Iterable[type[Action]]) -> Placed:
     """The inverse of ``str(placed)``, among these actions. Raises ScriptDefinitionError that names the clause."""
     step, _, rest = text.strip().partition(" ")
-    kind, *words = words_of_clause(rest) or [""]
+    action = parse_action(rest, actions, step)
+    try:
+        placed = Placed(int(step), action)
+    except ValueError as exc:
+        raise _bad_clause(step, rest, exc, type(action)) from exc
+    if placed.step < 1:
+        raise ScriptDefinitionError(f"the steps of a schedule count from 1, got {text.strip()!r}")
+    return placed
+
+
+def parse_action(text: str, actions: Iterable[type[Action]], step: str = "") -> Action:
+    """What a clause says after its ``step``, which errors name with it. Raises ScriptDefinitionError."""
+    kind, *words = words_of_clause(text) or [""]
     kinds = {str(action.__struct_config__.tag): action for action in actions}
     values: dict[str, Any] = {}
     for word in words:
@@ -37,16 +49,17 @@ def parse_placed(text: str, actions: Iterable[type[Action]]) -> Placed:
         values["rid" if not separator else name] = value if separator else name
     if kind not in kinds:
         guess = nearest(kind, kinds) or f"; the kinds are {', '.join(kinds)}"
-        raise ScriptDefinitionError(
-            f"a clause of a schedule must be of a kind that there is, got {text.strip()!r}{guess}"
-        )
+        got = f"{step} {text}".strip()
+        raise ScriptDefinitionError(f"a clause of a schedule must be of a kind that there is, got {got!r}{guess}")
     try:
-        placed = Placed(int(step), msgspec.convert(values, kinds[kind], strict=False))
-    except (ValueError, msgspec.ValidationError) as exc:
-        raise ScriptDefinitionError(
-            f"a clause of a schedule is 'STEP KIND [RID] [name=value ...]', got {text.strip()!r} ({exc}); "
-            f"write for instance '4 {kinds[kind].examples[-1]}'"
-        ) from exc
-    if placed.step < 1:
-        raise ScriptDefinitionError(f"the steps of a schedule count from 1, got {text.strip()!r}")
-    return placed
+        return msgspec.convert(values, kinds[kind], strict=False)
+    except msgspec.ValidationError as exc:
+        raise _bad_clause(step, text, exc, kinds[kind]) from exc
+
+
+def _bad_clause(step: str, text: str, exc: Exception, kind: type[Action]) -> ScriptDefinitionError:
+    form, first = ("'STEP KIND", "4 ") if step else ("'KIND", "")
+    return ScriptDefinitionError(
+        f"a clause of a schedule is {form} [RID] [name=value ...]', got {f'{step} {text}'.strip()!r} ({exc}); "
+        f"write for instance '{first}{kind.examples[0]}'"
+    )

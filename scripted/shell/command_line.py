@@ -10,15 +10,17 @@ import builtins
 import keyword
 import shlex
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from scripted.core.action import Action
 from scripted.core.phrases import nearest
-from scripted.core.refusals import BadCommand
-from scripted.core.verb import Verb
+from scripted.core.placed import parse_action
+from scripted.core.refusals import BadCommand, ScriptDefinitionError
+from scripted.core.verb import Code, Verb
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
 from scripted.shell.words import ShellWord
 
@@ -38,6 +40,7 @@ _HELP: Final = {
     "help [WORD]": "this, or all that a word of the scheduler takes",
     "quit": "leave; the scheduler drains first",
 }
+_TO_THE_SCHEDULER: Final = "To the scheduler, or a clause of a schedule (help WORD says more):"
 # So that it fits into the smallest terminal, of 80 columns and 24 lines.
 _HELP_INDENT: Final = 17
 _HELP_WIDTH: Final = 79
@@ -81,8 +84,13 @@ class Save:
 Command = Statement | Look | Undo | Save
 
 
-def read_command(line: str, before: Sequence[Statement], words: Mapping[str, ShellWord]) -> Command:
-    """What a line that is not empty says; ``before`` are the statements so far. Raises BadCommand, with the remedy."""
+def read_command(
+    line: str, before: Sequence[Statement], words: Mapping[str, ShellWord], actions: Collection[type[Action]] = ()
+) -> Command:
+    """What a line that is not empty says; ``before`` are the statements so far. Raises BadCommand, with the remedy.
+
+    A clause of these actions, as a schedule has it after its step, is the verb that does the same.
+    """
     word, _, rest = line.strip().partition(" ")
     if word == "until":
         return RunUntil(_expression(word, rest, words))
@@ -96,15 +104,53 @@ def read_command(line: str, before: Sequence[Statement], words: Mapping[str, She
         return _help_of(given, words)
     if word in _READERS:
         return _READERS[word](given)
-    if word in words:
-        return _statement(words[word], given, before)
-    raise BadCommand(f"there is no command {word!r}{nearest(word, [*OWN_WORDS, *words])}; help lists them")
-
-
-def _statement(word: ShellWord, given: list[str], before: Sequence[Statement]) -> VerbCall:
-    """A verb as a line of the session: what it returns has a name if a script can ask it for something."""
+    tags = [str(action.__struct_config__.tag) for action in actions]
+    if word not in words and word not in tags:
+        meant = _step_before(word, rest) or nearest(word, dict.fromkeys([*OWN_WORDS, *words, *tags]))
+        raise BadCommand(f"there is no command {word!r}{meant}; help lists them")
     rids = [statement.rid for statement in before if isinstance(statement, VerbCall) and statement.rid is not None]
-    verb = word.read(given, rids)
+    if word not in words:
+        return _statement(*_verb_of_clause(line.strip(), words, actions), before, rids)
+    try:
+        verb = words[word].read(given, rids)
+    except BadCommand as exc:
+        if word not in tags:
+            raise
+        return _statement(*_verb_of_clause(line.strip(), words, actions, exc), before, rids)
+    return _statement(verb, words[word], before, rids)
+
+
+def _step_before(word: str, rest: str) -> str:
+    """The remedy for a clause that comes with its step."""
+    return f"; a line has no step before it: write 'step {word}', then {rest.strip()!r}" if word.isdigit() else ""
+
+
+def _verb_of_clause(
+    clause: str,
+    words: Mapping[str, ShellWord],
+    actions: Collection[type[Action]],
+    refused: BadCommand | None = None,
+) -> tuple[Verb, ShellWord]:
+    """The verb that does what the clause says, and its word; ``refused`` is what the line is as a verb of that name."""
+    try:
+        verbs = parse_action(clause, actions).verbs()
+    except ScriptDefinitionError as exc:
+        raise BadCommand(str(exc) if refused is None else f"{refused}; {exc}") from exc
+    by_path = {word.path: word for word in words.values()}
+    if len(verbs) != 1:
+        lines = [" ".join([by_path[verb.name].text, *map(str, verb.arguments)]) for verb in verbs]
+        raise BadCommand(
+            f"{clause!r} is more than one command here: write {', then '.join(map(repr, lines))}"
+            if lines
+            else f"{clause!r} does nothing; say what it acts on, NAME=VALUE"
+        )
+    (verb,) = verbs
+    keywords = {name: value.value if isinstance(value, Code) else value for name, value in verb.keywords.items()}
+    return Verb(verb.name, *verb.arguments, **keywords), by_path[verb.name]
+
+
+def _statement(verb: Verb, word: ShellWord, before: Sequence[Statement], rids: Sequence[str]) -> VerbCall:
+    """A verb as a line of the session: what it returns has a name if a script can ask it for something."""
     if word.is_start:
         return _start(verb, word, rids)
     return VerbCall(str(verb), _call_name(before) if word.is_call else None)
@@ -239,7 +285,7 @@ def help_text(words: Mapping[str, ShellWord]) -> str:
     takes = [f"{word.text} {word.takes}".rstrip().replace(" ", _NO_BREAK) for word in ordered]
     listed = textwrap.fill(", ".join(takes), _HELP_WIDTH, initial_indent="  ", subsequent_indent="  ")
     own = [f"{words:{_HELP_INDENT}}{meaning}" for words, meaning in _HELP.items()]
-    return "\n".join([*own, "To the scheduler (help WORD says more):", listed.replace(_NO_BREAK, " ")])
+    return "\n".join([*own, _TO_THE_SCHEDULER, listed.replace(_NO_BREAK, " ")])
 
 
 def completions(line: str, words: Mapping[str, ShellWord], before: Sequence[Statement]) -> list[str]:

@@ -173,7 +173,7 @@ class DebugSession:
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             try:
-                command = read_command(line, self.statements, self.words)
+                command = read_command(line, self.statements, self.words, self._adapter.actions)
             except BadCommand as exc:
                 self._refuse(str(exc))
                 continue

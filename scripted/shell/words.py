@@ -13,11 +13,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from scripted.core.action import Action, verbs_of
+from scripted.core.phrases import nearest
 from scripted.core.refusals import BadCommand
 from scripted.core.verb import Code, Verb
 from scripted.script.context import BaseContext, actions_behind
 
 _SPELT: Final = {"true": True, "false": False, "none": None, "null": None}
+_MOST_NAMES: Final = 6
 _NAMED: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -68,9 +70,13 @@ class ShellWord(NamedTuple):
         try:
             self.signature.bind(*arguments, **keywords)
         except TypeError as exc:
-            names = ", ".join(self.signature.parameters) or "nothing after it"
+            names = list(self.signature.parameters)
+            takes = ", ".join(names) or "nothing after it"
+            if len(names) > _MOST_NAMES:
+                takes = f"what help {self.text} names"
+            meant = "".join(nearest(name, names) for name in keywords if name not in names)
             got = " ".join(words) or "nothing"
-            raise BadCommand(f"{self.text} takes {names}, got {got}: {exc}") from exc
+            raise BadCommand(f"{self.text} takes {takes}, got {got}: {exc}{meant}") from exc
         return Verb(self.path, *arguments, **keywords)
 
 

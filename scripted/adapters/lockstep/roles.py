@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from engine.config import EngineConfig
 from scripted.adapters.lockstep.actions import AdvanceClock, HoldTransfers, StartRequest
 from scripted.adapters.lockstep.adapter import LockstepAdapter
 from scripted.adapters.lockstep.bugs import MUTANTS
@@ -134,8 +135,13 @@ class RoleAdapter(LockstepAdapter):
 
     def __init__(self, role: str) -> None:
         self.name = f"lockstep-{role}"
+        self._role = role
         self.space = RoleSpace(role)
         self.workloads = _WORKLOADS[role]
+
+    def read_config(self, words: Mapping[str, str]) -> EngineConfig:
+        """Of this role, unless the words say another. Raises ConfigError."""
+        return super().read_config({"role": self._role, **words})
 
     @property
     def mutant_names(self) -> tuple[str, ...]:

@@ -340,6 +340,26 @@ def test_it_can_be_typed_in_the_shell(kind: type[Action]) -> None:
         assert written in {line, *(line.replace(f'"{rid}"', rid) for rid in RIDS)}
 
 
+@each_example
+def test_its_clause_can_be_typed_in_the_shell(action: Action) -> None:
+    """It is the line of script that does the same."""
+    alive = [VerbCall(f"{rid} = t.start_req()", rid, rid) for rid in RIDS]
+    clause = str(Placed(1, action)).removeprefix("1 ")
+    read = read_command(clause, [] if isinstance(action, StartRequest) else alive, WORDS, ALL)
+    (verb,) = action.verbs()
+    keywords = {name: getattr(value, "value", value) for name, value in verb.keywords.items()}
+    written = next(lines_of([read])).removeprefix(f"{read.name} = ")
+    assert re.sub(r"[\"']", "", written) in (
+        re.sub(r"[\"']", "", str(Verb(verb.name, *verb.arguments, **keywords))),
+        # It may be the verb's own form as well, with the same name.
+        f"t.{verb.name}({', '.join(f'{name}={value}' for name, value in as_words(action))})",
+    )
+
+
+def as_words(action: Action) -> list[tuple[str, str]]:
+    return [(name, value) for name, _, value in (word.partition("=") for word in str(Placed(1, action)).split()[2:])]
+
+
 # -- the engine's events --
 
 

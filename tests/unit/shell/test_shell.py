@@ -182,7 +182,7 @@ def test_a_command_is_a_line_of_script(line, script):
     assert list(lines_of([read_command(line, [started], WORDS)])) == expected
 
 
-OWN_HELP, OF_THE_SCHEDULER = HELP.split("To the scheduler (help WORD says more):\n")
+OWN_HELP, OF_THE_SCHEDULER = HELP.split("To the scheduler, or a clause of a schedule (help WORD says more):\n")
 HELP_WORDS = [
     part.split()[0]
     for text in (*(line.split("  ")[0] for line in OWN_HELP.splitlines()), OF_THE_SCHEDULER)
@@ -241,6 +241,48 @@ def test_an_undo_shows_the_state_that_it_leads_back_to():
     typed = Typed("start", "step 2", "step", "undo")
     assert typed.states[-1] == typed.states[-3]
     assert typed.output.splitlines()[-2] == typed.states[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("start a promt=70", "'KIND [RID] [name=value ...]', got 'start a promt=70' (Object contains unknown field"),
+        ("pressure", "'pressure' does nothing; say what it acts on"),
+        ("pressure pages=2 rows=1", "more than one command here: write 'exhaust_kv 2', then 'exhaust_rows 1'"),
+        ("presure pages=2", "(did you mean 'pressure'?)"),
+        ("3 start a prompt=70", "write 'step 3', then 'start a prompt=70'"),
+    ],
+)
+def test_a_clause_that_is_none_is_refused_in_words(line, why):
+    with pytest.raises(BadCommand) as refusal:
+        read_command(line, [], WORDS, adapter_named(OWN).actions)
+    assert why in str(refusal.value)
+
+
+def test_a_clause_runs_and_is_saved(tmp_path):
+    path = tmp_path / "test_clauses.py"
+    typed = Typed(
+        "hold",
+        "start a prompt=70",
+        "start b prompt=40 shared=16 tail=1",
+        "step 9",
+        "release count=1",
+        "release",
+        "until a.finished and b.finished",
+        f"save {path}",
+    )
+    assert typed.session.refused == 0, typed.output
+    assert typed.script[1] == 'a = t.start_req(rid="a", prompt_len=70, prompt_seed=0, max_new_tokens=2)'
+    test = load_test(str(path), "test_clauses")
+    assert ScriptedSim(test.config).run(test.script, options=test.options).steps > 9
+
+
+def test_the_shell_of_a_role_is_an_engine_of_it_and_a_fleet_has_none():
+    run = CliRunner()
+    role = run.invoke(app, ["shell", "--adapter", "lockstep-decode"], input="hold-transfers\nstep\n")
+    assert role.exit_code == 0, role.output
+    fleet = run.invoke(app, ["shell", "--adapter", "lockstep-fleet"], input="step\n")
+    assert "use the adapter lockstep, and t.engines('p0', 'd0')" in str(fleet.exception)
 
 
 def test_names_of_requests_and_calls_count_on():

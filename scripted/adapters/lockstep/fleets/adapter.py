@@ -22,8 +22,10 @@ from scripted.adapters.lockstep.fleets.oracle import FleetOracle
 from scripted.adapters.lockstep.fleets.records import FleetRecord, FleetStep, merged
 from scripted.adapters.lockstep.fleets.space import FleetSpace
 from scripted.adapters.lockstep.places import place_of, relations_of
+from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.fleet import role_of
 from scripted.core.action import Action
+from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
@@ -168,6 +170,16 @@ class FleetAdapter(LockstepAdapter):
         """What ended a run."""
         del placed
         return list(outcome.implied)
+
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+    ) -> ScriptSucceeded:
+        """There is none: a script of several engines is one of an engine. Raises ScriptDefinitionError."""
+        del script, arguments, options, mutant
+        raise ScriptDefinitionError(
+            f"no script and no shell runs on {NAME}; a script makes its fleet itself: use the adapter {OWN}, and "
+            f"t.engines({', '.join(map(repr, config.names))})"
+        )
 
     def standalone_test(self, schedules: Sequence[Any], *, name: str) -> WrittenTest:
         """There is none. Raises ScriptDefinitionError."""
