@@ -4,7 +4,7 @@ Imports no torch, sockets, threads or clock, here or below.
 """
 
 from engine.scheduler.books import Books, Launched
-from engine.scheduler.loop import run_loop
+from engine.scheduler.loop import carry_out, run_loop
 from engine.scheduler.ports import Gate, Outbox, Step, StepRecord, StepResult
 from engine.scheduler.request import Place, Request
 from engine.scheduler.scheduler import Scheduler
@@ -20,5 +20,6 @@ __all__ = [
     "Step",
     "StepRecord",
     "StepResult",
+    "carry_out",
     "run_loop",
 ]

@@ -18,13 +18,18 @@ def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbo
     with gate:
         while (step := gate.next_step(result)) is not None:
             result = scheduler.step(step.events, step.now)
-            for order in result.grammars:
-                pipeline.order_grammar(order)
-            for transfer in result.transfers:
-                pipeline.order_transfer(transfer)
-            if result.microbatch is not None:
-                pipeline.launch(result.microbatch)
-            if result.replies:
-                outbox.send(result.replies)
-            if result.cache_events:
-                outbox.publish(result.cache_events)
+            carry_out(result, pipeline, outbox)
+
+
+def carry_out(result: StepResult, pipeline: Pipeline, outbox: Outbox) -> None:
+    """Hand on what a step has ordered, launched and said."""
+    for order in result.grammars:
+        pipeline.order_grammar(order)
+    for transfer in result.transfers:
+        pipeline.order_transfer(transfer)
+    if result.microbatch is not None:
+        pipeline.launch(result.microbatch)
+    if result.replies:
+        outbox.send(result.replies)
+    if result.cache_events:
+        outbox.publish(result.cache_events)

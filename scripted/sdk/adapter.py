@@ -203,16 +203,21 @@ class SchedulerAdapter:
         stepped: Stepped | None = None
         with run:
             while (step := run.next_step(stepped)) is not None:
-                try:
-                    stepped = run.machine.step(step.events, step.now)
-                except SystemExit as exc:
-                    raise Violation(f"a step ends the process, by SystemExit({text_of(exc)!r})") from exc
-                wrong = wrong_in_step(stepped)
-                if wrong is not None:
-                    run.fault(f"step() of the machine of {self.name} {wrong}")
-                run.device.follow(step.events, stepped)
-                if stepped.microbatch is not None:
-                    run.device.launch(stepped.microbatch)
+                stepped = self.take_step(run, step)
+
+    def take_step(self, run: Any, step: Step) -> Stepped:
+        """What the loop does in one step."""
+        try:
+            stepped: Stepped = run.machine.step(step.events, step.now)
+        except SystemExit as exc:
+            raise Violation(f"a step ends the process, by SystemExit({text_of(exc)!r})") from exc
+        wrong = wrong_in_step(stepped)
+        if wrong is not None:
+            run.fault(f"step() of the machine of {self.name} {wrong}")
+        run.device.follow(step.events, stepped)
+        if stepped.microbatch is not None:
+            run.device.launch(stepped.microbatch)
+        return stepped
 
     def leave_out(self, run: Any) -> None:
         """Nothing: all runs are checked alike."""

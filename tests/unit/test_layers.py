@@ -72,6 +72,7 @@ ROOMS = (
     "scripted.search",
     "scripted.sdk",
     "scripted.replay",
+    "scripted.fleets",
     "scripted.adapters",
     "scripted.adapters.sglang",
     "scripted.adapters.transformers",

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import Event, GetStats
-from engine.scheduler import Step, StepRecord, StepResult, run_loop
+from engine.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
 from scripted.adapters.lockstep.actions import (
     Flush,
     HoldTransfers,
@@ -156,6 +156,12 @@ class LockstepAdapter:
     def drive(self, run: Run) -> None:
         run_loop(run, run.machine.scheduler, run.device, run.oracle)
 
+    def take_step(self, run: Run, step: Step) -> StepResult:
+        """What the loop does in one step."""
+        result: StepResult = run.machine.step(step.events, step.now)
+        carry_out(result, run.device, run.oracle)
+        return result
+
     def leave_out(self, run: Run) -> None:
         run.oracle.conformance = None
 
@@ -188,7 +194,8 @@ class LockstepAdapter:
         if not device.transfers.numbers:
             return device.answers()  # type: ignore[no-any-return]
         device.transfers.want(run.previous.replies)
-        prompts = [life.message for life in run.oracle.account.lives if life.message.deliver is not None]
+        # The newest first: a decode engine that came back counts from 1 again.
+        prompts = [life.message for life in reversed(run.oracle.account.lives) if life.message.deliver is not None]
         return [*device.answers(), *device.ended_transfers(prompts)]
 
     def finale(self, run: Run, turn: int) -> Sequence[Event]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from engine.errors import IntegrityError
 from engine.instruments import Pressure
@@ -10,6 +10,7 @@ from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.messages import Event, OperatorEvent, ReleasePressure, SetPressure
 from engine.scheduler import Scheduler, StepResult
+from scripted.adapters.lockstep.actions.client_requests import PREFILL_ENGINE
 from scripted.adapters.lockstep.silent_digests import SilentDigests
 from scripted.core.violation import Violation
 
@@ -24,6 +25,8 @@ class EngineMachine:
         if not digests:
             self.scheduler.digests = SilentDigests()
         self.is_pressed = False
+        # The prefill engine of the next request of a decode engine; None for none.
+        self.choose_prefill: Callable[[], str | None] = _imagined
 
     def step(self, events: Sequence[Event], now: float) -> StepResult:
         return self.scheduler.step(events, now)
@@ -65,6 +68,10 @@ class EngineMachine:
         elif isinstance(event, ReleasePressure):
             self.is_pressed = False
         _check_is_on(self.scheduler.pressure, self.scheduler.memory)
+
+
+def _imagined() -> str:
+    return PREFILL_ENGINE
 
 
 def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory) -> None:

@@ -8,20 +8,20 @@ import pytest
 
 from engine.config import EngineConfig
 from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.fleets.actions import FLEET_ACTIONS, NAME, KillEngine
-from scripted.adapters.lockstep.fleets.adapter import ADAPTER
-from scripted.adapters.lockstep.fleets.config import FleetConfig
+from scripted.adapters.lockstep.fleets.adapter import ADAPTER, NAME
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed, parse_placed
 from scripted.core.schedule import Schedule
 from scripted.errors import BadCall
-from scripted.search.execution import execute, record
+from scripted.fleets.actions import HoldTraffic, KillEngine
+from scripted.fleets.config import FleetConfig
+from scripted.search.execution import Prefixes, execute, record
 from scripted.search.extras import extras_of
 from scripted.search.generated import generated_schedule
 
 SMALL: Final = f"adapter={NAME} engines=p0,d0 page_size=4 chunked_prefill_size=16 max_total_tokens=128"
 ONE: Final = f'{SMALL}; 1 begin on=d0 do="start a prompt=50 new=3"'
-EXAMPLES: Final = [(kind, text) for kind in FLEET_ACTIONS for text in kind.examples]
+EXAMPLES: Final = [(kind, text) for kind in ADAPTER.actions for text in kind.examples]
 # A prompt waits in a prefill engine while that gets other weights.
 OUTDATED: Final = f'{ONE}; 1 at on=p0 do="sleep level=2"; 5 at on=p0 do="update"; 6 at on=p0 do="wake"'
 
@@ -33,9 +33,9 @@ def test_a_workload_keeps_every_promise(name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "text"), EXAMPLES)
 def test_an_action_is_read_and_keeps_every_promise(kind: type, text: str) -> None:
-    placed = parse_placed(f"3 {text}", FLEET_ACTIONS)
+    placed = parse_placed(f"3 {text}", ADAPTER.actions)
     assert type(placed.action) is kind
-    assert parse_placed(str(placed), FLEET_ACTIONS) == placed
+    assert parse_placed(str(placed), ADAPTER.actions) == placed
     assert execute(Schedule.parse(ONE).with_placed([placed])).failure is None
 
 
@@ -51,6 +51,32 @@ def test_equal_schedules_make_equal_steps() -> None:
     assert [step.last for step in one] == [step.last for step in other]
 
 
+def test_a_fleet_is_not_at_its_end_while_a_grammar_is_compiled() -> None:
+    schedule = Schedule.parse(
+        f'{SMALL}; 1 begin on=d0 do="start a prompt=3 new=4 regex=[a-c]{{5}}"; 1 kill-engine on=p0'
+    )
+    assert execute(schedule).failure is None
+
+
+def test_a_copy_of_all_machines_goes_on_as_the_fleet_would_have() -> None:
+    """With what is added at each step, and with traffic on the links that is held, late or lost."""
+    base = Schedule.parse(
+        f"adapter={NAME} {ADAPTER.workloads['pair']}; 2 slow-link sender=p1 receiver=d0; 6 kill-engine on=p0"
+    )
+    prefixes = Prefixes(base.with_placed([]))
+    added = [
+        ADAPTER.at(on="d1", do="abort b"),
+        HoldTraffic(sender="p1", receiver="d1", pages=True),
+        KillEngine(on="d0", comes_back=True),
+        ADAPTER.at(on="p1", do="update"),
+    ]
+    for step in range(1, prefixes.steps, 2):
+        for action in added:
+            extra = Placed(step, action)
+            assert prefixes.execute(extra) == execute(base.with_placed([extra])), extra
+    assert len(prefixes._copies) > 1
+
+
 @pytest.mark.parametrize("number", range(12))
 def test_a_generated_fleet_keeps_every_promise(number: int) -> None:
     assert execute(generated_schedule(number, NAME)).failure is None
@@ -60,7 +86,7 @@ def test_what_can_be_added_is_for_every_engine_and_link() -> None:
     extras = extras_of(Schedule.parse(ADAPTER.workloads["pair"], of=NAME))
     assert {one.on for one in extras if isinstance(one, KillEngine)} == {"p0", "p1", "d0", "d1"}
     assert {type(one) for one in extras} >= {
-        kind for kind in FLEET_ACTIONS if kind.__name__ in ("At", "CutTraffic", "HoldTraffic")
+        kind for kind in ADAPTER.actions if kind.__name__ in ("At", "CutTraffic", "HoldTraffic")
     }
 
 

@@ -176,15 +176,12 @@ def new_engine(config: EngineConfig, limits: Limits) -> tuple[Scheduler, SimWorl
 def new_fleet(config: EngineConfig, names: Sequence[str], clock: VirtualClock) -> Fleet:
     """Engines of these names, each as its name says, with one clock."""
 
-    def make(engine: FleetEngine) -> None:
-        own = config_of(engine.name, config)
+    def make(name: str) -> FleetEngine:
+        own = config_of(name, config)
         scheduler, world = new_engine(own, simulated_limits(own))
         world.transfers.is_imagined = False
-        engine.run = EngineRun(scheduler, world, None)
-        engine.run.join_fleet(clock)
-        engine.t = ScriptContext(engine.run, rid_prefix=engine.name)
+        run = EngineRun(scheduler, world, None)
+        run.join_fleet(clock)
+        return FleetEngine(name, run, ScriptContext(run, rid_prefix=name))
 
-    engines = [FleetEngine(name) for name in names]
-    for engine in engines:
-        make(engine)
-    return Fleet(engines, make)
+    return Fleet(names, make)

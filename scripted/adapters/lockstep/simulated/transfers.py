@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 
@@ -36,6 +36,8 @@ class _Open:
 
 class SentPages(msgspec.Struct, frozen=True):
     """Pages on their way ``to`` an engine, as those from ``first`` on of its transfer of this number."""
+
+    is_bulk: ClassVar[bool] = True
 
     to: str
     transfer: int
@@ -77,7 +79,7 @@ class SimulatedTransfers:
     def want(self, replies: Iterable[Reply]) -> None:
         """What is asked of prefill engines."""
         for reply in replies:
-            if isinstance(reply, PrefillWanted):
+            if isinstance(reply, PrefillWanted) and reply.transfer in self._open:
                 self._open[reply.transfer].wanted = reply
 
     # -- looking --

@@ -1,43 +1,27 @@
-"""What may happen to a fleet: to one of its engines what happens to an engine, and what links and engines have."""
+"""What may happen to a fleet: to one of its machines what happens to a machine, and what links and machines have."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Final
+from typing import Any, ClassVar
 
 import msgspec
 
-from scripted.adapters.lockstep.actions import (
-    FailGrammar,
-    FailTransfer,
-    HoldGrammars,
-    HoldTransfers,
-    KillStage,
-    LoraLoad,
-    LoraUnload,
-    ReleaseGrammars,
-    ReleaseTransfers,
-    all_actions,
-)
-from scripted.adapters.lockstep.configs import limits_of
-from scripted.adapters.lockstep.script.fleet import role_of
 from scripted.core.action import Action, RunLike, SearchBase
-from scripted.core.common_actions import AdvanceClock
-from scripted.core.placed import Placed, parse_placed
-
-NAME: Final = "lockstep-fleet"
-# What an engine of a fleet does not have, or a fleet does in its own way.
-_NOT_HERE: Final = (
-    FailGrammar, FailTransfer, HoldGrammars, HoldTransfers, KillStage, LoraLoad, LoraUnload, ReleaseGrammars,
-    ReleaseTransfers, AdvanceClock,
-)  # fmt: skip
-INNER: Final = tuple(kind for kind in all_actions() if kind not in _NOT_HERE)
+from scripted.core.named import adapter_named
+from scripted.core.placed import Placed, parse_action
+from scripted.fleets.config import FleetConfig
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(clause: str) -> Action:
-    return parse_placed(f"1 {clause}", INNER).action
+def _read(of: str, clause: str) -> Action:
+    return parse_action(clause, adapter_of(of).inner_actions)
+
+
+def adapter_of(of: str) -> Any:
+    """The adapter of fleets of this name."""
+    return adapter_named(of)
 
 
 def clause_of(action: Action) -> str:
@@ -45,26 +29,33 @@ def clause_of(action: Action) -> str:
     return str(Placed(1, action)).partition(" ")[2]
 
 
-# -- what happens to one engine --
+# -- what happens to one machine --
 
 
-class _At(Action, frozen=True, kw_only=True, omit_defaults=True):
-    """What a schedule of one engine can do, done to this one: ``do`` is its clause, without a step."""
+class OnEngine(Action, frozen=True, kw_only=True, omit_defaults=True):
+    """What a schedule of one machine can do, done to this one: ``do`` is its clause, without a step."""
 
     on: str
     do: str
 
+    of: ClassVar[str]
+
     @property
     def inner(self) -> Action:
-        """The action of one engine. Raises ScriptDefinitionError."""
-        return _read(self.do)
+        """The action of one machine. Raises ScriptDefinitionError."""
+        return _read(self.of, self.do)
 
     @property
     def kind(self) -> str:
         return f"{self.on[0]} {self.inner.kind}"
 
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which the request that begins ends by itself."""
+        return getattr(self.inner, "time_limits", ())
+
     def apply(self, run: RunLike) -> None:
-        """As in a run of that engine; nothing where it is dead."""
+        """As in a run of that machine; nothing where it is dead."""
         engine = run.machine.engine(self.on)
         if not engine.is_dead:
             self.inner.apply(engine.run)
@@ -74,45 +65,51 @@ class _At(Action, frozen=True, kw_only=True, omit_defaults=True):
         return not engine.is_dead and self.inner.reaches(engine.run)
 
     def smaller(self) -> Iterator[Action]:
-        """What is smaller of one engine."""
+        """What is smaller of one machine."""
         for smaller in self.inner.smaller():
             yield msgspec.structs.replace(self, do=clause_of(smaller))
 
-
-class Begin(_At, frozen=True, kw_only=True, omit_defaults=True, tag="begin"):
-    """A client sends a request to this engine: ``do`` is the clause of ``start``."""
-
-    examples: ClassVar = ('begin on=d0 do="start a prompt=30 new=2"',)
-    is_start: ClassVar[bool] = True
-
-    @property
-    def time_limits(self) -> tuple[float, ...]:
-        """The seconds after which it ends by itself."""
-        return getattr(self.inner, "time_limits", ())
-
-
-class At(_At, frozen=True, kw_only=True, omit_defaults=True, tag="at"):
-    """Something else happens to this engine."""
-
-    examples: ClassVar = ('at on=d0 do="abort a"', "at on=p0 do=flush")
-
     @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """What can be added to a schedule of one engine, at each engine."""
-        for name in base.config.names:
-            starts = tuple([one.inner for one in base.starts if isinstance(one, Begin) and one.on == name])
-            config = base.config.engine.model_copy(update={"role": role_of(name)})
-            own = SearchBase(config, limits_of(config), starts, frozenset(map(type, starts)))
-            for kind in INNER:
-                if not kind.is_fatal:
-                    yield from (cls(on=name, do=clause_of(one)) for one in kind.extras(own) if not one.is_start)
+    def inner_base(cls, base: SearchBase, name: str) -> SearchBase:
+        """What a base schedule is to one of its machines."""
+        adapter, config = adapter_of(cls.of), base.config
+        starts = tuple([one.inner for one in base.starts if isinstance(one, OnEngine) and one.on == name])
+        own = adapter.config_of(config, name)
+        return SearchBase(own, adapter.inner.limits_of(own), starts, frozenset(map(type, starts)))
 
 
-# -- what happens to links and engines --
+def actions_on_engines(of: str) -> tuple[type[OnEngine], type[OnEngine]]:
+    """The two of this adapter of fleets: one that begins a request, and one that does anything else."""
+
+    class Begin(OnEngine, frozen=True, kw_only=True, omit_defaults=True, tag="begin"):
+        """A client sends a request to this machine: ``do`` is the clause of ``start``."""
+
+        examples: ClassVar = ('begin on=d0 do="start a prompt=30 new=2"',)
+        is_start: ClassVar[bool] = True
+
+    class At(OnEngine, frozen=True, kw_only=True, omit_defaults=True, tag="at"):
+        """Something else happens to this machine."""
+
+        examples: ClassVar = ('at on=d0 do="abort a"', "at on=p0 do=flush")
+
+        @classmethod
+        def extras(cls, base: SearchBase) -> Iterable[Action]:
+            """What can be added to a schedule of one machine, at each of them."""
+            for name in base.config.names:
+                own = cls.inner_base(base, name)
+                for kind in adapter_of(of).inner_actions:
+                    if not kind.is_fatal:
+                        yield from (cls(on=name, do=clause_of(one)) for one in kind.extras(own) if not one.is_start)
+
+    Begin.of = At.of = of
+    return Begin, At
+
+
+# -- what happens to links and machines --
 
 
 class _OnLink(Action, frozen=True, kw_only=True, omit_defaults=True):
-    """Something happens to the link from one engine to another."""
+    """Something happens to the link from one machine to another."""
 
     sender: str
     receiver: str
@@ -131,7 +128,7 @@ class _OnLink(Action, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HoldTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="hold-link"):
-    """Nothing that one engine says reaches the other; with ``pages`` no KV does."""
+    """Nothing that one machine says reaches the other; with ``pages`` no KV does."""
 
     pages: bool = False
 
@@ -159,7 +156,7 @@ class ReleaseTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class SlowTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="slow-link"):
-    """What one engine says takes so many steps longer from now on."""
+    """What one machine says takes so many steps longer from now on."""
 
     steps: int = 3
 
@@ -170,7 +167,7 @@ class SlowTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="s
 
 
 class CutTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="cut-link"):
-    """Both ways are cut: what is on them is lost, and both engines learn that the connection broke."""
+    """Both ways are cut: what is on them is lost, and both machines learn that the connection broke."""
 
     examples: ClassVar = ("cut-link sender=p0 receiver=d0",)
 
@@ -199,7 +196,7 @@ class HealTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="h
 
 
 class KillEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill-engine"):
-    """An engine dies with all that it holds; with ``comes_back`` it is a new one in the same step."""
+    """A machine dies with all that it holds; with ``comes_back`` it is a new one in the same step."""
 
     on: str
     comes_back: bool = False
@@ -219,10 +216,11 @@ class KillEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kil
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Each engine, for good and not."""
-        return [cls(on=name, comes_back=comes_back) for name in base.config.names for comes_back in (False, True)]
+        """Each machine, for good and not."""
+        config: FleetConfig = base.config
+        return [cls(on=name, comes_back=comes_back) for name in config.names for comes_back in (False, True)]
 
 
-FLEET_ACTIONS: Final[tuple[type[Action], ...]] = (
-    Begin, At, HoldTraffic, ReleaseTraffic, SlowTraffic, CutTraffic, HealTraffic, KillEngine, AdvanceClock,
+TRAFFIC_ACTIONS: tuple[type[Action], ...] = (
+    HoldTraffic, ReleaseTraffic, SlowTraffic, CutTraffic, HealTraffic, KillEngine,
 )  # fmt: skip

@@ -1,0 +1,150 @@
+"""What the engines of a fleet say to one another, and what becomes of it: for scripts and for the search alike.
+
+A decode engine wants prompts and drops its wishes; a prefill engine sends pages, and says when it cannot. Its own
+scheduler does the rest.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+from engine.limits import Limits
+from engine.messages import (
+    Abort,
+    Delivery,
+    FinishReason,
+    Generate,
+    PrefillDropped,
+    PrefillFailed,
+    PrefillWanted,
+    Refusal,
+    Reply,
+    SamplingParams,
+    TokenOutput,
+)
+from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
+from scripted.script.fleet import Member
+
+_BROKEN: Final = "the connection to it broke"
+
+
+class EngineEnd(Member):
+    """One engine of a fleet, as the others know it.
+
+    ``asked``: of a decode engine, the prefill engine of each transfer that it has asked for and not heard the end of.
+    ``serving``: of a prefill engine, by rid, the decode engine and its number for what that wants.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: dict[int, str] = {}
+        self.serving: dict[str, tuple[str, int]] = {}
+        self._said: list[tuple[str, Any]] = []
+
+    @property
+    @abstractmethod
+    def arrived(self) -> list[Any]:
+        """What its next step will see."""
+
+    @property
+    @abstractmethod
+    def transfers(self) -> SimulatedTransfers:
+        """Its end of the KV that is on its way."""
+
+    @property
+    @abstractmethod
+    def limits(self) -> Limits: ...
+
+    def begin_prompt(self, prompt: Generate) -> None:
+        """Another engine wants the KV of a prompt."""
+        self.arrived.append(prompt)
+
+    def end_prompt(self, rid: str) -> None:
+        """It is computed, or given up."""
+
+    # -- the fleet --
+
+    def hear(self, sender: str, message: Any) -> None:
+        match message:
+            case PrefillWanted():
+                prompt = _prompt_of(message, sender, self.limits)
+                self.serving[prompt.rid] = sender, message.transfer
+                self.begin_prompt(prompt)
+            case PrefillDropped():
+                for rid, owner in self.serving.items():
+                    if owner == (sender, message.transfer):
+                        self.arrived.append(Abort(rid=rid))
+            case PrefillFailed():
+                if self.asked.pop(message.transfer, None) is not None:
+                    self.arrived.append(message)
+            case _:
+                self.transfers.arrive(message.transfer, message.first, message.contents)
+
+    def take_said(self) -> Sequence[tuple[str, Any]]:
+        said, self._said = self._said, []
+        said += [(pages.to, pages) for pages in self.transfers.sent]
+        self.transfers.sent.clear()
+        return said
+
+    def not_sent(self, receiver: str, message: Any) -> None:
+        if isinstance(message, PrefillWanted):
+            self._lose(message.transfer, receiver)
+
+    def part_from(self, other: str) -> None:
+        for transfer, at in list(self.asked.items()):
+            if at == other:
+                self._lose(transfer, other)
+        self.arrived.extend(Abort(rid=rid) for rid, (receiver, _) in self.serving.items() if receiver == other)
+
+    def tell(self, replies: Sequence[Reply]) -> None:
+        """A step has said this: some of it is for other engines."""
+        for reply in replies:
+            match reply:
+                case PrefillWanted():
+                    self.asked[reply.transfer] = reply.at
+                    self._said.append((reply.at, reply))
+                case PrefillDropped():
+                    at = self.asked.pop(reply.transfer, None)
+                    if at is not None:
+                        self._said.append((at, reply))
+                case TokenOutput() | Refusal() if reply.rid in self.serving:
+                    self._answer(reply)
+                case _:
+                    pass
+
+    # -- inside --
+
+    def _answer(self, reply: TokenOutput | Refusal) -> None:
+        """What a prefill engine says to a decode engine of the end of a prompt: nothing but that it failed."""
+        reason = reply.finish_reason if isinstance(reply, TokenOutput) else FinishReason.ERROR
+        if reason is None:
+            return
+        receiver, transfer = self.serving.pop(reply.rid)
+        self.end_prompt(reply.rid)
+        if reason is not FinishReason.LENGTH:
+            why = reply.message if isinstance(reply, Refusal) else reply.error or f"it ended with {reason}"
+            self._said.append((receiver, PrefillFailed(transfer=transfer, error=why)))
+
+    def _lose(self, transfer: int, other: str) -> None:
+        self.asked.pop(transfer, None)
+        self.arrived.append(PrefillFailed(transfer=transfer, error=f"{other}: {_BROKEN}"))
+
+
+def _prompt_of(wanted: PrefillWanted, sender: str, limits: Limits) -> Generate:
+    """What the route of a prefill engine makes of a decode engine's wish."""
+    return Generate(
+        rid=f"{sender}-{wanted.transfer}-{wanted.rid}",
+        prompt_ids=wanted.ids,
+        sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
+        priority=wanted.priority,
+        timeout_s=limits.prefill_timeout_s,
+        cache_salt=wanted.cache_salt,
+        deliver=Delivery(
+            to=(sender,) * limits.pp_size,
+            transfer=wanted.transfer,
+            first_page=wanted.first_page,
+            weights=wanted.weights,
+        ),
+    )

@@ -1,0 +1,99 @@
+"""The machines of a fleet as one machine of the search; each is judged by the oracle of its adapter in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from scripted.core.clock import VirtualClock
+from scripted.core.named import adapter_named
+from scripted.fleets.config import FleetConfig
+from scripted.fleets.run import MemberRun
+from scripted.script.fleet import Fleet, Member
+
+
+class FleetOutput(msgspec.Struct, frozen=True):
+    """The output of one step of all machines, which answer for their own microbatches."""
+
+    replies: tuple[Any, ...]
+    again: bool
+    deadline: float | None
+    microbatch: None = None
+
+
+class SearchedMember(Member):
+    """One machine of a fleet with the run that it is in."""
+
+    run: MemberRun
+
+
+class FleetMachine:
+    """All machines, frozen between two steps. ``of`` is the adapter of fleets that makes them."""
+
+    depth = 1
+
+    def __init__(self, of: str, config: FleetConfig, *, record: bool) -> None:
+        self._of = of
+        self.turn = 0
+        self._config = config
+        self._record = record
+        self.clock = VirtualClock()
+        self.fleet: Fleet[SearchedMember] = Fleet([self._new(name) for name in config.names])
+
+    @property
+    def living(self) -> list[SearchedMember]:
+        """Those that were not killed."""
+        return self.fleet.living
+
+    def engine(self, name: str) -> SearchedMember:
+        """The machine of this name."""
+        return self.fleet.engine(name)
+
+    def restart(self, name: str) -> None:
+        """A dead machine comes back as a new one."""
+        self.fleet.replace(self._new(name))
+
+    def _new(self, name: str) -> SearchedMember:
+        adapter: Any = adapter_named(self._of)
+        member: SearchedMember = adapter.new_member(self, self._config, name, record=self._record)
+        return member
+
+    def next_prefill(self) -> str | None:
+        """The prefill engine of the next request: one after the other, of those that live."""
+        alive = [one.name for one in self.living if one.name[0] == "p"]
+        self.turn += 1
+        return alive[(self.turn - 1) % len(alive)] if alive else None
+
+    def step(self, events: Sequence[tuple[str, Any]], now: float) -> FleetOutput:
+        """One step of each machine; the events are the last ones of every run. Raises Violation."""
+        self.clock.advance(now - self.clock.now())
+        for name, event in events:
+            self.engine(name).run.give(event)
+        self.fleet.step()
+        stepped = [one.run.previous for one in self.living if one.run.stepped]
+        last = [one.run.previous for one in self.living if one.run.previous is not None]
+        deadlines = [one.deadline for one in last if one.deadline is not None]
+        replies = tuple(reply for one in stepped for reply in one.replies)
+        again = self.fleet.is_moving or any(one.run.is_busy for one in self.living)
+        return FleetOutput(replies, again, min(deadlines, default=None))
+
+    @property
+    def is_idle(self) -> bool:
+        return all(one.run.machine.is_idle and not one.run.arrived for one in self.living)
+
+    def counts(self) -> Mapping[str, int]:
+        """What the machines say of themselves, by name."""
+        return {f"{one.name}_{name}": n for one in self.living for name, n in one.run.machine.counts().items()}
+
+
+class NoDevice:
+    """Each machine has its own."""
+
+    def launch(self, microbatch: Any) -> None:
+        """Nothing is launched here."""
+
+    def next_completion(self, timeout_s: float | None) -> Any:
+        """None: results are those of the machines."""
+        del timeout_s

@@ -1,0 +1,77 @@
+"""What the search draws of fleets: the targets of one machine, spread over several, and events of links."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from scripted.core.common_actions import AdvanceClock
+from scripted.core.placed import Placed
+from scripted.core.schedule import Schedule
+from scripted.fleets.actions import adapter_of, clause_of
+from scripted.fleets.config import FleetConfig
+from scripted.search.generated import EVENT, Row, Space, drawn_events
+
+_FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
+_KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine")
+
+
+class FleetSpace:
+    """Implements ``scripted.search.generated.Space`` for the adapter of fleets ``of``.
+
+    ``base`` draws the targets of one machine, less what is ``left_out``. ``shared`` makes of its configuration the one
+    that all machines share. ``kinds`` are further events that the adapter has.
+    """
+
+    def __init__(
+        self,
+        of: str,
+        base: Callable[[], Space],
+        *,
+        left_out: Collection[str],
+        shared: Callable[[Any], Any] = lambda config: config,
+        kinds: Collection[str] = (),
+    ) -> None:
+        self._of = of
+        self._base = base
+        self._left_out = left_out
+        self._shared = shared
+        self._kinds = (*_KINDS, *kinds)
+
+    @functools.cached_property
+    def features(self) -> dict[str, tuple[str, ...]]:
+        features = self._base().features.items()
+        own = {name: levels for name, levels in features if not name.startswith(EVENT) and name not in self._left_out}
+        return {"engines": ("more",), **own, **dict.fromkeys((EVENT + kind for kind in ("at", *self._kinds)), ("on",))}
+
+    @property
+    def triples(self) -> tuple[str, ...]:
+        """Those of one machine that are left."""
+        return tuple(name for name in self._base().triples if name in self.features)
+
+    def allows(self, row: Row) -> bool:
+        return self._base().allows(_of_one(row))
+
+    def draw(self, row: Row, rng: random.Random) -> Schedule:
+        """Raises what the space of one machine raises."""
+        base = self._base().draw(_of_one(row), rng)
+        names = tuple(rng.choice(_FLEETS[2:] if "engines" in row else _FLEETS).split(","))
+        decoding = [name for name in names if name[0] == "d"]
+        adapter = adapter_of(self._of)
+        placed = []
+        for one in base.placed:
+            if one.action.is_start:
+                placed.append(Placed(one.step, adapter.begin(on=rng.choice(decoding), do=clause_of(one.action))))
+            elif isinstance(one.action, AdvanceClock):
+                placed.append(one)
+            elif type(one.action) in adapter.inner_actions:
+                placed.append(Placed(one.step, adapter.at(on=rng.choice(names), do=clause_of(one.action))))
+        schedule = Schedule(FleetConfig(self._shared(base.config), names), tuple(placed), self._of)
+        events = {name: "on" for name in row if name.startswith(EVENT)}
+        return schedule.with_placed(list(drawn_events(events, rng, schedule)))
+
+
+def _of_one(row: Row) -> Row:
+    return {name: level for name, level in row.items() if name != "engines" and not name.startswith(EVENT)}

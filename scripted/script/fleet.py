@@ -1,0 +1,247 @@
+"""Several machines under one clock, and the links between them: what one says to another arrives, is late, or is lost.
+
+It knows no scheduler and no message. A member says what its machine tells others and what becomes of what it hears.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from scripted.core.violation import Violation
+from scripted.errors import BadCall
+
+
+class Link:
+    """The way from one machine to another. Messages of one kind stay in order; bulk may be held while others pass it.
+
+    ``delay`` is in steps beyond the next one. What a cut link carries is lost, and both ends learn that it broke. Bulk
+    is what says of itself that it ``is_bulk``: pages of KV.
+    """
+
+    def __init__(self) -> None:
+        self.delay = 0
+        self.is_cut = False
+        self.is_held = False
+        self.holds_bulk = False
+        self._on_its_way: deque[tuple[int, Any]] = deque()
+
+    def send(self, message: Any, step: int) -> None:
+        """It arrives in a later step."""
+        self._on_its_way.append((step + 1 + self.delay, message))
+
+    def take(self, step: int) -> list[Any]:
+        """What arrives now."""
+        if not self._on_its_way:
+            return []
+        arrived: list[Any] = []
+        left: deque[tuple[int, Any]] = deque()
+        for due, message in self._on_its_way:
+            if self._keeps(message) or due > step:
+                left.append((due, message))
+            else:
+                arrived.append(message)
+        self._on_its_way = left
+        return arrived
+
+    def _keeps(self, message: Any) -> bool:
+        return self.is_held or (self.holds_bulk and getattr(message, "is_bulk", False))
+
+    @property
+    def keeps_some(self) -> bool:
+        """Something is on its way that does not arrive before it is released."""
+        return any(self._keeps(message) for _, message in self._on_its_way)
+
+    @property
+    def is_moving(self) -> bool:
+        """Something is on its way that arrives by itself."""
+        return any(not self._keeps(message) for _, message in self._on_its_way)
+
+    def lose(self) -> None:
+        """All that is on its way is lost."""
+        self._on_its_way.clear()
+
+    @property
+    def on_its_way(self) -> tuple[Any, ...]:
+        """What was sent and has not arrived."""
+        return tuple(message for _, message in self._on_its_way)
+
+
+class Member(ABC):
+    """One machine of a fleet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_dead = False
+
+    @abstractmethod
+    def step(self) -> None:
+        """One step of it. Raises Violation."""
+
+    @abstractmethod
+    def take_said(self) -> Sequence[tuple[str, Any]]:
+        """What its last step says to other machines, in order: to whom, and what."""
+
+    @abstractmethod
+    def hear(self, sender: str, message: Any) -> None:
+        """Another machine's message becomes an event of its next step."""
+
+    @abstractmethod
+    def not_sent(self, receiver: str, message: Any) -> None:
+        """A message did not leave: the link is cut, or the other machine is dead."""
+
+    @abstractmethod
+    def part_from(self, other: str) -> None:
+        """Its connections to another machine broke."""
+
+
+_M = TypeVar("_M", bound=Member)
+
+
+class Fleet(Generic[_M]):
+    """Machines by name, in the order of their steps, and a link each way between any two."""
+
+    def __init__(self, members: Sequence[_M]) -> None:
+        self._members = {member.name: member for member in members}
+        self._links = {(one, other): Link() for one in self._members for other in self._members if one != other}
+        self._step = 0
+
+    # -- machines --
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, in their order."""
+        return tuple(self._members)
+
+    @property
+    def members(self) -> tuple[_M, ...]:
+        """All of them, in their order."""
+        return tuple(self._members.values())
+
+    @property
+    def living(self) -> list[_M]:
+        """Those that were not killed."""
+        return [member for member in self._members.values() if not member.is_dead]
+
+    def engine(self, name: str) -> _M:
+        """The machine of this name. Raises BadCall."""
+        if name not in self._members:
+            raise BadCall(f"this fleet has no engine {name!r}; it has {', '.join(self._members)}")
+        return self._members[name]
+
+    def kill(self, name: str) -> None:
+        """A machine dies with all that it holds. Its clients and the others learn that the connection broke."""
+        member = self.engine(name)
+        if member.is_dead:
+            raise BadCall(f"fleet.kill({name!r}) takes an engine that lives, it was killed before")
+        member.is_dead = True
+        for ends, link in self._links.items():
+            if name in ends:
+                link.lose()
+        for other in self._members:
+            if other != name:
+                self._part(other, name)
+
+    def replace(self, member: _M) -> None:
+        """A dead machine comes back as this one, which knows nothing."""
+        if not self.engine(member.name).is_dead:
+            raise BadCall(
+                f"fleet.restart({member.name!r}) takes an engine that was killed; fleet.kill({member.name!r}) does that"
+            )
+        self._members[member.name] = member
+
+    # -- links --
+
+    def hold(self, sender: str, receiver: str) -> None:
+        """Keep all that one engine says to another on its way."""
+        self._link(sender, receiver).is_held = True
+
+    def hold_pages(self, sender: str, receiver: str) -> None:
+        """Keep the KV that one engine sends to another on its way; answers pass it."""
+        self._link(sender, receiver).holds_bulk = True
+
+    def release(self, sender: str, receiver: str) -> None:
+        """Let through what is held."""
+        link = self._link(sender, receiver)
+        link.is_held = link.holds_bulk = False
+
+    def release_all(self) -> None:
+        """Let through what is held anywhere."""
+        for link in self._links.values():
+            link.is_held = link.holds_bulk = False
+
+    def slow(self, sender: str, receiver: str, steps: int) -> None:
+        """From now on what one engine says to another takes so many steps longer."""
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise BadCall(f"fleet.slow() takes steps >= 0, got {steps!r}")
+        self._link(sender, receiver).delay = steps
+
+    def cut(self, one: str, other: str) -> None:
+        """Cut two engines off from each other: what is on its way is lost, and both learn that it broke."""
+        for link in (self._link(one, other), self._link(other, one)):
+            link.is_cut = True
+            link.lose()
+        self._part(one, other)
+        self._part(other, one)
+
+    def heal(self, one: str, other: str) -> None:
+        """Let two engines reach each other again."""
+        self._link(one, other).is_cut = self._link(other, one).is_cut = False
+
+    def on_its_way(self, sender: str, receiver: str) -> tuple[Any, ...]:
+        """What one engine has said to another and that one has not heard."""
+        return self._link(sender, receiver).on_its_way
+
+    @property
+    def links(self) -> dict[tuple[str, str], Link]:
+        """All of them, by their ends."""
+        return self._links
+
+    @property
+    def held_links(self) -> tuple[tuple[str, str], ...]:
+        """The ends of each link that keeps something back."""
+        return tuple(ends for ends, link in self._links.items() if link.keeps_some)
+
+    @property
+    def is_moving(self) -> bool:
+        """Something arrives in a step to come, without help."""
+        return any(link.is_moving for link in self._links.values())
+
+    # -- one step --
+
+    def step(self) -> None:
+        """One step of each machine that lives, after it has heard what arrives. Raises Violation that names it."""
+        self._step += 1
+        for member in self.living:
+            for sender in self._members:
+                if sender != member.name:
+                    for message in self._links[sender, member.name].take(self._step):
+                        member.hear(sender, message)
+            try:
+                member.step()
+            except Violation as exc:
+                raise Violation(f"engine {member.name}: {exc}") from exc
+            for receiver, message in member.take_said():
+                self._send(member, receiver, message)
+
+    # -- inside --
+
+    def _send(self, member: _M, receiver: str, message: Any) -> None:
+        link = self._link(member.name, receiver)
+        if link.is_cut or self.engine(receiver).is_dead:
+            member.not_sent(receiver, message)
+        else:
+            link.send(message, self._step)
+
+    def _part(self, name: str, other: str) -> None:
+        if not (member := self.engine(name)).is_dead:
+            member.part_from(other)
+
+    def _link(self, sender: str, receiver: str) -> Link:
+        self.engine(sender)
+        self.engine(receiver)
+        if sender == receiver:
+            raise BadCall(f"a link joins two engines, got {sender!r} twice")
+        return self._links[sender, receiver]
