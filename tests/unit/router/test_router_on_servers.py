@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from engine.launch.preload import PreloadedParent
 from tests.unit.frontend.real_servers import RealServer, running
@@ -54,109 +55,109 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_two_engines_and_a_kill(parent: PreloadedParent, tmp_path: Path) -> None:
-    def engine(number: int, stack: ExitStack, port: int) -> RealServer:
-        folder = tmp_path / str(number)
+class Routed:
+    """Two engines and the router before them."""
+
+    def __init__(self, parent: PreloadedParent, folder: Path, stack: ExitStack) -> None:
+        self._parent, self._folder, self._stack = parent, folder, stack
+        self.engines = {server.url: server for server in (self.start(1, free_port()), self.start(2, free_port()))}
+        self.client = stack.enter_context(router_before(*self.engines))
+        until(lambda: all(one["cache"] == "right" for one in self.health().values()))
+
+    def start(self, number: int, port: int) -> RealServer:
+        folder = self._folder / str(number)
         folder.mkdir(exist_ok=True)
         endpoints = {
             "kv_events_endpoint": f"ipc://{folder}/live",
             "kv_events_replay_endpoint": f"ipc://{folder}/again",
         }
-        return stack.enter_context(running(parent, folder, port=port, kv_events=True, **endpoints))
+        return self._stack.enter_context(running(self._parent, folder, port=port, kv_events=True, **endpoints))
 
+    def health(self) -> dict[str, Any]:
+        return {one["name"]: one for one in self.client.get("/health").json()["engines"]}
+
+    def asked(self, tokens: int = 4) -> tuple[str, dict[str, Any]]:
+        body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": tokens, "temperature": 0}}
+        answer = self.client.post("/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.headers["x-engine"], answer.json()
+
+
+@pytest.fixture(scope="module")
+def routed(parent: PreloadedParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
+    """For both tests in their order: the second one ends an engine."""
     with ExitStack() as stack:
-        engines = {server.url: server for server in (engine(1, stack, free_port()), engine(2, stack, free_port()))}
-        client = stack.enter_context(router_before(*engines))
-
-        def health() -> dict[str, Any]:
-            return {one["name"]: one for one in client.get("/health").json()["engines"]}
-
-        def asked(ids: list[int], **more: int) -> tuple[str, dict[str, Any]]:
-            body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 4, "temperature": 0, **more}}
-            answer = client.post("/generate", json=body)
-            assert answer.status_code == 200, answer.text
-            return answer.headers["x-engine"], answer.json()
-
-        until(lambda: all(one["cache"] == "right" for one in health().values()))
-        first, alone = asked(PROMPT)
-        until(lambda: health()[first]["cached_pages"] >= 5)
-        # The other one had no request for longer; what is cached decides.
-        again, second = asked(PROMPT)
-        assert (again, second["meta_info"]["cached_tokens"]) == (first, 80)
-        assert second["output_ids"] == alone["output_ids"]
-
-        body = {"input_ids": PROMPT, "stream": True, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
-        with client.stream("POST", "/generate", json=body) as stream:
-            assert stream.headers["x-engine"] == first
-            lines = (line for line in stream.iter_lines() if line)
-            next(lines)
-            killed = time.monotonic()
-            for pid in engines[first].serving.pids.values():
-                os.kill(pid, signal.SIGKILL)
-            *_, last = lines
-            assert time.monotonic() - killed < LAST_WORD_S
-        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_unavailable"
-
-        other, answer = asked(PROMPT)
-        assert other != first
-        assert answer["output_ids"] == alone["output_ids"]
-        until(lambda: health()[first]["why_not"] is not None)
-        engines[first].process.kill()
-        engines[first].process.wait(PATIENCE_S)
-        number = 1 + [*engines].index(first)
-        engine(number, stack, port=int(first.rpartition(":")[2]))
-        until(lambda: health()[first]["why_not"] is None and health()[first]["cache"] == "right")
-        assert health()[first]["cached_pages"] == 0, "a picture of an earlier life is used"
-        assert asked(PROMPT)[0] == other
+        yield Routed(parent, tmp_path_factory.mktemp("r"), stack)
 
 
-def test_operators_calls_are_of_both_engines_or_of_none(parent: PreloadedParent, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        servers = []
-        for number in (1, 2):
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            servers.append(stack.enter_context(running(parent, folder, port=free_port())))
-        first, second = servers
-        client = stack.enter_context(router_before(first.url, second.url))
+def test_operators_calls_are_of_both_engines_or_of_none(routed: Routed, tmp_path: Path) -> None:
+    servers = first, second = tuple(routed.engines.values())
 
-        def states() -> list[tuple[str | None, str]]:
-            infos = [server.http.get("/server_info").json() for server in servers]
-            return [(info["stats"]["paused"], info["weights"]) for info in infos]
+    def states() -> list[tuple[str | None, str]]:
+        infos = [server.http.get("/server_info").json() for server in servers]
+        return [(info["stats"]["paused"], info["weights"]) for info in infos]
 
-        def told(path: str, body: Any = None) -> tuple[int, str]:
-            answer = client.post(path, json=body)
-            return answer.status_code, answer.text
+    def told(path: str, body: Any = None) -> tuple[int, str]:
+        answer = routed.client.post(path, json=body)
+        return answer.status_code, answer.text
 
-        def tokens() -> tuple[str, list[int]]:
-            body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 6, "temperature": 0}}
-            answer = client.post("/generate", json=body)
-            assert answer.status_code == 200, answer.text
-            return answer.headers["x-engine"], answer.json()["output_ids"]
+    before = routed.asked(6)[1]["output_ids"]
+    assert told("/pause_generation", {"mode": "in_place"}) == (200, "pause done by 2 engines")
+    assert states() == [("in_place", "embedded")] * 2
+    assert told("/continue_generation") == (200, "continue done by 2 engines")
+    update = "/update_weights_from_disk"
+    assert told(update, {"model_path": "embedded:2"}) == (200, "weight update done by 2 engines")
+    assert states() == [(None, "embedded:2")] * 2
+    assert routed.asked(6)[1]["output_ids"] != before
+    assert told(update, {"model_path": str(tmp_path / "none")})[0] == 400
+    assert states() == [(None, "embedded:2")] * 2
+    assert told(update, {"model_path": "embedded"}) == (200, "weight update done by 2 engines")
+    assert routed.asked(6)[1]["output_ids"] == before
+    assert told("/flush_cache") == (200, "flush done by 2 engines")
+    os.kill(second.serving.pids["scheduler"], signal.SIGSTOP)
+    try:
+        slow, words = told("/pause_generation", {"mode": "in_place"})
+    finally:
+        os.kill(second.serving.pids["scheduler"], signal.SIGCONT)
+    assert slow == 503
+    assert second.url in words
+    assert first.url not in words
+    assert states()[0] == (None, "embedded")
+    # The slow one is put back too, and takes requests again.
+    until(lambda: states()[1] == (None, "embedded"))
+    until(lambda: told("/flush_cache")[0] == 200)
 
-        until(lambda: all(one["why_not"] is None for one in client.get("/health").json()["engines"]))
-        _, before = tokens()
-        assert told("/pause_generation", {"mode": "in_place"}) == (200, "pause done by 2 engines")
-        assert states() == [("in_place", "embedded")] * 2
-        assert told("/continue_generation") == (200, "continue done by 2 engines")
-        update = "/update_weights_from_disk"
-        assert told(update, {"model_path": "embedded:2"}) == (200, "weight update done by 2 engines")
-        assert states() == [(None, "embedded:2")] * 2
-        assert tokens()[1] != before
-        assert told(update, {"model_path": str(tmp_path / "none")})[0] == 400
-        assert states() == [(None, "embedded:2")] * 2
-        assert told(update, {"model_path": "embedded"}) == (200, "weight update done by 2 engines")
-        assert tokens()[1] == before
-        assert told("/flush_cache") == (200, "flush done by 2 engines")
-        os.kill(second.serving.pids["scheduler"], signal.SIGSTOP)
-        try:
-            slow, words = told("/pause_generation", {"mode": "in_place"})
-        finally:
-            os.kill(second.serving.pids["scheduler"], signal.SIGCONT)
-        assert slow == 503
-        assert second.url in words
-        assert first.url not in words
-        assert states()[0] == (None, "embedded")
-        # The slow one is put back too, and takes requests again.
-        until(lambda: states()[1] == (None, "embedded"))
-        until(lambda: told("/flush_cache")[0] == 200)
+
+def test_two_engines_and_a_kill(routed: Routed) -> None:
+    routed.client.post("/flush_cache").raise_for_status()
+    until(lambda: all(not one["cached_pages"] for one in routed.health().values()))
+    first, alone = routed.asked()
+    until(lambda: routed.health()[first]["cached_pages"] >= 5)
+    # The other one had no request for longer; what is cached decides.
+    again, second = routed.asked()
+    assert (again, second["meta_info"]["cached_tokens"]) == (first, 80)
+    assert second["output_ids"] == alone["output_ids"]
+
+    body = {"input_ids": PROMPT, "stream": True, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+    with routed.client.stream("POST", "/generate", json=body) as stream:
+        assert stream.headers["x-engine"] == first
+        lines = (line for line in stream.iter_lines() if line)
+        next(lines)
+        killed = time.monotonic()
+        for pid in routed.engines[first].serving.pids.values():
+            os.kill(pid, signal.SIGKILL)
+        *_, last = lines
+        assert time.monotonic() - killed < LAST_WORD_S
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_unavailable"
+
+    other, answer = routed.asked()
+    assert other != first
+    assert answer["output_ids"] == alone["output_ids"]
+    until(lambda: routed.health()[first]["why_not"] is not None)
+    routed.engines[first].process.kill()
+    routed.engines[first].process.wait(PATIENCE_S)
+    number = 1 + [*routed.engines].index(first)
+    routed.start(number, port=int(first.rpartition(":")[2]))
+    until(lambda: routed.health()[first]["why_not"] is None and routed.health()[first]["cache"] == "right")
+    assert routed.health()[first]["cached_pages"] == 0, "a picture of an earlier life is used"
+    assert routed.asked()[0] == other

@@ -353,10 +353,10 @@ def test_a_decode_engine_that_dies_leaves_nothing_on_the_prefill_engine(
         nothing_is_left(prefill)
 
 
-def test_two_of_each_behind_a_router(parent: PreloadedParent, tmp_path: Path) -> None:
+def test_two_of_each_behind_a_router(engines: tuple[RealServer, ...], parent: PreloadedParent, tmp_path: Path) -> None:
     """A prefill engine and a decode engine die under load: every answer is right, or ends with its cause in time."""
+    alone = engines[0]
     with fleet_of(parent, tmp_path) as fleet:
-        alone = fleet.serve()
         prefills = [fleet.prefill() for _ in range(2)]
         decodes = [fleet.decode() for _ in range(2)]
         for decode in decodes:
