@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import httpx
 import msgspec
 
+from engine.frontend.peer_answers import whole_answer
 from engine.messages import ClientMessage, PrefillDropped, PrefillFailed, PrefillWanted
 from engine.routing.prefills import Prefills
 from engine.settings import ServerSettings
@@ -106,8 +107,8 @@ class PrefillClient:
         """Ask for one prompt, and tell how it ended unless it was dropped."""
         try:
             async with self._rooms[wanted.at]:
-                answer = await self._client.post(
-                    f"{wanted.at}{PATH}", content=self._body(wanted), headers=self._headers
+                answer = await whole_answer(
+                    self._client, "POST", f"{wanted.at}{PATH}", content=self._body(wanted), headers=self._headers
                 )
         except (httpx.HTTPError, OSError) as exc:
             failed = self.prefills.failed(wanted.transfer, f"is gone ({type(exc).__name__})")
@@ -151,13 +152,13 @@ class PrefillClient:
     async def look(self, url: str) -> None:
         """Look once whether an engine is there, what it is, and how loaded."""
         try:
-            answer = await self._client.get(f"{url}/get_load", headers=self._client_headers, timeout=_LOOK_S)
+            answer = await self._looked(f"{url}/get_load", self._client_headers)
             if answer.status_code == httpx.codes.OK:
                 (load,) = answer.json()
                 self.prefills.met(url, load)
                 return
             # Its front end answers, so its scheduler is busy, or it goes down.
-            health = await self._client.get(f"{url}/health", timeout=_LOOK_S)
+            health = await self._looked(f"{url}/health", {})
         except httpx.HTTPError as exc:
             self.prefills.lost(url, f"is gone ({type(exc).__name__})")
         except (LookupError, TypeError, ValueError, AttributeError) as exc:
@@ -167,6 +168,9 @@ class PrefillClient:
                 self.prefills.busy(url)
             else:
                 self.prefills.lost(url, f"does not say its load ({answer.status_code}): {_words_of(answer)}")
+
+    async def _looked(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
+        return await whole_answer(self._client, "GET", url, headers=headers, within_s=_LOOK_S)
 
     def _tell_news(self) -> None:
         for url, why in self.prefills.news():

@@ -6,12 +6,14 @@ request in the engine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final
 
 import httpx
+import msgspec
 
-from engine.frontend.errors import ApiError
+from engine.frontend.errors import ApiError, ErrorBody
+from engine.frontend.peer_answers import whole_answer
 from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
 from engine.settings import ServerSettings
 
@@ -78,7 +80,7 @@ class EngineProxy:
     async def why_not_serving(self) -> str | None:
         """Why the engine takes no requests; None when it does."""
         try:
-            answer = await self._client.get("/health", timeout=_PROBE_S)
+            answer = await self._asked("/health", {})
         except httpx.HTTPError as exc:
             return f"is gone ({type(exc).__name__})"
         return None if answer.status_code == httpx.codes.OK else f"is draining or starting ({answer.status_code})"
@@ -86,7 +88,7 @@ class EngineProxy:
     async def about(self) -> dict[str, Any]:
         """Its settings and limits. Raises ApiError when it does not say."""
         try:
-            answer = await self._client.get("/server_info?timeout=0", timeout=_PROBE_S, headers=self._probe_headers)
+            answer = await self._asked("/server_info?timeout=0", self._probe_headers)
         except httpx.HTTPError as exc:
             raise ApiError.unavailable(f"does not describe itself ({type(exc).__name__})") from exc
         if answer.status_code == httpx.codes.UNAUTHORIZED:
@@ -100,16 +102,18 @@ class EngineProxy:
 
         Raises ReplicaLostError when the engine is gone before it has answered.
         """
+        content = b"" if body is None else msgspec.json.encode(body)
+        headers = self._operator_headers | ({"content-type": "application/json"} if content else {})
         try:
-            answer = await self._client.request(method, target, headers=self._operator_headers, json=body)
-        except httpx.TransportError as exc:
+            answer = await whole_answer(self._client, method, target, headers=headers, content=content)
+        except httpx.HTTPError as exc:
             raise ReplicaLostError(f"is gone ({type(exc).__name__})", self._replica) from exc
         return answer.status_code, answer.text
 
     async def load(self) -> dict[str, Any] | None:
         """What the engine says of its load; None when it does not say."""
         try:
-            answer = await self._client.get("/get_load", timeout=_PROBE_S, headers=self._probe_headers)
+            answer = await self._asked("/get_load", self._probe_headers)
         except httpx.HTTPError:
             return None
         if answer.status_code != httpx.codes.OK:
@@ -121,17 +125,26 @@ class EngineProxy:
         """The same for a client, who needs the key if there is one. Raises ApiError."""
         allowed = {name: value for name, value in headers if name == "authorization"}
         try:
-            answer = await self._client.get("/get_load", timeout=_PROBE_S, headers=allowed)
+            answer = await self._asked("/get_load", allowed)
         except httpx.HTTPError as exc:
-            raise ApiError.unavailable(f"the engine of replica {self._replica} does not say its load") from exc
-        if answer.status_code != httpx.codes.OK:
-            detail = answer.json()["error"]
-            raise ApiError(answer.status_code, detail["type"], detail["message"])
-        (load,) = answer.json()
-        return dict(load)
+            raise self._says_no_load() from exc
+        try:
+            if answer.status_code == httpx.codes.OK:
+                (load,) = answer.json()
+                return dict(load)
+            detail = msgspec.json.decode(answer.content, type=ErrorBody).error
+        except (msgspec.MsgspecError, ValueError, TypeError) as exc:
+            raise self._says_no_load() from exc
+        raise ApiError(answer.status_code, detail.type, detail.message)
 
     async def close(self) -> None:
         await self._client.aclose()
+
+    def _says_no_load(self) -> ApiError:
+        return ApiError.unavailable(f"the engine of replica {self._replica} does not say its load")
+
+    async def _asked(self, target: str, headers: Mapping[str, str]) -> httpx.Response:
+        return await whole_answer(self._client, "GET", target, headers=headers, within_s=_PROBE_S)
 
 
 def _passed_back(headers: httpx.Headers) -> Headers:

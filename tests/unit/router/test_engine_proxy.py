@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 
 import httpx
@@ -23,16 +24,19 @@ ASKED = PassedRequest(
 
 
 class Parts(httpx.AsyncByteStream):
-    """A body that comes in parts; an error among them is raised in its place."""
+    """A body that comes in parts; an error among them is raised in its place, a number is waited for in seconds."""
 
-    def __init__(self, *parts: bytes | Exception) -> None:
-        self._parts = parts
+    def __init__(self, *parts: bytes | float | Exception, ends: bool = True) -> None:
+        self._parts = parts if ends else itertools.cycle(parts)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for part in self._parts:
             if isinstance(part, Exception):
                 raise part
-            yield part
+            if isinstance(part, bytes):
+                yield part
+            else:
+                await asyncio.sleep(part)
 
 
 def proxy_of(handler: Handler, **settings: object) -> EngineProxy:
@@ -83,7 +87,8 @@ def test_an_engine_that_is_gone_is_lost_before_or_in_its_answer() -> None:
 def test_the_load_is_asked_for_with_the_key_of_the_server() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         if request.headers.get("authorization") != "Bearer secret":
-            return httpx.Response(401, json={"error": {"type": "authentication_error", "message": "no key"}})
+            detail = {"type": "authentication_error", "message": "no key", "code": 401}
+            return httpx.Response(401, json={"error": detail})
         return httpx.Response(200, json=[{"num_reqs": 3}])
 
     proxy = proxy_of(handle, api_key="secret")
@@ -108,3 +113,41 @@ def test_silence_is_not_serving_and_no_load() -> None:
     assert asyncio.run(proxy.load()) is None
     with pytest.raises(ApiError, match="does not say its load"):
         asyncio.run(proxy.load_for(()))
+
+
+ODD: dict[str, Callable[[], httpx.Response]] = {
+    "without end": lambda: httpx.Response(200, stream=Parts(b" " * 2**20, ends=False)),
+    "a byte now and then": lambda: httpx.Response(200, stream=Parts(b" ", 0.01, ends=False)),
+    "compressed": lambda: httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Parts(b"no gzip")),
+    "no JSON": lambda: httpx.Response(200, stream=Parts(b"<html>")),
+    "other JSON": lambda: httpx.Response(500, stream=Parts(b'{"detail": "?"}')),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """C01: an address that is no engine's; httpx alone would read its answer for ever."""
+    monkeypatch.setattr("engine.router.proxy._PROBE_S", 0.1)
+    proxy = proxy_of(lambda _: ODD[name]())
+    if "JSON" not in name:
+        assert "is gone" in (asyncio.run(proxy.why_not_serving()) or "")
+        assert asyncio.run(proxy.load()) is None
+        with pytest.raises(ApiError, match="does not describe itself"):
+            asyncio.run(proxy.about())
+    with pytest.raises(ApiError, match="does not say its load"):
+        asyncio.run(proxy.load_for(()))
+    if name in ("without end", "compressed"):
+        with pytest.raises(ReplicaLostError, match="is gone"):
+            asyncio.run(proxy.operate("POST", "/pause_generation", {"mode": "abort"}))
+
+
+def test_an_operators_call_takes_its_body_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.router.proxy._PROBE_S", 0.01)
+    seen: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, stream=Parts(0.05, b"paused"))
+
+    assert asyncio.run(proxy_of(handle).operate("POST", "/pause_generation", {"mode": "abort"})) == (200, "paused")
+    assert (seen[0].content, seen[0].headers["content-type"]) == (b'{"mode":"abort"}', "application/json")
