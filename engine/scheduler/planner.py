@@ -222,9 +222,13 @@ class Planner:
                 return
 
     def _waits_for_another(self, request: Request, plan: Plan) -> bool:
-        """Whether what it would compute is on its way, launched or in this very microbatch."""
+        """Whether what it would compute is on its way: launched or in this very microbatch, or received as it would be.
+
+        What this engine would compute waits for no transfer, which may be late.
+        """
         launched = (one for flight in self._books.in_flight for one in flight.requests)
-        return is_worth_waiting(request, itertools.chain(launched, plan.requests), self._memory)
+        received = self._books.transferring.values() if self._transfers.may_receive(request) else ()
+        return is_worth_waiting(request, itertools.chain(launched, plan.requests, received), self._memory)
 
     def _can_take_a_row(self, request: Request) -> bool:
         return self._memory.rows.free > 0 or bool(self._limits.priority_preemption and self._victims_of(request))

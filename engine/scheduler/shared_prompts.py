@@ -1,4 +1,4 @@
-"""Prompts that arrive together and begin alike: the first one is computed, the others wait for its result and hit it.
+"""Prompts that arrive together and begin alike: the first is computed or received, the others wait and hit it.
 
 KV is hit only when its result has confirmed it. So one that fails, is aborted or is sent back leaves nothing to undo:
 it is not waited for any more, and the next one is computed in its place.
@@ -10,21 +10,25 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from engine.memory import KVMemory
-from engine.scheduler.request import DISPATCHED, Request
+from engine.scheduler.request import DISPATCHED, RECEIVING, Request
 
 # A wait lasts as long as the microbatches in flight. Computing fewer tokens again takes about as long as that.
 LEAST_SPARED_TOKENS: Final = 512
 
 
 def is_worth_waiting(request: Request, others: Iterable[Request], memory: KVMemory) -> bool:
-    """Whether one of ``others``, whose whole prompt is on its way, spares a request most of what it has to compute."""
+    """Whether one of ``others``, whose whole prompt is on its way, spares a request most of what it has to compute.
+
+    On its way is what is computed to its end, or received from another engine.
+    """
     most = request.hit_limit_tokens
     if most < LEAST_SPARED_TOKENS:
         return False
     begins = request.ids[:LEAST_SPARED_TOKENS]
     shared = 0
     for other in others:
-        if other.place is DISPATCHED and other.kv_key == request.kv_key and other.ids[:LEAST_SPARED_TOKENS] == begins:
+        is_coming = other.place is DISPATCHED or other.place is RECEIVING
+        if is_coming and other.kv_key == request.kv_key and other.ids[:LEAST_SPARED_TOKENS] == begins:
             shared = max(shared, _alike(request.ids, other.ids, min(most, len(other.ids))))
     if not shared:
         return False

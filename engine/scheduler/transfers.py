@@ -74,18 +74,25 @@ class Transfers:
 
     # -- a decode engine --
 
+    def may_receive(self, request: Request) -> bool:
+        """Whether another engine may compute its prompt.
+
+        Not without a prefill engine, with a LoRA, which other engines know by other numbers, or with prompt logprobs,
+        which are computed with the prompt.
+        """
+        return request.prefill_at is not None and request.lora is None and request.logprobs_due == NO_LOGPROBS_DUE
+
     def begin(self, request: Request, now: float) -> bool:
         """Receive what an admitted request does not find cached, in full pages; False where it computes all itself.
 
-        That is a request without a prefill engine, with a LoRA, which other engines know by other numbers, or with
-        prompt logprobs, which are computed with the prompt. Its last token is always computed here.
+        Its last token is always computed here.
         """
         lease, size = request.lease, self._page_size
         assert lease is not None, f"{request} receives, but owns no memory"
         first, end = len(lease.pages), (len(request.ids) - 1) // size
-        is_plain = request.lora is None and request.logprobs_due == NO_LOGPROBS_DUE
-        if request.prefill_at is None or not is_plain or end <= first:
+        if not self.may_receive(request) or end <= first:
             return False
+        assert request.prefill_at is not None
         if not self._memory.extend(lease, end * size):
             raise IntegrityError(f"{request} was admitted, but has no room for {end - first} pages of its prompt")
         request.place = RECEIVING

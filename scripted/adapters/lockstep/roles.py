@@ -103,6 +103,7 @@ def _without_transfers(row: Row) -> Row:
 
 _SMALL: Final = "page_size=4 chunked_prefill_size=16 max_total_tokens=128"
 _DEEP: Final = f"pp_size=4 {_SMALL}"
+_LONG: Final = "chunked_prefill_size=512 max_total_tokens=4096"
 _TIGHT: Final = "page_size=4 chunked_prefill_size=16 max_total_tokens=64"
 _WORKLOADS: Final = {
     "decode": {
@@ -115,6 +116,10 @@ _WORKLOADS: Final = {
         "tight": f"role=decode {_TIGHT}; 1 start a prompt=30 new=6; 1 start b prompt=22 seed=1 new=6",
         "full": f"role=decode {_TIGHT}; 1 start a prompt=30; 1 start b prompt=33 seed=1",
         "late": f"role=decode {_SMALL}; 1 hold-transfers; 1 start a prompt=30; 3 advance seconds=30.0",
+        "long-alike": f"role=decode {_LONG}; 1 hold-transfers; 1 start a prompt=600; 2 start b prompt=600 new=3; "
+        "5 release-transfers",
+        "long-alike-scored": f"role=decode {_LONG}; 1 hold-transfers; 1 start a prompt=600; 2 start b prompt=600 new=3 "
+        "logprobs_from=590; 9 release-transfers",
         "late-again": f"role=decode {_SMALL}; 1 start a prompt=6; 4 hold-transfers; 4 start b prompt=30; "
         "6 advance seconds=30.0",
     },

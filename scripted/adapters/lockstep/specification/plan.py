@@ -115,10 +115,11 @@ def _in_turn(engine: _Engine, plan: Sequence[Part], budget: int, seats: int) -> 
 
 
 def _waits_for_another(engine: _Engine, request: Request) -> bool:
-    """**Shared**: what is launched to the end of its prompt, and is to be published, spares it most of its own."""
-    memory, size = engine.memory, engine.limits.page_size
+    """**Shared**: what is launched to the end of its prompt, or received, and is to be published, spares it most."""
+    memory, size, receives = engine.memory, engine.limits.page_size, engine.transfers.may_receive(request)
     for other in memory.owners if engine.limits.radix_cache else ():
-        is_left = other.end is not None or other.is_leaving or other.is_receiving or other.is_delivering
+        is_left = other.end is not None or other.is_leaving or other.is_delivering
+        is_left |= other.is_receiving and not receives
         if other.is_running or is_left or other is engine.chunked or other.kv_key != request.kv_key:
             continue
         pairs = [*zip(request.ids[: request.may_hit], other.ids, strict=False)]

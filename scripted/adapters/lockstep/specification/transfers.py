@@ -55,13 +55,17 @@ class SpecifiedTransfers:
         received = [one for one in self._memory.owners if one.is_receiving and not one.in_flight]
         return received[0] if received else None
 
+    @staticmethod
+    def may_receive(request: Request) -> bool:
+        """**Receive**: not with a LoRA, nor with logprobs of its prompt."""
+        is_plain = request.lora is None and request.message.prompt_logprobs_from == _NO_LOGPROBS
+        return is_plain and request.prefill_at is not None
+
     def receive(self, request: Request, now: float, weights: str) -> bool:
         """**Receive**: what an admitted request does not hit of its full pages, but for its last token's."""
         size, at = self._limits.page_size, request.prefill_at
         first, end = request.pages, (len(request.ids) - 1) // size
-        if at is None or request.lora is not None or request.message.prompt_logprobs_from != _NO_LOGPROBS:
-            return False
-        if end <= first:
+        if at is None or not self.may_receive(request) or end <= first:
             return False
         self._memory.extend(request, end * size)
         request.is_receiving = True
