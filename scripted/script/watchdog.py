@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -19,13 +20,23 @@ _LOOKS: Final = 20
 _LOOK_EVERY_S: Final = 0.02
 # What catches every Exception is struck again so much later.
 _AGAIN_S: Final = 0.5
-# What waits for ever computes less than this share of the time; a starved process more, and it gets so many turns.
+# What waits for ever computes, or waits for a processor, for less than this share of the time; a starved process does
+# for more, and it gets so many turns.
 _LEAST_SHARE: Final = 0.01
 _TURNS_LIMIT: Final = 12
 
 
 class _Struck(BaseException):
     """The second strike."""
+
+
+def _ran_or_waited_s() -> float:
+    """How long the main thread has computed, or has waited for a processor to compute on, in seconds."""
+    try:
+        computed, waited, _ = Path("/proc/self/schedstat").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return time.process_time()
+    return (int(computed) + int(waited)) / 1e9
 
 
 @contextlib.contextmanager
@@ -47,16 +58,17 @@ def watchdog(
         yield
         return
 
-    turns, computed_before, looks, said = 0, 0.0, 0, ""
+    turns, ran_before, looks, said = 0, 0.0, 0, ""
 
     def overdue(_signum: int, frame: FrameType | None) -> None:
-        nonlocal turns, computed_before, looks, said
+        nonlocal turns, ran_before, looks, said
         if said:
             raise _Struck
         spent = time.process_time() - computed
-        goes_on = not turns or spent - computed_before > _LEAST_SHARE * timeout_s
+        ran = _ran_or_waited_s()
+        goes_on = not turns or ran - ran_before > _LEAST_SHARE * timeout_s
         if is_busy and spent < timeout_s / 2 and goes_on and turns < _TURNS_LIMIT:
-            turns, computed_before = turns + 1, spent
+            turns, ran_before = turns + 1, ran
             signal.setitimer(signal.ITIMER_REAL, timeout_s)
             return
         looks += 1
