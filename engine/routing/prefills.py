@@ -93,6 +93,10 @@ class Prefills:
     def open_calls(self) -> int:
         return len(self._calls)
 
+    def in_flight(self, url: str) -> int:
+        """Requests without an output whose prompts an engine was chosen for."""
+        return self._placement.fleet.in_flight(url)
+
     # -- requests --
 
     def place(self, message: Generate) -> Generate:

@@ -55,9 +55,9 @@ class OnEngine(Action, frozen=True, kw_only=True, omit_defaults=True):
         return getattr(self.inner, "time_limits", ())
 
     def apply(self, run: RunLike) -> None:
-        """As in a run of that machine; nothing where it is dead."""
+        """As in a run of that machine; nothing where it is dead, or drains and is to begin something."""
         engine = run.machine.engine(self.on)
-        if not engine.is_dead:
+        if not (engine.is_dead or (engine.is_draining and self.inner.is_start)):
             self.inner.apply(engine.run)
 
     def reaches(self, run: RunLike) -> bool:
@@ -221,6 +221,48 @@ class KillEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kil
         return [cls(on=name, comes_back=comes_back) for name in config.names for comes_back in (False, True)]
 
 
+class DrainEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="drain-engine"):
+    """A machine takes nothing new, and leaves when it is done."""
+
+    on: str
+
+    examples: ClassVar = ("drain-engine on=p0",)
+    is_control: ClassVar[bool] = True
+
+    def apply(self, run: RunLike) -> None:
+        run.machine.engine(self.on).is_draining = True
+
+    def reaches(self, run: RunLike) -> bool:
+        engine = run.machine.engine(self.on)
+        return not (engine.is_dead or engine.is_draining)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Each machine."""
+        return [cls(on=name) for name in base.config.names]
+
+
+class JoinEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="join-engine"):
+    """A machine that has left or died is there again, as a new one."""
+
+    on: str
+
+    examples: ClassVar = ("join-engine on=p0",)
+    is_control: ClassVar[bool] = True
+
+    def apply(self, run: RunLike) -> None:
+        if run.machine.engine(self.on).is_dead:
+            run.machine.restart(self.on)
+
+    def reaches(self, run: RunLike) -> bool:
+        return bool(run.machine.engine(self.on).is_dead)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Each machine."""
+        return [cls(on=name) for name in base.config.names]
+
+
 TRAFFIC_ACTIONS: tuple[type[Action], ...] = (
-    HoldTraffic, ReleaseTraffic, SlowTraffic, CutTraffic, HealTraffic, KillEngine,
+    HoldTraffic, ReleaseTraffic, SlowTraffic, CutTraffic, HealTraffic, KillEngine, DrainEngine, JoinEngine,
 )  # fmt: skip

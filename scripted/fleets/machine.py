@@ -28,6 +28,14 @@ class SearchedMember(Member):
 
     run: MemberRun
 
+    @property
+    def is_quiet(self) -> bool:
+        """It has nothing more to do, for its own clients or for other machines."""
+        return bool(self.run.machine.is_idle and self.run.is_settled and not self.run.arrived)
+
+    def check_quiet(self) -> None:
+        """Nothing is on its way: what it knows of the others must be right. Raises Violation."""
+
 
 class FleetMachine:
     """All machines, frozen between two steps. ``of`` is the adapter of fleets that makes them."""
@@ -36,7 +44,6 @@ class FleetMachine:
 
     def __init__(self, of: str, config: FleetConfig, *, record: bool) -> None:
         self._of = of
-        self.turn = 0
         self._config = config
         self._record = record
         self.clock = VirtualClock()
@@ -60,24 +67,26 @@ class FleetMachine:
         member: SearchedMember = adapter.new_member(self, self._config, name, record=self._record)
         return member
 
-    def next_prefill(self) -> str | None:
-        """The prefill engine of the next request: one after the other, of those that live."""
-        alive = [one.name for one in self.living if one.name[0] == "p"]
-        self.turn += 1
-        return alive[(self.turn - 1) % len(alive)] if alive else None
-
     def step(self, events: Sequence[tuple[str, Any]], now: float) -> FleetOutput:
         """One step of each machine; the events are the last ones of every run. Raises Violation."""
         self.clock.advance(now - self.clock.now())
         for name, event in events:
             self.engine(name).run.give(event)
         self.fleet.step()
+        self._let_go()
         stepped = [one.run.previous for one in self.living if one.run.stepped]
         last = [one.run.previous for one in self.living if one.run.previous is not None]
         deadlines = [one.deadline for one in last if one.deadline is not None]
         replies = tuple(reply for one in stepped for reply in one.replies)
         again = self.fleet.is_moving or any(one.run.is_busy for one in self.living)
         return FleetOutput(replies, again, min(deadlines, default=None))
+
+    def _let_go(self) -> None:
+        """Those that drain and have nothing left are gone, as if they had died: nothing may be open there."""
+        for one in self.living:
+            if one.is_draining and one.is_quiet and not self.fleet.carries(one.name):
+                one.run.oracle.at_rest(one.run.machine)
+                self.fleet.kill(one.name)
 
     @property
     def is_idle(self) -> bool:

@@ -59,6 +59,7 @@ class FleetOracle(Oracle):
     def at_rest(self, machine: FleetMachine) -> None:
         """Every request has ended, and the caches are still there. Raises Violation."""
         self._ask(machine, lambda one: one.run.oracle.at_rest(one.run.machine))
+        self._ask(machine, lambda one: one.check_quiet())
 
     def at_end(self, machine: FleetMachine) -> None:
         """Every machine is idle and flushed, and what each client was told is what it is told alone."""

@@ -15,7 +15,7 @@ from scripted.fleets.config import FleetConfig
 from scripted.search.generated import EVENT, Row, Space, drawn_events
 
 _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
-_KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine")
+_KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")
 
 
 class FleetSpace:

@@ -75,6 +75,8 @@ class Member(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
+        # It begins nothing more, and goes when what it has is done.
+        self.is_draining = False
 
     @abstractmethod
     def step(self) -> None:
@@ -93,6 +95,10 @@ class Member(ABC):
         """A message did not leave: the link is cut, or the other machine is dead."""
 
     @abstractmethod
+    def meet(self, other: str) -> None:
+        """Another machine is there, or is there again."""
+
+    @abstractmethod
     def part_from(self, other: str) -> None:
         """Its connections to another machine broke."""
 
@@ -107,6 +113,8 @@ class Fleet(Generic[_M]):
         self._members = {member.name: member for member in members}
         self._links = {(one, other): Link() for one in self._members for other in self._members if one != other}
         self._step = 0
+        for name in self._members:
+            self._introduce(name)
 
     # -- machines --
 
@@ -151,6 +159,7 @@ class Fleet(Generic[_M]):
                 f"fleet.restart({member.name!r}) takes an engine that was killed; fleet.kill({member.name!r}) does that"
             )
         self._members[member.name] = member
+        self._introduce(member.name)
 
     # -- links --
 
@@ -189,6 +198,9 @@ class Fleet(Generic[_M]):
     def heal(self, one: str, other: str) -> None:
         """Let two engines reach each other again."""
         self._link(one, other).is_cut = self._link(other, one).is_cut = False
+        for name, met in ((one, other), (other, one)):
+            if not self.engine(name).is_dead and not self.engine(met).is_dead:
+                self.engine(name).meet(met)
 
     def on_its_way(self, sender: str, receiver: str) -> tuple[Any, ...]:
         """What one engine has said to another and that one has not heard."""
@@ -198,6 +210,10 @@ class Fleet(Generic[_M]):
     def links(self) -> dict[tuple[str, str], Link]:
         """All of them, by their ends."""
         return self._links
+
+    def carries(self, name: str) -> bool:
+        """Something is on its way to or from this machine."""
+        return any(name in ends and link.on_its_way for ends, link in self._links.items())
 
     @property
     def held_links(self) -> tuple[tuple[str, str], ...]:
@@ -234,6 +250,13 @@ class Fleet(Generic[_M]):
             member.not_sent(receiver, message)
         else:
             link.send(message, self._step)
+
+    def _introduce(self, name: str) -> None:
+        """A machine is there: those that live and can reach it know."""
+        for other in self.living:
+            if other.name != name and not self._links[other.name, name].is_cut:
+                other.meet(name)
+                self.engine(name).meet(other.name)
 
     def _part(self, name: str, other: str) -> None:
         if not (member := self.engine(name)).is_dead:

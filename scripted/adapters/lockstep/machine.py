@@ -8,7 +8,7 @@ from engine.errors import IntegrityError
 from engine.instruments import Pressure
 from engine.limits import Limits
 from engine.memory import KVMemory
-from engine.messages import Event, OperatorEvent, ReleasePressure, SetPressure
+from engine.messages import Event, Generate, OperatorEvent, ReleasePressure, SetPressure
 from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.actions.client_requests import PREFILL_ENGINE
 from scripted.adapters.lockstep.silent_digests import SilentDigests
@@ -26,7 +26,7 @@ class EngineMachine:
             self.scheduler.digests = SilentDigests()
         self.is_pressed = False
         # The prefill engine of the next request of a decode engine; None for none.
-        self.choose_prefill: Callable[[], str | None] = _imagined
+        self.choose_prefill: Callable[[Generate], str | None] = _imagined
 
     def step(self, events: Sequence[Event], now: float) -> StepResult:
         return self.scheduler.step(events, now)
@@ -70,7 +70,8 @@ class EngineMachine:
         _check_is_on(self.scheduler.pressure, self.scheduler.memory)
 
 
-def _imagined() -> str:
+def _imagined(message: Generate) -> str:
+    del message
     return PREFILL_ENGINE
 
 

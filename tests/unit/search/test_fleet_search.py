@@ -7,13 +7,15 @@ from typing import Final
 import pytest
 
 from engine.config import EngineConfig
+from engine.routing.prefills import Prefills
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.fleets.adapter import ADAPTER, NAME
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed, parse_placed
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.errors import BadCall
-from scripted.fleets.actions import HoldTraffic, KillEngine
+from scripted.fleets.actions import DrainEngine, HoldTraffic, JoinEngine, KillEngine
 from scripted.fleets.config import FleetConfig
 from scripted.search.execution import Prefixes, execute, record
 from scripted.search.extras import extras_of
@@ -105,6 +107,41 @@ def test_a_bug_of_one_engine_is_found_and_names_the_engine() -> None:
         failure = execute(schedule).failure
     assert failure is not None
     assert failure.text.startswith("engine p0: ")
+
+
+@pytest.mark.parametrize("method", ["answered", "heard"])
+def test_a_picture_of_prefill_engines_that_is_wrong_in_the_end_is_found(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Prefills, method, lambda *_: None)
+    failure = execute(Schedule.parse(ONE)).failure
+    assert failure is not None
+    assert "engine d0: nothing is on its way, but " in failure.text
+
+
+@pytest.mark.parametrize("on", ["p0", "d0", "p1"])
+def test_an_engine_may_drain_leave_and_join_in_every_step(on: str) -> None:
+    base = Schedule.parse(ADAPTER.workloads["pair"], of=NAME)
+    for step in range(1, 14, 3):
+        turns = [Placed(step, DrainEngine(on=on)), Placed(step + 3, JoinEngine(on=on))]
+        assert execute(base.with_placed(turns)).failure is None
+
+
+def test_one_that_drains_is_gone_when_it_is_done_and_asked_for_nothing_more() -> None:
+    seen: list[tuple[bool, int]] = []
+    later = [f'{step} begin on=d0 do="start {rid} prompt=50 seed={step}"' for step, rid in ((16, "b"), (19, "c"))]
+    schedule = Schedule.parse(
+        f"{ONE}; 2 drain-engine on=p0; 17 join-engine on=p0; 18 advance seconds=2.0; {'; '.join(later)}"
+    )
+
+    def look(run: Run) -> None:
+        counts = run.machine.engine("d0").prefills.counts
+        seen.append((run.machine.engine("p0").is_dead, counts.asked))
+
+    assert record(schedule, watch=look)[0].failure is None
+    gone = [asked for is_dead, asked in seen if is_dead]
+    assert gone == [1] * len(gone) != []
+    assert seen[-1] == (False, 2)
 
 
 def test_a_configuration_has_a_role_for_each_name() -> None:

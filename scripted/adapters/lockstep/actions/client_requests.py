@@ -361,8 +361,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def apply(self, run: RunLike) -> None:
         """The next step sees the message, as the front end of an engine of this role makes it."""
         number = int(run.new_call_id().rpartition("-")[2])
-        at = run.machine.choose_prefill() if run.machine.limits.receives else None
-        run.give(of_role(self.message(), run.machine.scheduler, self.first_page, number, at))
+        message = self.message()
+        at = run.machine.choose_prefill(message) if run.machine.limits.receives else None
+        run.give(of_role(message, run.machine.scheduler, self.first_page, number, at))
 
     def verbs(self) -> tuple[Verb, ...]:
         prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed}

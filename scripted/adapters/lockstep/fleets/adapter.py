@@ -96,8 +96,7 @@ class LockstepFleets(FleetAdapter):
 
     def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedEngine:
         run = MemberRun(self.config_of(config, name), OWN, machine.clock, record=record)
-        run.machine.choose_prefill = machine.next_prefill
-        return SearchedEngine(name, run)
+        return SearchedEngine(name, run, config.names)
 
     def run_script(
         self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
@@ -111,8 +110,8 @@ class LockstepFleets(FleetAdapter):
 
     def fleet_digest(self, run: Run) -> bytes:
         machine = run.machine
-        known = [(one.name, one.asked, one.serving) for one in machine.living]
-        return STATES.digest(machine.fleet.links, known, machine.turn)
+        known = [(one.name, one.asked, one.serving, one.prefills, one.is_draining) for one in machine.living]
+        return STATES.digest(machine.fleet.links, known)
 
     def freeze(self, run: Run) -> FrozenFleet:
         return FrozenFleet(run)

@@ -24,10 +24,14 @@ from engine.messages import (
     SamplingParams,
     TokenOutput,
 )
-from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
+from scripted.adapters.lockstep.simulated.transfers import ConfirmedPages, SentPages, SimulatedTransfers
 from scripted.script.fleet import Member
 
 _BROKEN: Final = "the connection to it broke"
+_DRAINING: Final = "is draining"
+# The statuses of answers to prompts that are not computed.
+REFUSED: Final = 409
+UNAVAILABLE: Final = 503
 
 
 class EngineEnd(Member):
@@ -64,11 +68,24 @@ class EngineEnd(Member):
     def end_prompt(self, rid: str) -> None:
         """It is computed, or given up."""
 
+    def lose_call(self, transfer: int, why: str) -> None:
+        """A prompt that was asked for will have no answer."""
+        self.arrived.append(PrefillFailed(transfer=transfer, error=why))
+
+    def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
+        """Tell a decode engine of the end of its prompt: nothing, unless it failed."""
+        del status
+        if error is not None:
+            self._said.append((receiver, PrefillFailed(transfer=transfer, error=error)))
+
     # -- the fleet --
 
     def hear(self, sender: str, message: Any) -> None:
         match message:
             case PrefillWanted():
+                if self.is_draining:
+                    self.answer(sender, message.transfer, _DRAINING, UNAVAILABLE)
+                    return
                 prompt = _prompt_of(message, sender, self.limits)
                 self.serving[prompt.rid] = sender, message.transfer
                 self.begin_prompt(prompt)
@@ -79,8 +96,11 @@ class EngineEnd(Member):
             case PrefillFailed():
                 if self.asked.pop(message.transfer, None) is not None:
                     self.arrived.append(message)
+            case ConfirmedPages():
+                self.transfers.confirm(message.sending)
             case _:
                 self.transfers.arrive(message.transfer, message.first, message.contents)
+                self._said.append((sender, ConfirmedPages(message.sending)))
 
     def take_said(self) -> Sequence[tuple[str, Any]]:
         said, self._said = self._said, []
@@ -91,8 +111,14 @@ class EngineEnd(Member):
     def not_sent(self, receiver: str, message: Any) -> None:
         if isinstance(message, PrefillWanted):
             self._lose(message.transfer, receiver)
+        elif isinstance(message, SentPages):
+            self.transfers.break_off(receiver)
+
+    def meet(self, other: str) -> None:
+        """Nothing: it asks when a prompt is wanted."""
 
     def part_from(self, other: str) -> None:
+        self.transfers.break_off(other)
         for transfer, at in list(self.asked.items()):
             if at == other:
                 self._lose(transfer, other)
@@ -110,26 +136,29 @@ class EngineEnd(Member):
                     if at is not None:
                         self._said.append((at, reply))
                 case TokenOutput() | Refusal() if reply.rid in self.serving:
-                    self._answer(reply)
+                    self._end(reply)
                 case _:
                     pass
 
     # -- inside --
 
-    def _answer(self, reply: TokenOutput | Refusal) -> None:
-        """What a prefill engine says to a decode engine of the end of a prompt: nothing but that it failed."""
+    def _end(self, reply: TokenOutput | Refusal) -> None:
+        """A prefill engine has said something of a prompt of a decode engine."""
         reason = reply.finish_reason if isinstance(reply, TokenOutput) else FinishReason.ERROR
         if reason is None:
             return
         receiver, transfer = self.serving.pop(reply.rid)
         self.end_prompt(reply.rid)
-        if reason is not FinishReason.LENGTH:
-            why = reply.message if isinstance(reply, Refusal) else reply.error or f"it ended with {reason}"
-            self._said.append((receiver, PrefillFailed(transfer=transfer, error=why)))
+        if isinstance(reply, Refusal):
+            self.answer(receiver, transfer, reply.message, REFUSED)
+        elif reason is FinishReason.LENGTH:
+            self.answer(receiver, transfer, None, None)
+        else:
+            self.answer(receiver, transfer, reply.error or f"it ended with {reason}", None)
 
     def _lose(self, transfer: int, other: str) -> None:
         self.asked.pop(transfer, None)
-        self.arrived.append(PrefillFailed(transfer=transfer, error=f"{other}: {_BROKEN}"))
+        self.lose_call(transfer, f"{other}: {_BROKEN}")
 
 
 def _prompt_of(wanted: PrefillWanted, sender: str, limits: Limits) -> Generate:

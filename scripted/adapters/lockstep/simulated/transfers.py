@@ -32,10 +32,16 @@ class _Open:
     came: dict[int, PageContent] = field(default_factory=dict)
     failed_at: int | None = None
     is_stopped: bool = False
+    # In a fleet: what is sent has left, and has come.
+    has_left: bool = False
+    is_confirmed: bool = False
 
 
 class SentPages(msgspec.Struct, frozen=True):
-    """Pages on their way ``to`` an engine, as those from ``first`` on of its transfer of this number."""
+    """Pages on their way ``to`` an engine, as those from ``first`` on of its transfer of this number.
+
+    ``sending`` is the number of the engine that sends.
+    """
 
     is_bulk: ClassVar[bool] = True
 
@@ -43,6 +49,13 @@ class SentPages(msgspec.Struct, frozen=True):
     transfer: int
     first: int
     contents: tuple[PageContent, ...]
+    sending: int
+
+
+class ConfirmedPages(msgspec.Struct, frozen=True):
+    """They have come."""
+
+    sending: int
 
 
 class Pool(Protocol):
@@ -90,14 +103,6 @@ class SimulatedTransfers:
         return self.is_holding and any(not one.is_stopped for one in self._open.values())
 
     @property
-    def ends_soon(self) -> bool:
-        """The next step brings the end of a transfer: it was stopped, or all of it is there, or is sent."""
-        return any(
-            one.is_stopped or isinstance(one.order, SendPages) or len(one.came) == len(one.order.pages)
-            for one in self._open.values()
-        )
-
-    @property
     def numbers(self) -> tuple[int, ...]:
         """The transfers that have not ended, in their order."""
         return tuple(self._open)
@@ -111,6 +116,17 @@ class SimulatedTransfers:
     def fail(self, number: int, pages: int) -> None:
         """The other engine is gone, after so many pages of a transfer."""
         self._open[number].failed_at = pages
+
+    def confirm(self, number: int) -> None:
+        """What a transfer sends has come."""
+        if number in self._open:
+            self._open[number].is_confirmed = True
+
+    def break_off(self, other: str) -> None:
+        """The connections to an engine broke: what is on its way there does not come."""
+        for one in self._open.values():
+            if isinstance(one.order, SendPages) and other in one.order.to:
+                one.failed_at = 0
 
     def arrive(self, number: int, first: int, contents: Iterable[PageContent]) -> None:
         """Pages arrive from another engine; of a transfer that has ended they are dropped."""
@@ -133,7 +149,7 @@ class SimulatedTransfers:
             else:
                 event = self._why_not_sent(one, one.order)
                 if event is None and not self.is_holding:
-                    event = self._end_sending(one.order, pool, root, deliveries, corruptions)
+                    event = self._send(one, one.order, pool, root, deliveries, corruptions)
             if event is not None:
                 del self._open[number]
                 ended.append(event)
@@ -166,9 +182,18 @@ class SimulatedTransfers:
             return PagesSent(transfer=order.transfer, error="stopped" if one.is_stopped else _GONE)
         return None
 
-    def _end_sending(
-        self, order: SendPages, pool: Pool, root: int, deliveries: Iterable[Generate], corruptions: list[str]
-    ) -> PagesSent:
+    def _send(
+        self,
+        one: _Open,
+        order: SendPages,
+        pool: Pool,
+        root: int,
+        deliveries: Iterable[Generate],
+        corruptions: list[str],
+    ) -> PagesSent | None:
+        """It ends when the other engine has confirmed it; until then its pages must hold what was sent."""
+        if one.has_left and not one.is_confirmed:
+            return None
         contents = tuple([list(pool.content(page)) for page in order.pages])
         for message in deliveries:
             deliver = message.deliver
@@ -177,9 +202,11 @@ class SimulatedTransfers:
                 break
         else:
             corruptions.append(f"pages {order.pages} are sent for transfer {order.to_transfer}, which nobody asked for")
-        if not self.is_imagined:
-            self.sent.append(SentPages(order.to[0], order.to_transfer, order.first, contents))
-        return PagesSent(transfer=order.transfer)
+        if self.is_imagined or one.is_confirmed:
+            return PagesSent(transfer=order.transfer)
+        one.has_left = True
+        self.sent.append(SentPages(order.to[0], order.to_transfer, order.first, contents, order.transfer))
+        return None
 
     def _strange(self, message: Generate, first: int, contents: Iterable[PageContent], root: int) -> Iterator[str]:
         """What is sent from this page of a prompt on and is not its KV."""

@@ -364,7 +364,7 @@ class Specification:
         if mode is PauseMode.ABORT:
             self._abort_all()
         elif mode is PauseMode.RETRACT:
-            for request in [one for one in self.memory.owners if one.end is None and not one.is_leaving]:
+            for request in [one for one in self.live.values() if one.owns_memory and not one.is_leaving]:
                 self.retract(request)
 
     # -- launching --
