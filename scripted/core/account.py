@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from scripted.core.violation import Bounds, Violation
 
-_OWN_ENDS: Final = ("length", "stop")
+OWN_ENDS: Final = ("length", "stop")
 
 
 class Message(Protocol):
@@ -24,12 +24,13 @@ class Life:
 
     ``end`` is its finish reason, or ``refused``; None while it lives. ``aborted``: its client gave it up; since then it
     was launched ``late`` times. ``failed``: a batch of it did. ``since``: the step in which it came, or was launched
-    last.
+    last. ``follows``: it begins when the one before it of its rid has ended by itself, and ends with it otherwise.
     """
 
-    __slots__ = ("aborted", "computed", "end", "failed", "late", "launched", "message", "said", "since")
+    __slots__ = ("aborted", "computed", "end", "failed", "follows", "late", "launched", "message", "said", "since")
 
-    def __init__(self, message: Any, step: int) -> None:
+    def __init__(self, message: Any, step: int, *, follows: bool = False) -> None:
+        self.follows = follows
         self.message = message
         self.since = step
         self.said: list[int] = []
@@ -67,7 +68,8 @@ class Account:
         self.live: dict[str, Life] = {}
         self.calls: dict[str, Any] = {}
         self._open = 0
-        # Requests that came while another of their rid was alive: it has ended by the end of the step, or they have.
+        # Requests that came while another of their rid was alive: it has ended by the end of the step, or they have,
+        # unless they follow it.
         self._behind: dict[str, deque[Life]] = {}
         # Requests that count as refused, where it may have been the one before them: a refusal says a rid alone.
         self._or_refused: dict[str, Life] = {}
@@ -77,8 +79,8 @@ class Account:
         """Every request has ended and every call is answered."""
         return not self.live and not self._open
 
-    def begin(self, message: Message) -> None:
-        life, rid = Life(message, self.step), message.rid
+    def begin(self, message: Message, *, follows: bool = False) -> None:
+        life, rid = Life(message, self.step, follows=follows), message.rid
         self.lives.append(life)
         if rid in self.live:
             self._behind.setdefault(rid, deque()).append(life)
@@ -100,7 +102,7 @@ class Account:
         """What these had in flight was not computed."""
         for rid in rids:
             for life in (self.live.get(rid), *self._behind.get(rid, ())):
-                if life is not None:
+                if life is not None and (life is self.live.get(rid) or not life.follows):
                     life.failed, life.computed = True, None
 
     def ask(self, call_id: str) -> None:
@@ -132,7 +134,7 @@ class Account:
         alone = message.alone(most)
         if tuple(said) != alone[: len(said)]:
             raise Violation(f"{message.rid} says {said}, but alone it says {list(alone)}")
-        if reason in _OWN_ENDS:
+        if reason in OWN_ENDS:
             last = "stop" if said and said[-1] in message.stop_token_ids else "length"
             if tuple(said) != alone or reason != last:
                 raise Violation(
@@ -165,16 +167,20 @@ class Account:
     def end(self, rid: str, reason: str) -> None:
         self._or_refused.pop(rid, None)
         self.live.pop(rid).end = reason
-        if self._behind.get(rid):
-            self.live[rid] = self._behind[rid].popleft()
+        behind = self._behind.get(rid)
+        while behind and behind[0].follows and reason not in OWN_ENDS:
+            behind.popleft().end = reason
+        if behind:
+            self.live[rid] = behind.popleft()
+            self.live[rid].since = self.step
 
     def check_names(self) -> None:
-        """A step is over: no two requests of one rid are alive. Raises Violation."""
+        """A step is over: no two requests of one rid are alive, but for those that follow. Raises Violation."""
         if self._behind:
-            twice = [rid for rid, behind in self._behind.items() if behind]
+            twice = [rid for rid, behind in self._behind.items() if not all(life.follows for life in behind)]
             if twice:
                 raise Violation(f"two requests of one rid are alive: {', '.join(twice)}")
-            self._behind.clear()
+            self._behind = {rid: behind for rid, behind in self._behind.items() if behind}
 
     def check_end(self) -> None:
         """Nothing happens any more: every request has ended and every call is answered. Raises Violation."""

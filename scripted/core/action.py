@@ -6,7 +6,7 @@ A schedule's text, the search, scripts, recordings, the shell and reports ask th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
@@ -49,6 +49,11 @@ class RunLike(Protocol):
         ...
 
     def new_call_id(self) -> str: ...
+
+    @property
+    def given(self) -> Sequence[Any]:
+        """The events of the next step so far."""
+        ...
 
     def give(self, event: Any) -> None: ...
 

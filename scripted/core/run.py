@@ -6,7 +6,7 @@ come, a pause ends, a deadline passes. It knows no scheduler: the adapter of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -355,6 +355,10 @@ class Run:
     def new_call_id(self) -> str:
         self._calls += 1
         return f"call-{self._calls}"
+
+    @property
+    def given(self) -> Sequence[Any]:
+        return self._events
 
     def give(self, event: Any) -> None:
         self._events.append(event)

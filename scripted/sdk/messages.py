@@ -19,8 +19,9 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``. ``lora``
     computes it, where there are any; 0 is none. With ``grammar`` 1 its tokens are masked; one of -1 does not compile,
     and the request ends with an error. Of a ``session`` so many of the prompt's last tokens are new: its other tokens
-    are what the request before it in the session had, without the last that it said, and its KV is kept in between.
-    ``images`` are in order; the tokens of ``prompt_ids`` at their positions are their content.
+    are what the request before it in the session had, without the last that it said, and its KV is kept in between. It
+    may come while that one is alive, and begins with what that one will have said. ``images`` are in order; the tokens
+    of ``prompt_ids`` at their positions are their content.
     """
 
     rid: str
@@ -33,6 +34,11 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     grammar: int = 0
     session: int = 0
     images: tuple[Image, ...] = ()
+
+    @property
+    def goes_on(self) -> bool:
+        """It is more input of a session that has begun."""
+        return 0 < self.session < len(self.prompt_ids)
 
     def alone(self, most: int) -> tuple[int, ...]:
         """The first ``most`` tokens that it says where nothing disturbs it."""

@@ -68,12 +68,13 @@ class SdkOracle(Oracle):
 
     @property
     def fit_together(self) -> bool:
-        """In blocks, and in one batch; what is cached for nobody makes room."""
+        """In blocks, in one batch, and with their images; what is cached for nobody makes room."""
         size, context, blocks = self._limits.block_size, self._limits.context_tokens, 0
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
             blocks += -(-tokens // size)
         loras = {life.message.lora for life in self.account.live.values()} - {0}
+        images = {image.number: image.count for life in self.account.live.values() for image in life.message.images}
         # A session that waits for its client keeps its blocks.
         if any(life.message.session for life in self.account.lives):
             return False
@@ -81,6 +82,7 @@ class SdkOracle(Oracle):
             self._tables * blocks <= self._limits.blocks
             and len(self.account.live) <= self._limits.batch_requests
             and len(loras) <= self._can.loras_together
+            and sum(images.values()) <= self._can.images
         )
 
     def is_live(self, rid: str) -> bool:
@@ -114,10 +116,10 @@ class SdkOracle(Oracle):
     def _follow(self, event: Event) -> None:
         match event:
             case Add():
-                self.account.begin(event)
-                if 0 < event.session < len(event.prompt_ids):
+                self.account.begin(event, follows=event.goes_on)
+                if event.goes_on:
                     # Its session has begun before.
-                    self.account.live[event.rid].launched = True
+                    self.account.lives[-1].launched = True
                 if event.grammar < 0:
                     # Before it is computed, its grammar fails.
                     self.account.fail([event.rid])

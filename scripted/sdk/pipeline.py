@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from scripted.core.account import OWN_ENDS
 from scripted.core.masks import state_after
 from scripted.core.tokens import guesses, links_of, next_token, root_of
 from scripted.core.violation import Bounds, Violation
@@ -28,6 +29,7 @@ from scripted.sdk.messages import (
     Pause,
     Share,
     Stepped,
+    Tokens,
 )
 
 # In a slot whose KV did not arrive or was computed from such a slot; and what is sampled from it, which no model says.
@@ -96,6 +98,8 @@ class SimulatedRunner:
         self._flushes = 0
         self._flush_calls: set[str] = set()
         self._requests: dict[str, _Tokens] = {}
+        # Of a session, what comes when its present request has ended.
+        self._queued: dict[str, deque[Add]] = {}
         self._done: deque[BatchResult | BatchFailed] = deque()
         self._failing = False
         # The last batch, with what its scheduler could not know filled in.
@@ -109,8 +113,11 @@ class SimulatedRunner:
         # Of whom fewer guesses held than the device had found right, and the position that comes next.
         self.shortened: dict[str, int] = {}
 
-    def begin(self, request: Add) -> None:
-        """A request begins, or begins again under an old name."""
+    def begin(self, request: Add, *, is_queued: bool = False) -> None:
+        """A request begins, or begins again under an old name; one that ``is_queued`` when the one before it ends."""
+        if is_queued:
+            self._queued.setdefault(request.rid, deque()).append(request)
+            return
         self._requests[request.rid] = _Tokens(request)
         self._missing.pop(request.rid, None)
 
@@ -122,6 +129,8 @@ class SimulatedRunner:
         for reply in stepped.replies:
             if isinstance(reply, Answer) and reply.ok and reply.call_id in self._flush_calls:
                 self._flushes += 1
+            if isinstance(reply, Tokens) and reply.finish_reason is not None and reply.rid in self._queued:
+                self._go_on(reply.rid, reply.finish_reason)
         for load in stepped.loads:
             self._load(load)
         self.shortened = {}
@@ -130,6 +139,16 @@ class SimulatedRunner:
             if tokens.held > most:
                 tokens.hold(most, self._speculative_tokens)
                 self.shortened[rid] = tokens.computed
+
+    def _go_on(self, rid: str, reason: str) -> None:
+        """A request of a session has ended; one that did not end by itself takes with it what is queued."""
+        queued = self._queued[rid]
+        if reason in OWN_ENDS:
+            self.begin(queued.popleft())
+        else:
+            queued.clear()
+        if not queued:
+            del self._queued[rid]
 
     def fail_next_batch(self) -> None:
         self._failing = True

@@ -158,7 +158,7 @@ class ReleaseCompilation(Action, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"):
-    """A session that has answered gets ``tokens`` more of a prompt, and goes on."""
+    """A session gets ``tokens`` more of a prompt, and goes on with it when it has answered."""
 
     rid: str
     tokens: int
@@ -170,45 +170,53 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
     @staticmethod
     @verb
     def send_more(t: Any, r: Any, tokens: int, *, new: int = 2, seed: int = 0) -> Any:
-        """Give a session that has answered more input; returns the handle of what it answers to that."""
+        """Give a session more input; returns the handle of what it answers to that, after what it answers now."""
         more = SendMore(rid=t.rid_of("send_more()", r), tokens=tokens, new=new, seed=seed)
         if not isinstance(tokens, int) or tokens < 1:
             raise BadCall(f"send_more() takes tokens of 1 or more, got {tokens!r}")
         message = more.message(t.run)
         if message is None:
             raise BadCall(
-                f"send_more() takes a session that has answered and has room for {tokens} tokens, and {more.rid!r} is "
-                "none; start it with session=1, and wait for it: yield from t.run_until_finished(...)"
+                f"send_more() takes a session that has not ended, and has room for {tokens} tokens, and {more.rid!r} "
+                "is none; start it with session=1, and yield once before it gets more"
             )
         return t.run.start(message)
 
     def message(self, run: RunLike) -> Add | None:
-        """What the session goes on with; None if it does not wait for input, or comes to the end of the context."""
-        if run.is_live(self.rid) or not run.machine.has_session(self.rid):
+        """What the session goes on with; None if it ends, got something in this step, or fills the context."""
+        before = self._before(run)
+        context = run.config.max_model_len
+        if before is None:
             return None
-        life = next(life for life in reversed(run.oracle.account.lives) if life.message.rid == self.rid)
-        more = prompt_ids(self.tokens, self.seed)
-        prompt = (*life.message.prompt_ids, *life.said[:-1], *more)
-        if len(prompt) >= run.config.max_model_len:
+        # What it says, or will have said, without its last token.
+        said = before.alone(min(before.max_new_tokens, context - len(before.prompt_ids)))[:-1]
+        prompt = (*before.prompt_ids, *said, *prompt_ids(self.tokens, self.seed))
+        if len(prompt) >= context:
             return None
-        message: Add = msgspec.structs.replace(
-            life.message,
+        return msgspec.structs.replace(
+            before,
             prompt_ids=prompt,
             max_new_tokens=self.new,
             stop_token_ids=(),
             arrival=run.oracle.arrive(self.rid),
             session=self.tokens,
         )
-        return message
+
+    def _before(self, run: RunLike) -> Add | None:
+        """The last request of the session, unless it has ended; None if there is none."""
+        if not run.machine.is_session(self.rid) or any(getattr(one, "rid", "") == self.rid for one in run.given):
+            return None
+        life = next(life for life in reversed(run.oracle.account.lives) if life.message.rid == self.rid)
+        return life.message if life.message.session and not life.aborted else None
 
     def apply(self, run: RunLike) -> None:
         message = self.message(run)
         if message is not None:
-            run.device.begin(message)
+            run.device.begin(message, is_queued=message.rid in run.oracle.account.live)
             run.give(message)
 
     def reaches(self, run: RunLike) -> bool:
-        return not run.is_live(self.rid) and bool(run.machine.has_session(self.rid))
+        return self._before(run) is not None
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:

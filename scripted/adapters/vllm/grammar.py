@@ -91,12 +91,16 @@ def masks_of(plan: SchedulerOutput, given: GrammarOutput | None) -> dict[str, tu
     """
     if given is None:
         return {}
-    rows = iter(given.grammar_bitmask.tolist())
-    masks = {}
+    rows = given.grammar_bitmask.tolist()
+    sizes = [1 + len(plan.scheduled_spec_decode_tokens.get(one, ())) for one in given.structured_output_request_ids]
+    # Since 0.33 all have as many rows; before, each had as many as it has guesses, and one.
+    every = None if sum(sizes) == len(rows) else len(rows) // len(sizes)
+    masks, first = {}, 0
     for at, request_id in enumerate(given.structured_output_request_ids):
         guesses: Sequence[int] = plan.scheduled_spec_decode_tokens.get(request_id, ())
         # Since 0.32; before, the workers counted the guesses in the plan.
         known = getattr(given, "num_acceptable_drafts", None)
         holding = sum(guess >= 0 for guess in guesses) if known is None else known[at]
-        masks[request_id] = holding, [_STATES.get(tuple(next(rows))) for _ in range(len(guesses) + 1)]
+        masks[request_id] = holding, [_STATES.get(tuple(row)) for row in rows[first : first + sizes[at]]]
+        first += every or sizes[at]
     return masks

@@ -21,6 +21,7 @@ from scripted.adapters.vllm.kv_events import Subscriber
 from scripted.adapters.vllm.parts import new_request, new_scheduler, result_of
 from scripted.adapters.vllm.runner_view import RunnerView
 from scripted.adapters.vllm.transfers import Transfers
+from scripted.core.account import OWN_ENDS
 from scripted.core.masks import is_allowed
 from scripted.sdk import (
     Abort,
@@ -227,9 +228,13 @@ class VllmMachine:
             reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
             self._replies.append(Refused(rid=event.rid, reason=reason))
             return
-        request_id, prompt, images = id_at(event.rid, self._steps), event.prompt_ids, event.images
+        request_id, prompt = id_at(event.rid, self._steps), event.prompt_ids
+        images = event.images if self._settings.encoder_cache_size else ()
+        if event.goes_on and any(_cuts_off(reply, event.rid) for reply in self._replies):
+            # Its client has just been told that the session is over.
+            return
         if event.session:
-            if event.session == len(event.prompt_ids):
+            if not event.goes_on:
                 # A new one; the client of an old one that waits under this name has left it.
                 self._end_session(event.rid)
             if self.is_session(event.rid):
@@ -342,7 +347,8 @@ class VllmMachine:
         self._verified += [(rid_of(name), holding) for name, (holding, _) in last.masks.items() if name in last.guesses]
         late, self._late = self._late, []
         for event in late:
-            self._take(event)
+            if not (isinstance(event, Add) and event.goes_on and not self.is_session(event.rid)):
+                self._take(event)
 
     def _update(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(plan, output).values():
@@ -396,6 +402,11 @@ class VllmMachine:
 
 def _waits_for_input(request: Any) -> bool:
     return bool(request.status == RequestStatus.WAITING_FOR_STREAMING_REQ)
+
+
+def _cuts_off(reply: Reply, rid: str) -> bool:
+    """It tells a request that it is over, before it ended by itself."""
+    return isinstance(reply, Tokens) and reply.rid == rid and reply.finish_reason not in (None, *OWN_ENDS)
 
 
 def _verified(share: Share, flight: _Flight) -> Share:

@@ -39,6 +39,12 @@ _TALKING: Final = (
     "10 more a tokens=5 new=3 seed=3; 11 more b tokens=4 new=2; 18 more a tokens=2; 19 end-session b; "
     "20 start d prompt=12"
 )
+# More of it comes before the answer to what came last.
+_TALKING_ON: Final = (
+    "1 start a prompt=9 new=5 session=1; 2 start b prompt=6 new=4 seed=1 session=1; 3 more a tokens=5 new=3 seed=3; "
+    "3 start c prompt=5 seed=2 new=6; 4 more b tokens=3 new=4; 5 more a tokens=3 new=3; 6 end-session a; "
+    "16 more b tokens=2"
+)
 _MAMBA: Final = "mamba_cache_mode=align num_gpu_blocks=16"
 _TIGHTER: Final = "num_gpu_blocks=12"
 # Prompts that share blocks, whole and in part, at once and later, and go on.
@@ -123,6 +129,10 @@ WORKLOADS: Final = {
         "sessions-async": f"{_ASYNC}; {_TALKING}",
         "sessions-guesses-async": f"num_speculative_tokens=2 {_ASYNC}; {_TALKING}",
         "sessions-first-runner": f"model_runner=1; {_TALKING}",
+        "sessions-queued": f"max_num_batched_tokens=8; {_TALKING_ON}",
+        "sessions-queued-async": f"{_TIGHT} {_ASYNC}; {_TALKING_ON}",
+        "sessions-queued-guesses-async": f"num_speculative_tokens=2 {_ASYNC} {_STAGES}; {_TALKING_ON}",
+        "sessions-queued-stages": f"{_STAGES} max_num_batched_tokens=8; {_TALKING_ON}",
         "loras-tight": f"{_TIGHT} max_loras=2 {_ASYNC}; {_ADAPTED}",
         "images": f"encoder_cache_size=8; {_SEEN}",
         "images-tight": f"{_TIGHT} encoder_cache_size=6 encoder_compute_budget=6 max_num_batched_tokens=8; {_SEEN}",

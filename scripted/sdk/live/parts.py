@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from scripted.core.account import Account, Life
+from scripted.core.account import OWN_ENDS, Account, Life
 from scripted.core.violation import Violation
 from scripted.errors import BadCall
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Add, Batch, BatchResult, Event, Stepped
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.script.run import SdkRun
-
-_OWN_ENDS = ("length", "stop")
 
 
 class LiveMachine(Protocol):
@@ -101,7 +99,7 @@ class LiveOracle(SdkOracle):
 
 def _compare(life: Life, alone: tuple[int, ...]) -> None:
     said = tuple(life.said)
-    if said != (alone if life.end in _OWN_ENDS else alone[: len(said)]):
+    if said != (alone if life.end in OWN_ENDS else alone[: len(said)]):
         raise Violation(f"{life.message.rid} says {list(said)}, but alone it says {list(alone)}")
 
 

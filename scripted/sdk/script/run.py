@@ -134,16 +134,19 @@ class SdkRun(ScriptedRun):
         return self._shown(batch) if landed or batch in self.oracle.in_flight else None
 
     def decoding_in(self, batch: MicrobatchInFlight) -> set[str]:
-        handles = {rid: self.handles.latest(rid) for rid in batch.rids}
-        return {rid for rid in batch.rids if batch.positions[rid][0] >= len(handles[rid].prompt_ids)}
+        return {rid for rid in batch.rids if batch.positions[rid][0] >= len(self._computing(rid).prompt_ids)}
 
     def _mode_of(self, batch: Batch) -> str:
         kinds = {self._is_decode(share) for share in batch.shares}
         return "mixed" if len(kinds) > 1 else "decode" if kinds == {True} else "prefill"
 
     def _is_decode(self, share: Share) -> bool:
-        handle = self.handles.latest(share.rid)
+        handle = self._computing(share.rid)
         return handle is not None and share.start >= len(handle.prompt_ids)
+
+    def _computing(self, rid: str) -> Any:
+        """The handle of what is computed under this rid; behind it others of its session may be queued."""
+        return self.handles.live().get(rid, self.handles.latest(rid))
 
     def did_something(self, record: Record) -> bool:
         stepped = record.stepped
@@ -173,7 +176,7 @@ class SdkRun(ScriptedRun):
     def start(self, message: Add) -> SdkRequest:
         """A request arrives."""
         handle = SdkRequest(message, ClientView(message.rid), self.oracle.account, len(self.handles.all))
-        self.device.begin(message)
+        self.device.begin(message, is_queued=message.rid in self.oracle.account.live)
         self.give(message)
         self.handles.start(handle)
         return handle
@@ -220,23 +223,28 @@ class SdkRun(ScriptedRun):
             self.launched_at[batch.id] = self.step
             self.launches += 1
         self._judge(stepped)
-        handles = {handle.rid: handle for handle in self.handles.all if not handle.client.closed}
+        handles = self._told()
         for rid in stepped.preempted:
             if rid in handles:
                 handles[rid].note_retraction()
-        if stepped.microbatch is not None:
-            for share in self.plans[self.step].shares:
-                handles[share.rid].note_share(share)
         calls = self.handles.open_calls()
         for reply in stepped.replies:
             match reply:
                 case Tokens() | Refused():
-                    _tell(handles[reply.rid].client, reply)
+                    _tell(self._told()[reply.rid].client, reply)
                 case Answer() if reply.call_id in calls:
                     calls[reply.call_id].answer(200 if reply.ok else _REFUSED_STATUS, reply.text)
-        for handle in handles.values():
-            # Where aborts are not answered, the client has hung up.
+        for handle in self.handles.all:
+            # Where aborts are not answered, the client has hung up; what was queued ends with what it follows.
             handle.client.closed = handle.client.closed or handle.finished
+        if stepped.microbatch is not None:
+            handles = self._told()
+            for share in self.plans[self.step].shares:
+                handles[share.rid].note_share(share)
+
+    def _told(self) -> dict[str, SdkRequest]:
+        """Who is told what comes next, by rid: the oldest whose client has not heard of its end."""
+        return {handle.rid: handle for handle in reversed(self.handles.all) if not handle.client.closed}
 
 
 def _tell(view: ClientView, reply: Tokens | Refused) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
 
+from scripted.core.account import OWN_ENDS
 from scripted.core.phrases import text_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
@@ -30,7 +31,6 @@ from scripted.sdk.script.run import SdkRun
 
 _HARNESS: Final = Path(__file__).parents[2]
 # What its client was told is what it is told alone.
-_OWN_ENDS: Final = ("length", "stop")
 
 
 class _SdkScript(OneScript):
@@ -80,7 +80,7 @@ def run_script(
             raise _error_of(source, source.report) from source.error
     return ScriptOutcome(
         steps=execution.steps,
-        compared=sum(life.end in _OWN_ENDS for life in run.oracle.account.lives),
+        compared=sum(life.end in OWN_ENDS for life in run.oracle.account.lives),
         reached=execution.reached,
         loose_ends=execution.loose_ends,
         log=adapter.as_log(run.records, config) if options.record else None,

@@ -134,6 +134,14 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
             ),
             "AssertionError",
         ),
+        ("kv_connector=sync; 1 start a prompt=5 new=1; 1 start b prompt=6 new=1; 1 fail-load; 2 abort a", "b says"),
+        (
+            (
+                "mamba_cache_mode=align prefix_match_unit=2 enable_kv_cache_events=True kv_cache_report_mode=full; "
+                "1 start a prompt=15 new=1; 2 start b prompt=15 new=1"
+            ),
+            "IndexError",
+        ),
     ],
 )
 def test_a_defect_on_the_page_is_there_and_is_written_with_the_classes_of_vllm_alone(text: str, what: str) -> None:
