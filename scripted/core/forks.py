@@ -92,7 +92,7 @@ class Frozen(Generic[_T]):
             new if made else kept for new, made, kept in zip(plan.thaw(), plan.made, plan.sources, strict=True)
         ]
 
-    def thaw(self, extra: object = None) -> _T:  # noqa: ARG002 - what is added changes nothing
+    def thaw(self, name: str = "") -> _T:  # noqa: ARG002 - the name changes nothing
         """An engine that shares nothing that can change. What is inside refers to itself as in the original."""
         return self._plan.thaw()[0]  # type: ignore[no-any-return]
 

@@ -8,7 +8,7 @@ a scheduler of the usual shape everything but the machine is ready made: see ``s
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -88,8 +88,8 @@ class Device(Protocol):
 class Freezer(Protocol):
     """A run as it was before one of its steps."""
 
-    def thaw(self, extra: tuple[Placed, ...]) -> RunLike:
-        """A run that goes on from there, which is to have these actions more; it shares nothing that can change."""
+    def thaw(self, name: str) -> RunLike:
+        """A run of this name that goes on from there; it shares nothing that can change."""
         ...
 
 
@@ -153,10 +153,6 @@ class Adapter(Protocol):
 
     def where(self, run: Any, rid: str | None) -> tuple[str, str]:
         """For the coverage table: the state of this request, or with None of all; the state of the pipeline."""
-        ...
-
-    def relations(self, run: Any) -> Hashable:
-        """What tells abstract states apart beside places and what is in flight; small numbers only."""
         ...
 
     def obstacle(self, run: Any) -> Action | None:

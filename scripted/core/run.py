@@ -100,10 +100,13 @@ class Run:
         self._calls = 0
         self.follow(schedule)
 
-    def follow(self, schedule: Schedule) -> None:
-        """Go on with this schedule, which is the same as the old one up to the present step."""
+    def follow(self, schedule: Schedule, *, until: int = 0) -> None:
+        """Go on with this schedule, which is the same as the old one up to the present step.
+
+        Nothing is settled before the step ``until``, as if an action was placed there.
+        """
         self._schedule = schedule
-        self._last_step = schedule.last_step
+        self._last_step = max(schedule.last_step, until)
         # Of each step, what comes before its completions are taken and what comes after.
         self._before: dict[int, list[Placed]] = {}
         self._after: dict[int, list[Placed]] = {}
@@ -322,12 +325,16 @@ class Run:
         for placed in here:
             action = placed.action
             if not action.is_start:
-                self.cells.append(Cell(action.kind, *self.adapter.where(self, action.target_rid)))
+                self.cells.append(self.met_by(action))
                 if not action.reaches(self):
                     self.unreached.append(placed)
             action.apply(self)
 
     # -- what an action acts on --
+
+    def met_by(self, action: Action) -> Cell:
+        """What an action meets that is done now."""
+        return Cell(action.kind, *self.adapter.where(self, action.target_rid))
 
     @property
     def obstacle(self) -> Action | None:

@@ -7,7 +7,7 @@ only a fleet has. Everything that is not of a fleet is asked of the other adapte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -124,9 +124,6 @@ class FleetAdapter(ABC):
         """The states of all machines."""
         places = [(one.name[0], self.inner.where(one.run, rid)[0]) for one in run.machine.living]
         return "; ".join(sorted({f"{role}: {place}" for role, place in places})), str(len(places))
-
-    def relations(self, run: Run) -> Hashable:
-        return tuple(self.inner.relations(one.run) for one in run.machine.living)
 
     def obstacle(self, run: Run) -> Action | None:
         """A link that is held, or what keeps one machine from going on."""

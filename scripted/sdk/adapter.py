@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +48,6 @@ _WIDTH: Final = 116
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
 # A request that never was; nothing a schedule names is called this.
 UNKNOWN_RID: Final = "nobody-ever"
-_MANY: Final = 3
 _STATES: Final = StateReader({
     Account: ("calls",),
     Results: ("_has_kept", "_in_vain"),
@@ -236,10 +235,6 @@ class SchedulerAdapter:
         batches = oracle.in_flight
         full = "full" if len(batches) >= self.limits_of(run.config)[0].depth else "some"
         return state, full if batches else "empty"
-
-    def relations(self, run: Any) -> Hashable:
-        """Which of the machine's counts are 0, 1, 2 or more."""
-        return tuple([min(count, _MANY) for count in run.machine.counts().values()])
 
     def also_due(self, run: Any) -> Sequence[Any]:  # noqa: ARG002 - the protocol's
         return ()

@@ -120,7 +120,7 @@ class _Tree:
             if self._until is not None and time.monotonic() >= self._until:
                 raise _TreeEnded
             with watchdog(RUN_TIMEOUT_S, OVERDUE, is_busy=True):
-                gate = frozen.thaw(())
+                gate = frozen.thaw("")
             assert isinstance(gate, Run)
             step = gate.step + 1
             placed = (*path, *(Placed(step, action) for action in chosen))

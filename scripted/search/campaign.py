@@ -19,7 +19,6 @@ from scripted.core.named import adapter_named
 from scripted.search.coverage import Coverage
 from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
-from scripted.search.strategies import Feedback, StrategyName
 from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
 # A context without a reference is left again as soon as it is collected.
@@ -27,7 +26,7 @@ _for_life: Final = ExitStack()
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
 # Runs of a generated target beside the one by itself: the next target finds more than more runs of one.
-_GENERATED_RUNS: Final = 4
+_GENERATED_RUNS: Final = 1
 _COLLECTED_EVERY_OBJECTS: Final = 20_000
 # Parts that a complete strategy over one target is cut into for several processes, so that none has to wait long.
 _PARTS: Final = 4
@@ -98,27 +97,23 @@ class Campaign:
         if strategy_of(plan).complete:
             yield from self._parts(targets, left, until)
             return
-        runs = Feedback.batch_runs if plan.strategy is StrategyName.FEEDBACK else _BATCH_RUNS
         for batch in itertools.count():
             for target in targets:
-                count = runs if left is None else min(runs, left)
+                count = _BATCH_RUNS if left is None else min(_BATCH_RUNS, left)
                 if not count:
                     return
                 left = None if left is None else left - count
-                yield Unit(target, batch * runs, 1, count, until)
+                yield Unit(target, batch * _BATCH_RUNS, 1, count, until)
 
     def _generated(self, until: float | None) -> Iterator[Unit]:
-        """One target after the other: by itself, then a few runs of it, all of them where the strategy is complete."""
-        few = None if strategy_of(self._plan).complete else _GENERATED_RUNS
+        """One target after the other: by itself, then a run of it, all of them where the strategy is complete."""
+        most = None if strategy_of(self._plan).complete else 1 + _GENERATED_RUNS
         left = self._plan.schedules
         for number in itertools.count(self._plan.generated_from):
-            target = generated_target(number)
-            yield Unit(target)
-            count = few if left is None else min(few or left, left - 1)
-            if count != 0:
-                yield Unit(target, 0, 1, count, until)
-            if left is not None and few is not None:
-                left -= 1 + few
+            count = most if left is None else min(most or left, left)
+            yield Unit(generated_target(number), 0, 1, count, until, alone_first=True)
+            if left is not None and most is not None:
+                left -= most
                 if left <= 0:
                     return
 

@@ -6,7 +6,6 @@ A failure is a broken promise, or whatever the adapter raises in a step. Any oth
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import sys
 import traceback
@@ -18,7 +17,6 @@ from typing import Any, Final
 
 import msgspec
 
-from scripted.core.action import Action
 from scripted.core.phrases import text_of
 from scripted.core.placed import Placed
 from scripted.core.protocol import Freezer
@@ -29,7 +27,7 @@ from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation, is_raised_in
 from scripted.errors import Overdue
 from scripted.script import watchdog as watching
-from scripted.search.extras import extras_of
+from scripted.search.strategies.base import Drawn
 
 _SIGNATURE_LENGTH: Final = 60
 # A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.
@@ -158,7 +156,10 @@ def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bo
 
 
 def record(
-    schedule: Schedule, *, timeout_s: float | None = None, watch: Callable[[Run], None] | None = None
+    schedule: Schedule,
+    *,
+    timeout_s: float | None = None,
+    watch: Callable[[Run], None] | None = None,
 ) -> tuple[Outcome, list[Any]]:
     """Run a schedule and keep every step, the one that it dies in included; judge what only records show.
 
@@ -241,37 +242,42 @@ class Prefixes:
     A copy is made where runs have walked as far as it costs. A run ends where it is the base again: when its whole
     state equals the base's before the same step, and nothing that was added is left. ``rejoined`` counts those.
     ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
-    Where a run cannot be copied, every schedule starts at the beginning. ``is_run_twice``: the base must take the same
-    steps again. Raises HarnessError.
+    Where a run cannot be copied, or is not to be, every schedule starts at the beginning. ``is_thorough``: the base is
+    judged by its records, and must take the same steps again. Raises HarnessError.
     """
 
-    def __init__(self, base: Schedule, *, is_run_twice: bool = True) -> None:
+    def __init__(self, base: Schedule, *, is_thorough: bool = True, is_copied: bool = True) -> None:
         self.base = base
         self.rejoined = 0
-        self._is_readable = True
+        self._is_readable = is_copied
         # By the step that comes next; there is always one before the first, if there are any.
         self._copies: dict[int, Freezer] = {}
         self._walked: Counter[int] = Counter()
         # Before each step: what can be seen of it at once, and how much was noted of the base by then.
         self._passed: list[tuple[Any, int, int]] = []
-        self._extras = extras_of(base)
-        self.acting: list[frozenset[Action]] = []
-        # Of the newest step; most steps have what the one before had.
-        self._reached: list[bool] = []
-        self._acting: frozenset[Action] = frozenset()
         # Runs that looked like the base before each step; and looks by what was added that showed another state.
         self._alike: Counter[int] = Counter()
         self._in_vain: Counter[tuple[str, ...]] = Counter()
         self._digests: dict[int, tuple[bytes | None, ...]] = {}
-        self.outcome = execute_recorded(base, watch=self._note)
+        if is_thorough:
+            self.outcome = execute_recorded(base, watch=self._note)
+        else:
+            self.outcome, _ = _finish(lambda: self._unrecorded(base), None)
         if self.outcome.failure is not None and self.outcome.failure.hangs:
             return
         with contextlib.suppress(Left):
             # It is left unless the machine does not let itself be copied.
-            self.outcome, _ = _finish(lambda: Run(base, watch=self._leave_copied), None)
-            return
-        if is_run_twice and self.outcome.failure is None:
+            if is_copied:
+                self.outcome, _ = _finish(lambda: Run(base, watch=self._leave_copied), None)
+                return
+        if is_thorough and self.outcome.failure is None:
             self._check_determinism()
+
+    def _unrecorded(self, base: Schedule) -> Run:
+        """With all checks but those of the records, which are not kept."""
+        gate = Run(base, record=True, watch=self._note)
+        gate.records = None
+        return gate
 
     def _check_determinism(self) -> None:
         again = execute(self.base)
@@ -287,35 +293,29 @@ class Prefixes:
     def steps(self) -> int:
         return len(self._passed)
 
-    def execute(self, *extra: Placed, observe: Callable[[Run], None] | None = None) -> Outcome:
-        """Run the base schedule with these actions more. Raises HarnessError.
-
-        ``observe`` is shown the run before each of its own steps.
-        """
+    def execute(self, *extra: Placed) -> Outcome:
+        """Run the base schedule with these actions more. Raises HarnessError."""
         schedule = self.base.with_placed(extra)
         first = min(placed.step for placed in extra)
         if first > self.steps or not self._copies:
-            return _finish(lambda: Run(schedule, watch=observe), None)[0]
+            return execute(schedule)
         kinds = None
         if self._is_readable and self.outcome.failure is None and len(extra) <= _REJOINING_EVENTS:
             kinds = tuple([placed.action.kind for placed in extra])
         last = max(placed.step for placed in extra)
 
         def watch(run: Run) -> None:
-            if run.step + 1 < first:
-                return
-            if observe is not None:
-                observe(run)
-            if kinds is None or run.step >= last:
-                run.watch = observe
-                if kinds is not None:
-                    self._compare(run, kinds)
+            if kinds is None:
+                run.watch = None
+            elif run.step >= last:
+                run.watch = None
+                self._compare(run, kinds)
 
         gate: Run | None = None
 
         def begin() -> Run:
             nonlocal gate
-            gate = self._copied(first, extra)
+            gate = self._copied(first, repr(extra))
             gate.follow(schedule)
             gate.watch = watch
             return gate
@@ -327,8 +327,26 @@ class Prefixes:
             self.rejoined += 1
             return self._rejoined(gate)
 
-    def _copied(self, step: int, extra: tuple[Placed, ...]) -> Run:
-        """A run with these additions, at this step or some before it. A copy is made where earlier runs walked far."""
+    def execute_drawn(self, drawn: Drawn) -> Outcome:
+        """Run the base schedule and choose, when a step of an addition has come, what it is. Raises HarnessError."""
+        first, last = drawn.steps[0], drawn.steps[-1]
+
+        def watch(run: Run) -> None:
+            if drawn.come(run.step + 1, lambda action: run.met_by(action) if action.reaches(run) else None):
+                run.follow(self.base.with_placed(drawn.placed), until=last)
+            if run.step + 1 >= last:
+                run.watch = None
+
+        def begin() -> Run:
+            gate = self._copied(min(first, self.steps), drawn.name) if self._copies else Run(self.base)
+            gate.follow(self.base, until=last)
+            gate.watch = watch
+            return gate
+
+        return _finish(begin, None)[0]
+
+    def _copied(self, step: int, name: str) -> Run:
+        """A run of this name, at this step or some before it. A copy is made where earlier runs walked far."""
         near, walked = self._near(step), self._walked[step]
         self._walked[step] += step - near
         if walked > _WALKED_STEPS:
@@ -336,13 +354,13 @@ class Prefixes:
             frozen = gate.adapter.freeze(gate)
             assert frozen is not None, "a run can be copied before its first step, but not later"
             self._copies[step], near = frozen, step
-        return self._thawed(near, extra)
+        return self._thawed(near, name)
 
     def _near(self, step: int) -> int:
         return max(one for one in self._copies if one <= step)
 
-    def _thawed(self, step: int, extra: tuple[Placed, ...]) -> Run:
-        gate = self._copies[step].thaw(extra)
+    def _thawed(self, step: int, name: str) -> Run:
+        gate = self._copies[step].thaw(name)
         assert isinstance(gate, Run)
         return gate
 
@@ -351,7 +369,7 @@ class Prefixes:
             if run.step + 1 == step:
                 raise Left
 
-        gate = self._thawed(self._near(step), ())
+        gate = self._thawed(self._near(step), "")
         gate.watch = leave
         try:
             finish(gate)
@@ -364,11 +382,8 @@ class Prefixes:
         if gate.was_settled:
             gate.watch = None
             return
-        self._passed.append((_outline(gate), len(gate.cells), len(gate.unreached)))
-        reached = [extra.reaches(gate) for extra in self._extras]
-        if reached != self._reached:
-            self._reached, self._acting = reached, frozenset(itertools.compress(self._extras, reached))
-        self.acting.append(self._acting)
+        outline = _outline(gate) if self._is_readable else None
+        self._passed.append((outline, len(gate.cells), len(gate.unreached)))
 
     def _leave_copied(self, gate: Run) -> None:
         """The copy before the first step is of a run that is not recorded, as those that start from it are not."""

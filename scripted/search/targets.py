@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol, cast
 
-from scripted.core.action import Action
 from scripted.core.named import OWN, adapter_named
 from scripted.core.phrases import nearest
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Outcome, Prefixes
 from scripted.search.generated import generated_schedule, number_of
+from scripted.search.strategies.base import Drawn
 
 # Only a file that makes schedules is run to find one.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")
-# A machine that is not deterministic shows it in many targets: one generated target in so many is run twice by itself.
-_RUN_TWICE_EVERY: Final = 10
+# A machine that is not deterministic, and a digest that leaves something out, show it in many targets: one generated
+# target in so many is run twice by itself and judged by its records.
+_THOROUGH_EVERY: Final = 10
 
 
 class Target(Protocol):
@@ -40,23 +39,21 @@ class Target(Protocol):
     @property
     def steps(self) -> int: ...
 
-    @property
-    def acting(self) -> Sequence[Collection[Action]]:
-        """Additions that would have something to act on, before each step of the target by itself, if known."""
-        ...
+    def execute(self, *extra: Placed) -> Outcome: ...
 
-    def execute(self, *extra: Placed, observe: Callable[[Run], None] | None = None) -> Outcome: ...
+    def execute_drawn(self, drawn: Drawn) -> Outcome: ...
 
 
-def target_named(target: str, of: str = OWN) -> Target:
+def target_named(target: str, of: str = OWN, *, is_copied: bool = True) -> Target:
     """The target of a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or Schedule.
 
-    ``of`` is the adapter that is searched. Raises ScriptDefinitionError for anything else.
+    ``of`` is the adapter that is searched; ``is_copied``: many runs are to begin like it.
+    Raises ScriptDefinitionError for anything else.
     """
     schedule, number = schedule_of(target, of), number_of(target)
     if schedule is None:
         return cast(Target, adapter_named(of).script_target(target))
-    return Prefixes(schedule, is_run_twice=number is None or number % _RUN_TWICE_EVERY == 0)
+    return Prefixes(schedule, is_thorough=number is None or number % _THOROUGH_EVERY == 0, is_copied=is_copied)
 
 
 def schedule_of(target: str, of: str = OWN) -> Schedule | None:

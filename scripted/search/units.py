@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -13,10 +13,18 @@ from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
-from scripted.search.abstract import abstract_state
 from scripted.search.coverage import Coverage
 from scripted.search.execution import Failure
-from scripted.search.strategies import Exhaustive, Feedback, Pct, RandomEvents, Strategy, StrategyName, Surw, Swarm
+from scripted.search.strategies import (
+    Drawn,
+    Exhaustive,
+    Pct,
+    RandomEvents,
+    Strategy,
+    StrategyName,
+    Surw,
+    Swarm,
+)
 from scripted.search.targets import Target, schedule_of, target_named
 
 
@@ -64,7 +72,8 @@ class Finding(msgspec.Struct, frozen=True):
 class Unit(msgspec.Struct, frozen=True):
     """Every ``parts``-th run of a target from the ``first``-th on, at most ``count`` and not after ``until``.
 
-    ``until`` is in seconds of the machine's wall clock, which all processes share. No parts: the target by itself.
+    ``until`` is in seconds of the machine's wall clock, which all processes share. No parts: the target by itself;
+    ``alone_first``: it is one of the runs, the first.
     """
 
     target: str
@@ -72,6 +81,7 @@ class Unit(msgspec.Struct, frozen=True):
     parts: int = 0
     count: int | None = None
     until: float | None = None
+    alone_first: bool = False
 
 
 class UnitResult(msgspec.Struct, frozen=True):
@@ -98,8 +108,6 @@ def strategy_of(plan: SearchPlan) -> Strategy:
             return Pct(plan.seed)
         case StrategyName.SURW:
             return Surw(plan.seed)
-        case StrategyName.FEEDBACK:
-            return Feedback(plan.seed)
 
 
 # A target that was prepared serves all units of its campaign in a process. It holds about a megabyte.
@@ -112,30 +120,30 @@ def forget_targets() -> None:
     _prepared.clear()
 
 
-def _prepared_target(name: str, plan: SearchPlan) -> Target:
+def _prepared_target(name: str, plan: SearchPlan, *, is_copied: bool) -> Target:
     key = name, plan.adapter, plan.mutant
     if key not in _prepared:
         if len(_prepared) >= _PREPARED_LIMIT:
             del _prepared[next(iter(_prepared))]
-        _prepared[key] = target_named(name, plan.adapter)
+        _prepared[key] = target_named(name, plan.adapter, is_copied=is_copied)
     return _prepared[key]
 
 
 def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     """Do one unit of a campaign in this process, with the mutant of its plan switched on."""
     started, counted = time.process_time(), Coverage()
-    target = _prepared_target(unit.target, plan)
+    strategy = strategy_of(plan)
+    # For a run or two a copy costs more than it saves.
+    target = _prepared_target(unit.target, plan, is_copied=strategy.complete or not unit.alone_first)
     rejoined = target.rejoined
     findings: dict[str, Finding] = {}
     schedules = unreached = 0
-    strategy, states = strategy_of(plan), list[tuple[int, Hashable]]()
-    for extra in _extras(unit, strategy, target):
-        if extra and isinstance(strategy, Feedback):
-            states.clear()
-            outcome = target.execute(*extra, observe=lambda run: states.append((run.step + 1, abstract_state(run))))
-            strategy.learn(extra, states)
+    for added in _additions(unit, strategy, target):
+        if isinstance(added, Drawn):
+            outcome = target.execute_drawn(added)
+            extra = added.placed
         else:
-            outcome = target.execute(*extra) if extra else target.outcome
+            outcome, extra = target.execute(*added) if added else target.outcome, added
         schedules += 1
         unreached += len(outcome.unreached)
         counted.add(outcome.cells)
@@ -154,8 +162,10 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     )
 
 
-def _extras(unit: Unit, strategy: Strategy, target: Target) -> Iterator[tuple[Placed, ...]]:
+def _additions(unit: Unit, strategy: Strategy, target: Target) -> Iterator[tuple[Placed, ...] | Drawn]:
     if not unit.parts:
         return iter([()])
-    additions = strategy.additions(unit.target, target.base, target.steps, first=unit.first, acting=target.acting)
+    additions = strategy.additions(unit.target, target.base, target.steps, first=unit.first)
+    if unit.alone_first:
+        return itertools.islice(itertools.chain([()], additions), unit.count)
     return itertools.islice(additions, 0, None if unit.count is None else unit.count * unit.parts, unit.parts)

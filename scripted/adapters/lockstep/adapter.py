@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ from scripted.adapters.lockstep.engine_oracle import EngineOracle
 from scripted.adapters.lockstep.gallery_page import write_gallery
 from scripted.adapters.lockstep.machine import EngineMachine
 from scripted.adapters.lockstep.oracle.digests import check_digests
-from scripted.adapters.lockstep.places import place_of, relations_of
+from scripted.adapters.lockstep.places import place_of
 from scripted.adapters.lockstep.recordings import plan_of, replay_engine, schedule_of_recording
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.history import record_step
@@ -170,10 +170,6 @@ class LockstepAdapter:
 
     def where(self, run: Run, rid: str | None) -> tuple[str, str]:
         return place_of(run.machine.scheduler, rid)
-
-    def relations(self, run: Run) -> Hashable:
-        """As the scheduler's books and its memory say."""
-        return relations_of(run.machine.scheduler)
 
     def obstacle(self, run: Run) -> Action | None:
         """A stage that is stopped, grammars or transfers that are held, memory that an operator keeps, sleep."""

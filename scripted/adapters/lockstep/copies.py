@@ -18,7 +18,6 @@ from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.specification import Specification
 from scripted.core.account import Account
 from scripted.core.forks import Copier, Frozen
-from scripted.core.placed import Placed
 from scripted.core.results import Results
 from scripted.core.run import Run
 from scripted.core.states import StateReader
@@ -45,6 +44,7 @@ STATES: Final = StateReader({
     Account: ("calls",),
     CachePicture: ("next", "newest"),
     Checks: ("conformance",),
+    Conformance: ("_load_at",),
     Counters: set(Counters.__slots__) - _USED_COUNTERS,
     EngineOracle: ("_sent",),
     Results: ("_has_kept", "_in_vain"),
@@ -60,7 +60,7 @@ STATES: Final = StateReader({
 class FrozenRun:
     """A run as it is now, and beside it the specification's state, so that a run without it does not copy it.
 
-    Which runs are compared with the specification depends on what is added alone, so that it is the same in every
+    Which runs are compared with the specification depends on their names alone, so that it is the same in every
     process.
     """
 
@@ -71,13 +71,13 @@ class FrozenRun:
         self._conformance: Frozen[Conformance] = Frozen(conformance, COPIER)
         run.oracle.conformance = conformance
 
-    def thaw(self, extra: tuple[Placed, ...]) -> Run:
+    def thaw(self, name: str) -> Run:
         """A run that goes on from there and shares nothing that can change."""
         run = self._run.thaw()
-        run.oracle.conformance = self._conformance.thaw() if is_specified(extra) else None
+        run.oracle.conformance = self._conformance.thaw() if is_specified(name) else None
         return run
 
 
-def is_specified(extra: tuple[Placed, ...]) -> bool:
-    """Whether a run with these additions is compared with the executable specification from where it forks."""
-    return zlib.crc32(repr(extra).encode()) % UNSPECIFIED_EVERY_RUNS > 0
+def is_specified(name: str) -> bool:
+    """Whether a run of this name is compared with the executable specification from where it forks."""
+    return not name or zlib.crc32(name.encode()) % UNSPECIFIED_EVERY_RUNS > 0

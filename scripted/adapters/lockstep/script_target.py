@@ -13,10 +13,12 @@ from scripted.adapters.lockstep.actions import FailStage, StartRequest
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.core.action import Action
 from scripted.core.placed import Placed
+from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.report.failure import FailureReport, ScriptError
 from scripted.script.decorator import ScriptedTest
 from scripted.search.execution import Failure, Outcome
+from scripted.search.strategies.base import Drawn
 
 # Steps that a script still runs after the last added event; then the harness drains the engine.
 _AFTER_LIMIT_STEPS: Final = 300
@@ -30,7 +32,6 @@ class ScriptTarget:
     """
 
     rejoined: int = 0
-    acting: tuple[()] = ()
 
     def __init__(self, test: ScriptedTest) -> None:
         self._test = test
@@ -47,10 +48,15 @@ class ScriptTarget:
         """Yields of the script when nothing is added."""
         return self._yields
 
-    def execute(self, *extra: Placed, observe: Any = None) -> Outcome:
-        """Run the script with additions; the step of one is the yield that it comes before. Nothing is observed."""
-        del observe
+    def execute(self, *extra: Placed) -> Outcome:
+        """Run the script with additions; the step of one is the yield that it comes before."""
         return self._run(extra)
+
+    def execute_drawn(self, drawn: Drawn) -> Outcome:
+        """The same; what its actions would meet is not known."""
+        for step in drawn.steps:
+            drawn.come(step, lambda action: Cell(action.kind, "", ""))
+        return self._run(drawn.placed)
 
     def _run(self, extra: tuple[Placed, ...]) -> Outcome:
         failure: Failure | None = None

@@ -23,7 +23,7 @@ from scripted.adapters.lockstep.actions import (
     StartRequest,
 )
 from scripted.adapters.lockstep.configs import limits_of
-from scripted.adapters.lockstep.twists import TWISTS, twisted
+from scripted.adapters.lockstep.twists import SCENES, TWISTS, twisted
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
@@ -206,6 +206,11 @@ class EngineSpace:
     def twists(self) -> tuple[str, ...]:
         """Orders and amounts."""
         return TWISTS
+
+    @property
+    def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """The same, with features of their own."""
+        return SCENES
 
     def allows(self, row: Row) -> bool:
         return _makes_a_config(tuple(_config_levels(_completed(row)).items()))

@@ -6,7 +6,7 @@ import functools
 import random
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from scripted.core.named import adapter_named
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
@@ -21,8 +21,11 @@ _BLOCK: Final = 1000
 _SEEDS: Final = 1_000_000
 # So many targets of an array have every feature by itself, without a twist.
 _PLAIN_TARGETS: Final = 20
-# And of the others one in so many has one, which may hide what is in the rest of it.
-_TWIST_EVERY_TARGETS: Final = 3
+# Of the others in each group of so many the first has one, which may hide what is in the rest of it; the last is a
+# scene, which has no row of the array.
+_GROUP_TARGETS: Final = 4
+# The share of a row's features that a scene has: most would keep it from happening.
+_KEPT: Final = 0.3
 TWIST: Final = "twist"
 # The numbers of a row are drawn again as often as this, when together they make no configuration.
 _DRAWS: Final = 100
@@ -31,7 +34,7 @@ _DRAWS: Final = 100
 class Space(Protocol):
     """What can be drawn for an adapter. ``features`` are settings, kinds of requests and of events, each with the
     levels that are not its default. A space may have ``twists`` too, names of what a row has beside features: one of
-    them by turns, as its ``twist``.
+    them by turns, as its ``twist``; and ``scenes``, twists that need features, each with the levels that it needs.
     """
 
     @property
@@ -73,9 +76,23 @@ def number_of(target: str) -> int | None:
 
 def row_of(number: int, of: str) -> Row:
     """What is on in the target of this number."""
-    row, twists = _rows(number // _BLOCK, of)[number % _BLOCK], getattr(space_of(of), "twists", ())
-    turn, is_plain = divmod(number % _BLOCK - _PLAIN_TARGETS, _TWIST_EVERY_TARGETS)
-    return row if turn < 0 or is_plain or not twists else {**row, TWIST: twists[turn % len(twists)]}
+    space, rows, place = space_of(of), _rows(number // _BLOCK, of), number % _BLOCK
+    twists, scenes = getattr(space, "twists", ()), getattr(space, "scenes", {})
+    turn, member = divmod(place - _PLAIN_TARGETS, _GROUP_TARGETS)
+    if turn < 0:
+        return rows[place]
+    row = rows[place - turn - (member == _GROUP_TARGETS - 1) if scenes else place]
+    if member == 0 and twists:
+        return {**row, TWIST: twists[turn % len(twists)]}
+    if member == _GROUP_TARGETS - 1 and scenes:
+        return _scene(space, row, list(scenes)[turn % len(scenes)], random.Random(number))  # noqa: S311 - the same
+    return row
+
+
+def _scene(space: Any, row: Row, name: str, rng: random.Random) -> Row:
+    needs = {**{feature: rng.choice(levels) for feature, levels in space.scenes[name].items()}, TWIST: name}
+    wanted = {**{feature: level for feature, level in row.items() if rng.random() < _KEPT}, **needs}
+    return wanted if space.allows(wanted) else needs
 
 
 @functools.lru_cache(maxsize=1024)

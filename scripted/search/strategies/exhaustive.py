@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
 from scripted.core.action import Action
 from scripted.core.placed import Placed
@@ -25,11 +25,9 @@ class Exhaustive:
         self._events = events
         self._window_steps = window_steps
 
-    def additions(
-        self, name: str, base: Schedule, steps: int, *, first: int = 0, acting: Sequence[Collection[Action]] = ()
-    ) -> Iterator[tuple[Placed, ...]]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """Steps outside, kinds inside, first events outside, so that runs that begin alike come together."""
-        del name, acting
+        del name
         return itertools.islice(self._all(extras_of(base), 1, steps, self._events), first, None)
 
     def _all(self, extras: tuple[Action, ...], first: int, last: int, events: int) -> Iterator[tuple[Placed, ...]]:

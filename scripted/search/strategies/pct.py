@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
-from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
@@ -31,11 +30,8 @@ class Pct:
         self._seed = seed
         self._depth = depth
 
-    def additions(
-        self, name: str, base: Schedule, steps: int, *, first: int = 0, acting: Sequence[Collection[Action]] = ()
-    ) -> Iterator[tuple[Placed, ...]]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """Endless; run ``i`` depends on the seed, the workload and ``i`` alone."""
-        del acting
         extras = extras_of(base)
         for run in itertools.count(first):
             rng = random.Random(f"{self._seed}/{name}/{run}")  # noqa: S311 - the same from the same seed

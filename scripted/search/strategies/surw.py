@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
-from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.extras import extras_of
@@ -28,11 +27,8 @@ class Surw:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def additions(
-        self, name: str, base: Schedule, steps: int, *, first: int = 0, acting: Sequence[Collection[Action]] = ()
-    ) -> Iterator[tuple[Placed, ...]]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """Endless; run ``i`` depends on the seed, the workload and ``i`` alone."""
-        del acting
         extras = extras_of(base)
         for run in itertools.count(first):
             rng = random.Random(f"{self._seed}/{name}/{run}")  # noqa: S311 - the same from the same seed

@@ -148,7 +148,7 @@ def test_a_bad_command_is_one_clear_line(monkeypatch, capsys, scripts, arguments
     assert not captured.out
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "random", "swarm", "pct", "surw", "feedback"])
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "swarm", "pct", "surw"])
 def test_a_search_runs_as_many_schedules_as_it_is_told(monkeypatch, capsys, strategy):
     """The targets by themselves are among them."""
     words = ["explore", "one-stage", "--strategy", strategy, "--schedules", "30", "--no-coverage"]

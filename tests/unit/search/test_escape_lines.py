@@ -31,7 +31,7 @@ def test_a_line_shows_the_bug_that_escaped(mutant: str, line: str, what: str) ->
 
 
 def test_a_death_frees_what_had_ended_in_the_order_of_the_ends() -> None:
-    """Found by feedback on the healthy engine: two grammars fall out of use at once, and one is forgotten first."""
+    """Found by a search of the healthy engine: two grammars fall out of use at once, and one is forgotten first."""
     line = (
         "pp_size=4 chunked_prefill_size=7 max_total_tokens=128; 1 update; 1 start a prompt=1; "
         "1 start b prompt=49 new=1; 1 start c prompt=1 new=1; 1 start d prompt=17 new=1 regex=[p-z]{3}; "

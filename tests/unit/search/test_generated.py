@@ -348,14 +348,14 @@ def test_what_generated_targets_found_stays_mended(line: str) -> None:
 
 
 def test_a_search_without_a_target_generates_them() -> None:
-    report = api.search(schedules=12, seed=2)
+    report = api.search(schedules=5, seed=2)
     first = first_of(2)
     assert report.by_target == {
-        generated_target(first): 5,
-        generated_target(first + 1): 5,
-        generated_target(first + 2): 2,
+        generated_target(first): 2,
+        generated_target(first + 1): 2,
+        generated_target(first + 2): 1,
     }
-    assert report.schedules == 12
+    assert report.schedules == 5
     assert not report.findings
 
 
@@ -382,7 +382,9 @@ def test_a_finding_of_a_generated_target_is_shrunk_and_replayed() -> None:
     assert failure.signature == finding.failure.signature
 
 
-def test_one_generated_target_in_ten_shows_that_the_machine_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_generated_target_in_ten_shows_that_the_machine_is_deterministic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     twice: list[Schedule] = []
     monkeypatch.setattr(Prefixes, "_check_determinism", lambda prefixes: twice.append(prefixes.base))
     for number in range(9, 12):

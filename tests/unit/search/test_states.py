@@ -106,9 +106,9 @@ def test_an_adapter_reads_the_same_state_of_a_run_that_was_thawed_twice() -> Non
 def test_a_campaign_prepares_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[str] = []
 
-    def counted(name: str, adapter: str) -> Any:
+    def counted(name: str, adapter: str, *, is_copied: bool) -> Any:
         prepared.append(name)
-        return target_named(name, adapter)
+        return target_named(name, adapter, is_copied=is_copied)
 
     monkeypatch.setattr(units, "target_named", counted)
     plan = SearchPlan(targets=("one-row", "twins"), strategy=StrategyName.RANDOM, schedules=450)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import cast
 
-import msgspec
 import pytest
 from base_workloads import WORKLOADS
 
+from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.placed import Placed
+from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute
 from scripted.search.extras import extras_of
-from scripted.search.strategies import Exhaustive, Feedback, RandomEvents, StrategyName, Surw, Swarm
+from scripted.search.strategies import Exhaustive, RandomEvents, StrategyName, Surw, Swarm
+from scripted.search.strategies.base import Drawn, Meets
+from scripted.search.targets import target_named
 from scripted.search.units import SearchPlan
 
 # Small, and each with another part of the planner at its limit.
@@ -62,9 +66,19 @@ def test_surw_makes_every_order_of_its_events_equally_likely() -> None:
     assert max(seen.values()) < 1.4 * min(seen.values())
 
 
+def _anything(action: Action) -> Cell:
+    return Cell(action.kind, "", "")
+
+
+def _placed(drawn: Drawn, meets: Meets = _anything) -> tuple[Placed, ...]:
+    for step in drawn.steps:
+        drawn.come(step, meets)
+    return drawn.placed
+
+
 def test_a_run_of_swarm_leaves_kinds_out() -> None:
     base = WORKLOADS["full-rows"]
-    runs = list(itertools.islice(Swarm(1).additions("full-rows", base, 200), 300))
+    runs = [_placed(drawn) for drawn in itertools.islice(Swarm(1).additions("full-rows", base, 200), 300)]
     without = [extra for extra in runs if len(extra) > 8 and len({one.action.kind for one in extra}) < 7]
     assert len(without) > 15
     assert len({one.action.kind for extra in runs for one in extra}) == len(
@@ -72,63 +86,26 @@ def test_a_run_of_swarm_leaves_kinds_out() -> None:
     )
 
 
-def test_feedback_goes_on_from_what_was_new() -> None:
-    """A run that reached a state keeps what led there, and the next ones add to it."""
-    base, strategy = WORKLOADS["chunked-alone"], Feedback(5)
-    additions = strategy.additions("chunked-alone", base, 12)
-    first = next(additions)
-    strategy.learn(first, [(7, "new")])
-    kept = {placed for placed in first if placed.step < 7}
-    runs = list(itertools.islice(additions, 200))
-    assert kept
-    assert sum(kept <= set(extra) for extra in runs) > 50
-    strategy.learn(runs[0], [(3, "new")])
-    assert len(strategy._corpus) == 1
-
-
-def test_feedback_begins_with_the_runs_of_swarm() -> None:
-    """So of a target with a few runs, such as a generated one, both find the same."""
-    arguments = "chunked-alone", WORKLOADS["chunked-alone"], 20
-    swarm, feedback = Swarm(5).additions(*arguments), Feedback(5)
-    for added, expected in itertools.islice(zip(feedback.additions(*arguments), swarm, strict=True), 8):
-        assert added == expected
-        feedback.learn(added, [(1, added)])
-
-
-def test_a_feedback_campaign_is_the_same_in_any_number_of_processes() -> None:
-    plan = SearchPlan(targets=("one-row", "twins"), strategy=StrategyName.FEEDBACK, schedules=130, seed=2)
-    one, two = (Campaign(msgspec.structs.replace(plan, jobs=jobs)).run() for jobs in (1, 2))
-    assert one.coverage.counts == two.coverage.counts
-    assert one.schedules == two.schedules == 130
-
-
 def test_random_events_mostly_have_something_to_act_on_and_one_run_in_eight_ends_the_engine() -> None:
-    """Of events at any step of a workload most would meet nothing, and of what comes after a death all."""
+    """Of events that are chosen before a run most would meet nothing, because earlier ones change it."""
     prefixes = Prefixes(WORKLOADS["full-rows"])
-    additions = RandomEvents(1).additions("full-rows", prefixes.base, prefixes.steps, acting=prefixes.acting)
-    runs = list(itertools.islice(additions, 400))
-    fatal = sum(any(placed.action.is_fatal for placed in extra) for extra in runs)
-    assert 0 < fatal < 400 / 8
-    met = [
-        placed.action in prefixes.acting[placed.step - 1]
-        for extra in runs
-        for placed in extra[:1]
-        if placed.step <= prefixes.steps
-    ]
-    assert sum(met) > 0.8 * len(met)
+    drawn = list(itertools.islice(RandomEvents(1).additions("full-rows", prefixes.base, prefixes.steps), 200))
+    unreached = sum(len(prefixes.execute_drawn(one).unreached) for one in drawn)
+    placed = [one.placed for one in drawn]
+    assert unreached < 0.15 * sum(map(len, placed))
+    assert 0 < sum(any(one.action.is_fatal for one in extra) for extra in placed) < 200 / 8
     blind = [
-        placed.action in prefixes.acting[placed.step - 1]
-        for extra in itertools.islice(RandomEvents(1).additions("full-rows", prefixes.base, prefixes.steps), 400)
-        for placed in extra[:1]
-        if placed.step <= prefixes.steps
+        _placed(one)
+        for one in itertools.islice(RandomEvents(1).additions("full-rows", WORKLOADS["full-rows"], prefixes.steps), 50)
     ]
-    assert sum(blind) < 0.8 * len(blind)
+    assert sum(len(prefixes.execute(*extra).unreached) for extra in blind) > 0.3 * sum(map(len, blind))
 
 
-def test_what_would_act_on_nothing_in_a_target_is_known_before_it_is_added() -> None:
-    prefixes = Prefixes(WORKLOADS["twins"])
-    assert len(prefixes.acting) == prefixes.steps
-    for step, acting in enumerate(prefixes.acting, 1):
-        for action in extras_of(prefixes.base):
-            outcome = prefixes.execute(Placed(step, action))
-            assert (Placed(step, action) in outcome.unreached) is (action not in acting), (step, action)
+@pytest.mark.parametrize("target", [*TIGHT, "generated:3", "generated:27", "generated:31"])
+def test_a_run_whose_events_are_chosen_on_the_way_is_that_of_its_schedule(target: str) -> None:
+    """What is found is told, shrunk and kept as a schedule."""
+    prefixes = cast(Prefixes, target_named(target))
+    for drawn in itertools.islice(Swarm(4).additions(target, prefixes.base, prefixes.steps), 12):
+        outcome = prefixes.execute_drawn(drawn)
+        assert [one.step for one in drawn.placed] == drawn.steps
+        assert outcome == execute(prefixes.base.with_placed(drawn.placed))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 from collections import Counter
 from typing import Final
 
 import pytest
 
-from scripted.adapters.lockstep.actions import HoldResults, Press, ReleaseResults, StartRequest
+from engine.scheduler.shared_prompts import LEAST_SPARED_TOKENS
+from scripted.adapters.lockstep.actions import Evict, HoldResults, Press, ReleaseResults, StartRequest
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.space import SPACE
 from scripted.adapters.lockstep.twists import TWISTS, twisted
@@ -16,6 +19,7 @@ from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.generated import TWIST, Row, row_of
+from scripted.search.generated.covering import covering_rows
 
 _ENDS: Final = ("abort", "disconnect", "pause")
 _BASE: Final = "page_size=4 max_total_tokens=40 chunked_prefill_size=16; 1 start a prompt=9 new=4"
@@ -47,10 +51,39 @@ def test_a_twist_only_adds(twist: str) -> None:
     assert added > 10
 
 
-def test_the_first_targets_have_no_twist_and_of_the_others_one_in_three() -> None:
-    twists = [row_of(number, OWN).get(TWIST) for number in range(1000, 1140)]
+def test_the_first_targets_have_no_twist_and_of_the_others_half() -> None:
+    twists = [row_of(number, OWN).get(TWIST) for number in range(1000, 1116)]
     assert twists[:20] == [None] * 20
-    assert Counter(twists[20:]) == {"caught": 20, "crowd": 10, "pressed-again": 10, None: 80}
+    drawn = Counter(str(twist) for twist in twists[20:])
+    added = {"caught": 12, "crowd": 6, "pressed-again": 6}
+    assert drawn == {**added, "equals": 8, "loads": 8, "stream": 8, "None": 48}
+
+
+def test_a_scene_takes_no_row_from_the_array() -> None:
+    """Every two features meet as soon as without it."""
+    rows = [row_of(number, OWN) for number in range(24, 28)]
+    array = list(itertools.islice(covering_rows(SPACE.features, SPACE.allows, 0, triples=SPACE.triples), 27))
+    assert [{key: row[key] for key in row if key != TWIST} for row in rows[:3]] == array[23:26]
+    assert rows[3][TWIST] == "loads"
+    assert "host" in rows[3]
+
+
+def test_long_prompts_of_a_scene_are_worth_waiting_for() -> None:
+    """No target had prompts that begin alike for long enough, and lost the first of them."""
+    for number in range(20):
+        schedule = _drawn({"scale": "large", TWIST: "equals"}, number)
+        starts = [one.action for one in schedule.placed if isinstance(one.action, StartRequest)]
+        shared = [one.shared for one in starts if re.fullmatch(r"e\d", one.rid)]
+        assert len(shared) > 1
+        assert min(shared) >= LEAST_SPARED_TOKENS - schedule.config.page_size
+
+
+def test_a_prompt_of_a_scene_comes_again_from_the_host() -> None:
+    for number in range(20):
+        starts = [one.action for one in _drawn({"host": "large", TWIST: "loads"}, number).placed]
+        prompts = {one.rid: one.prompt for one in starts if isinstance(one, StartRequest)}
+        assert prompts["l0"] == prompts["l0-w"]
+        assert any(isinstance(one, Evict) for one in starts)
 
 
 def test_what_is_in_flight_is_ended_while_results_are_held() -> None:

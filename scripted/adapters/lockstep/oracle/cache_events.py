@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 from engine.memory import KVMemory
-from engine.memory.node import page_keys
+from engine.memory.node import KvKey, page_keys
 from engine.routing import CachePicture
 from engine.scheduler import StepResult
 from scripted.core.violation import Violation
+
+
+@functools.lru_cache(maxsize=2048)
+def _keys_of(tokens: tuple[int, ...], size: int, kv_key: KvKey, after: bytes | None) -> tuple[bytes, ...]:
+    return tuple(page_keys(tokens, size, kv_key, after=after))
 
 
 def check_picture(picture: CachePicture, result: StepResult, memory: KVMemory) -> None:
@@ -17,7 +24,7 @@ def check_picture(picture: CachePicture, result: StepResult, memory: KVMemory) -
     keys: set[bytes] = set()
     for node in memory.tree.nodes():
         assert node.parent is not None
-        own = list(page_keys(node.tokens, size, node.kv_key, after=last[node.parent.id]))
+        own = _keys_of(node.tokens, size, node.kv_key, last[node.parent.id])
         last[node.id] = own[-1]
         keys.update(own)
     on_host = {page.key for page in memory.host.kept.values() if page.is_ready} if memory.host is not None else set()

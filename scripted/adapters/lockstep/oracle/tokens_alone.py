@@ -89,7 +89,7 @@ def said_alone(
         prompt_top_logprobs_num=prompt_top_logprobs_num,
         lora=lora,
     )
-    result = scheduler.step((update, message), 0.0)
+    result = scheduler.step((message,) if path is None else (update, message), 0.0)
     tokens: list[int] = []
     logprobs: list[PromptLogprob] = []
     for _ in range(_BUDGET_STEPS):
