@@ -96,7 +96,7 @@ def scripted(
         _check_engine(config, settings)
         _check_placement(placement, config)
     else:
-        _check_options(adapter, tiers, oracle=oracle)
+        _check_options(adapter, oracle=oracle)
     options = ScriptOptions(
         timeout_s=timeout_s,
         max_steps=max_steps,
@@ -175,16 +175,15 @@ def _check_placement(placement: object, config: EngineConfig) -> None:
         )
 
 
-def _check_options(adapter: str, tiers: Sequence[str], *, oracle: bool) -> None:
+def _check_options(adapter: str, *, oracle: bool) -> None:
     if not isinstance(adapter, str) or adapter == OWN:
         raise ScriptDefinitionError(
             f"adapter is the name of another scheduler than the engine's, got {adapter!r}; "
             "for the engine write @scripted(EngineConfig(...))"
         )
-    if "sim" not in tiers or not oracle:
+    if not oracle:
         raise ScriptDefinitionError(
-            f"a script of the adapter {adapter} runs in the sim tier, and its judge checks every token; leave out "
-            + ("oracle" if "sim" in tiers else "tiers")
+            f"a script of the adapter {adapter} has a judge that checks every token; leave out oracle"
         )
 
 

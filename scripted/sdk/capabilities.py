@@ -54,6 +54,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ``grammars``: the tokens of a request may be masked. ``loras``: so many LoRAs are known, of which requests that are
     computed together have ``loras_together`` at most. ``sessions``: a request may keep its KV for the next.
     ``images``: prompts may have images, and so many tokens of what the encoder made of them are kept.
+    ``pauses_in_turn``: a pause, or its end, that comes while one that aborts is not answered waits for that, and takes
+    effect with its own answer.
     ``late_launches``: how often a request may still be launched after its abort, before its next result ends it.
     """
 
@@ -71,4 +73,5 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     sessions: bool = False
     images: int = 0
     answers_aborts: bool = True
+    pauses_in_turn: bool = False
     late_launches: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from scripted.core.oracle import Oracle
 from scripted.core.violation import Violation
-from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.capabilities import Capabilities, Limits, PauseMode
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.messages import (
     Abort,
@@ -52,6 +52,9 @@ class SdkOracle(Oracle):
         self._tables = 1
         self._arriving: set[str] = set()
         self._batches: dict[int, Batch] = {}
+        # Where pauses wait for their turn: the one that is not answered, and those behind it.
+        self._ending: str | None = None
+        self._behind: dict[str, Pause | Resume] = {}
         # The counts that aborts of unknown requests must not change; None except in the step that they are given in.
         self._resting: Mapping[str, int] | None = None
 
@@ -127,15 +130,38 @@ class SdkOracle(Oracle):
                 self.account.abort(event.rid)
             case FlushCache():
                 self.account.ask(event.call_id)
-            case Pause():
+            case Pause() | Resume():
                 self.account.ask(event.call_id)
-                self.pause(next(mode for mode in self._can.pause_modes if mode.name == event.mode))
-            case Resume():
-                self.account.ask(event.call_id)
-                self.resume()
+                if self._ending is None and not self._behind:
+                    self._take_turn(event)
+                else:
+                    self._behind[event.call_id] = event
             case BatchResult() | BatchFailed():
                 del self._batches[event.batch_id]
                 self.land(event.batch_id, failed=isinstance(event, BatchFailed))
+
+    def _take_turn(self, event: Pause | Resume) -> None:
+        """A pause or its end takes effect."""
+        if isinstance(event, Resume):
+            self.resume()
+            return
+        self.pause(self._mode_of(event))
+        if self._can.pauses_in_turn and self._mode_of(event).aborts:
+            self._ending = event.call_id
+
+    def _mode_of(self, event: Pause) -> PauseMode:
+        return next(mode for mode in self._can.pause_modes if mode.name == event.mode)
+
+    def _end_turn(self, call_id: str) -> None:
+        """This is answered; of those behind it, one that aborts begins now, and is answered later."""
+        if call_id in self._behind:
+            self._take_turn(self._behind.pop(call_id))
+            self._ending = None
+        elif call_id == self._ending:
+            self._ending = None
+        head = next(iter(self._behind.values()), None)
+        if self._ending is None and isinstance(head, Pause) and self._mode_of(head).aborts:
+            self._take_turn(self._behind.pop(head.call_id))
 
     def _take_load(self, load: Load) -> None:
         """A request whose KV comes from outside has begun; one that does not get all of it computes it or fails."""
@@ -153,6 +179,7 @@ class SdkOracle(Oracle):
                 self.account.refuse(reply.rid, reply.reason)
             case Answer():
                 self.account.answer(reply.call_id, reply)
+                self._end_turn(reply.call_id)
 
     def _end_aborted(self) -> None:
         """Where aborts are not answered, a client hears no more once it has given up."""

@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 from scripted.adapters.sglang import stubs
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk.live.wire import PORT_VARIABLE
 
 __all__ = ["ADAPTER"]
 
@@ -33,6 +34,7 @@ with warnings.catch_warnings():
             f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {exc}; tried was 0.5.23; "
             "`make sglang` installs that one with what it needs"
         ) from exc
-# Retractions, refused flushes and aborts are answered, not logged, thousands of times; some by the root logger.
-logging.getLogger("sglang").setLevel(logging.CRITICAL)
-logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)
+if PORT_VARIABLE not in os.environ:
+    # In a search retractions, refused flushes and aborts are answered thousands of times; some log at the root.
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)

@@ -28,6 +28,7 @@ from sglang.srt.server_args import ServerArgs
 from torch.distributed import ProcessGroup
 
 from scripted.adapters.sglang.config import SglangSettings
+from scripted.adapters.sglang.live.launch import launch
 from scripted.adapters.sglang.machine import PAUSE_MODES, SglangMachine, check_loops
 from scripted.adapters.sglang.workloads import WORKLOADS
 from scripted.core.forks import Frozen
@@ -85,6 +86,8 @@ def _capabilities(settings: SglangSettings) -> Capabilities:
     return Capabilities(
         flush=True,
         pause_modes=PAUSE_MODES,
+        # Its front end takes a lock for each.
+        pauses_in_turn=True,
         preemption=True,
         priority=settings.enable_priority_scheduling,
         # An abort of a request that runs is carried out with its next result.
@@ -115,5 +118,6 @@ ADAPTER: Final = SglangAdapter(
     packages=("sglang",),
     settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3)},
     mutants=MUTANTS,
+    live=launch,
     copier=COPIER,
 )

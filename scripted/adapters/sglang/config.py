@@ -43,18 +43,18 @@ _MODEL: Final = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
-# What makes a server of it that needs no graphics card, no tokenizer and no weights.
-_ARGUMENTS: Final = {
+# What makes a server that needs no graphics card.
+ON_CPU: Final = {
     "device": "cpu",
-    "load_format": "dummy",
     "dtype": "float32",
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
-    "skip_tokenizer_init": True,
     "disable_cuda_graph": True,
     "watchdog_timeout": 1e9,
     "random_seed": 0,
 }
+# And no tokenizer and no weights.
+_ARGUMENTS: Final = {**ON_CPU, "load_format": "dummy", "skip_tokenizer_init": True}
 
 
 class SglangSettings(msgspec.Struct, frozen=True):
@@ -93,14 +93,17 @@ class SglangSettings(msgspec.Struct, frozen=True):
             raise ValueError(f"context_length is at least 16, got {self.context_length}")
 
     @property
+    def of_server(self) -> dict[str, Any]:
+        """All of them that are arguments of SGLang's server."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if name not in _OWN}
+
+    @property
     def depth(self) -> int:
         """Batches in flight: with the overlap schedule one is planned while another is computed."""
         return 1 if self.disable_overlap_schedule else 2
 
 
 _OWN: Final = ("client_rids",)
-# A flush ends with a collection of all garbage, which costs a hundred times as much as all the rest of it.
-current_platform.empty_cache = lambda: None
 _groups: dict[str, Any] = {}
 
 
@@ -129,11 +132,12 @@ def _groups_of_the_process() -> Iterator[None]:
 
 def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeContext, Scheduler]:
     """SGLang's scheduler of these settings, with the context that it has to be used in."""
-    values = {name: value for name, value in msgspec.structs.asdict(settings).items() if name not in _OWN}
-    # A collection of all garbage costs more than the rest of a scheduler, and there is nothing that it could free.
+    # A flush ends with a collection of all garbage, which costs a hundred times as much as all the rest of it.
+    current_platform.empty_cache = lambda: None
+    # The same costs more than the rest of a scheduler, and there is nothing that it could free.
     with mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        args = ServerArgs(model_path=_model_folder().name, **_ARGUMENTS, **values)
+        args = ServerArgs(model_path=_model_folder().name, **_ARGUMENTS, **settings.of_server)
         ports = PortArgs.init_new(args)
         context = runtime_context.create_context(
             args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0, gpu_id=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib.metadata import version
 from types import CodeType, SimpleNamespace
@@ -30,6 +30,7 @@ from sglang.srt.runtime_context import use_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from scripted.adapters.sglang.config import SglangSettings, new_scheduler
+from scripted.adapters.sglang.shares import Retractions, counts_of, inner_name, rid_of, shares_of
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk import (
     Abort,
@@ -61,7 +62,6 @@ _FIRST_HANDLE: Final = 1_000_000
 _EMPTY_TURNS: Final = 3
 _MOST_ROWS: Final = 64
 _NOTHING: Final = 0
-_END: Final = "#"
 
 
 class _Wait(Enum):
@@ -152,7 +152,7 @@ class _Worker:
 
     def forward_batch_generation(self, batch: Any, **_: Any) -> GenerationBatchResult:
         self.launched += 1
-        self.shares = tuple(self._shares_of(batch))
+        self.shares = tuple(shares_of(batch, self._page_size, self._token))
         first = _FIRST_HANDLE + _MOST_ROWS * self.launched
         handles = range(first, first + len(batch.reqs))
         for req, handle in zip(batch.reqs, handles, strict=True):
@@ -170,38 +170,6 @@ class _Worker:
         for rid, (handle, _) in self.chosen.items():
             if handle in known:
                 self.chosen[rid] = handle, known[handle]
-
-    def _shares_of(self, batch: Any) -> Iterator[Share]:
-        """What a forward pass reads: rows of the table, where they are written, and the tokens that go in."""
-        ends, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
-        counts = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(ends)
-        ids, written = batch.input_ids.tolist(), batch.out_cache_loc.tolist()
-        if not len(batch.reqs) == len(rows) == len(ends) == len(counts) or not sum(counts) == len(ids) == len(written):
-            raise Violation(
-                f"a batch has {len(batch.reqs)} requests, {len(rows)} rows, {len(ends)} lengths, {len(counts)} counts "
-                f"of {sum(counts)} tokens together, {len(ids)} tokens and {len(written)} places to write"
-            )
-        at = 0
-        for req, row, end, count in zip(batch.reqs, rows, ends, counts, strict=True):
-            start, size = end - count, self._page_size
-            is_decode = batch.forward_mode.is_decode() or any(req is one for one in batch.decoding_reqs or ())
-            table = batch.req_to_token_pool.req_to_token[row, :end].tolist()
-            if table[start:] != written[at : at + count]:
-                raise Violation(
-                    f"{req.rid} is written to the slots {written[at : at + count]}, and its table has {table[start:]}"
-                )
-            pages = [slot // size for slot in table[::size]]
-            if any(slot != pages[place // size] * size + place % size for place, slot in enumerate(table)):
-                raise Violation(f"{req.rid} has a table whose slots do not follow one another in its pages: {table}")
-            yield Share(
-                rid=rid_of(req.rid),
-                start=start,
-                count=count,
-                block_ids=tuple(pages),
-                known_tokens=None if is_decode else len(req.origin_input_ids) + len(req.output_ids),
-                token_ids=tuple([self._token(req, token) for token in ids[at : at + count]]),
-            )
-            at += count
 
     def _token(self, req: Any, token: int) -> int:
         """A handle goes in where the last token of the request is to; -1 while nobody knows it."""
@@ -253,7 +221,7 @@ class SglangMachine:
         self._batch: Any = None
         self._result: Any = None
         self._waits = _FOR_NOTHING
-        self._retractions: dict[str, int] = {}
+        self._retractions = Retractions()
         self._empty = 0
         self._replies: list[Reply] = []
 
@@ -273,7 +241,7 @@ class SglangMachine:
                 self._inbox.append(event)
         with use_context(self._context), torch.no_grad():
             batch = self._turn()
-        preempted = self._preempted()
+        preempted = self._retractions.lost(self.scheduler, self._batch)
         self._empty = 0 if batch is not None or preempted else self._empty + 1
         return Stepped(
             microbatch=batch,
@@ -293,16 +261,7 @@ class SglangMachine:
 
     def counts(self) -> Mapping[str, int]:
         """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
-        scheduler = self.scheduler
-        cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
-        return {
-            "waiting": len(scheduler.waiting_queue),
-            "running": len(scheduler.running_batch.reqs),
-            "chunked": int(scheduler.chunked_req is not None),
-            "in_flight": len(self._in_flight),
-            "rows_free": len(scheduler.req_to_token_pool.free_slots),
-            "blocks_free": (allocator.available_size() + cache.evictable_size()) // self._settings.page_size,
-        }
+        return counts_of(self.scheduler, len(self._in_flight))
 
     # -- a turn of the loop --
 
@@ -462,7 +421,7 @@ class SglangMachine:
         sampling = SamplingParams(max_new_tokens=event.max_new_tokens, stop_token_ids=set(event.stop_token_ids) or None)
         sampling.normalize(None)
         self._alive[event.rid] = event
-        self._retractions[event.rid] = 0
+        self._retractions.begin(event.rid)
         self._say(
             TokenizedGenerateReqInput(
                 rid=self._inner(event.rid),
@@ -504,7 +463,7 @@ class SglangMachine:
             self._say(AbortReq(rid=self._inner(rid)))
 
     def _inner(self, rid: str) -> str:
-        return rid if self._settings.client_rids else f"{rid}{_END}"
+        return rid if self._settings.client_rids else inner_name(rid)
 
     # -- what clients are told --
 
@@ -540,20 +499,4 @@ class SglangMachine:
         self._alive.pop(rid, None)
         self._abort_sent.discard(rid)
         self._worker.chosen.pop(self._inner(rid), None)
-        self._retractions.pop(rid, None)
-
-    def _preempted(self) -> tuple[str, ...]:
-        """Requests that lost their pages in this step, wherever they are by now."""
-        lost = []
-        scheduler = self.scheduler
-        batches = (self._batch, scheduler.last_batch, scheduler.running_batch)
-        for req in (*scheduler.waiting_queue, *(req for batch in batches if batch is not None for req in batch.reqs)):
-            rid = rid_of(req.rid)
-            if req.retraction_count > self._retractions.get(rid, req.retraction_count):
-                self._retractions[rid] = req.retraction_count
-                lost.append(rid)
-        return tuple(lost)
-
-
-def rid_of(name: str) -> str:
-    return name.removesuffix(_END)
+        self._retractions.forget(rid)

@@ -94,8 +94,10 @@ class HeldQueue(queue.Queue[Any]):
         """Let in a message that only wakes the loop."""
         super().put(item)
 
-    def let_in(self) -> None:
+    def let_in(self) -> list[Any]:
+        """All that is held; returns it."""
         with self._gate.news:
             items, self.held = self.held, []
         for item in items:
             super().put(item)
+        return items

@@ -1,10 +1,23 @@
-"""How an adapter starts a live server of its engine."""
+"""How an adapter starts a live server of its engine: its own command on loopback, with our hook as a plugin of it.
+
+An engine that loads plugins by the metadata of installed packages finds ours on the path of its processes, in the
+private folder of the server; nothing of the engine is edited.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk.live.wire import PORT_VARIABLE, SETTINGS_VARIABLE
+
+MODEL: Final = "model"
 
 
 class ServerCommand(NamedTuple):
@@ -16,3 +29,45 @@ class ServerCommand(NamedTuple):
 
 # Of a configuration, an empty folder and a free port. Raises ScriptDefinitionError for what the live engine cannot do.
 Launcher = Callable[[Any, Path, int], ServerCommand]
+
+
+class Plugin(NamedTuple):
+    """The ``group`` in which an engine looks for plugins, and the function ``hook`` (MODULE:NAME) that it calls."""
+
+    group: str
+    hook: str
+
+
+def server_command(
+    settings: Any, folder: Path, port: int, plugin: Plugin, command: Sequence[str], environment: Mapping[str, str]
+) -> ServerCommand:
+    """``command`` is of Python; with tiny models in the folder ``MODEL`` and the hook on its path."""
+    _write_plugin(folder, plugin)
+    common = {
+        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+        PORT_VARIABLE: str(port),
+        SETTINGS_VARIABLE: msgspec.json.encode(settings).decode(),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    return ServerCommand([sys.executable, "-m", *command], common | dict(environment))
+
+
+def check_simulated(settings: Any, simulated: Sequence[str], runs: str) -> None:
+    """Raises ScriptDefinitionError for settings that only the simulated device understands."""
+    default = type(settings)()
+    strange = [name for name in simulated if getattr(settings, name) != getattr(default, name)]
+    if strange:
+        raise ScriptDefinitionError(f"{runs}, and this script sets {', '.join(strange)}; run it with --tier sim")
+
+
+def option_words(values: Mapping[str, Any]) -> list[str]:
+    """The words of a command for options by their names in Python."""
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def _write_plugin(folder: Path, plugin: Plugin) -> None:
+    metadata = folder / "scripted_live-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted-live\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[{plugin.group}]\nscripted_live = {plugin.hook}\n")

@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from scripted.core.account import OWN_ENDS, Account, Life
 from scripted.core.violation import Violation
 from scripted.errors import BadCall
 from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.live.weights import UpdateWeights, WeightsOfRequests
 from scripted.sdk.messages import Add, Batch, BatchResult, Event, Stepped
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.script.run import SdkRun
-
-
-class LiveMachine(Protocol):
-    """A machine around an engine that runs; ``say_alone`` sends a request to it when there is no other."""
-
-    depth: int
-
-    @property
-    def is_idle(self) -> bool: ...
-
-    def step(self, events: Sequence[Event], now: float) -> Stepped: ...
-
-    def counts(self) -> dict[str, int]: ...
-
-    def say_alone(self, message: Add) -> tuple[int, ...]: ...
 
 
 class LiveDevice:
@@ -80,6 +66,15 @@ class LiveOracle(SdkOracle):
         super().__init__(limits, can, None)
         # The model's tokens are not known before the end.
         self.account = Account(None, can.late_launches)
+        self._weights = WeightsOfRequests(self.account)
+
+    def after_step(self, events: Sequence[Event], stepped: Stepped, machine: Any, pipeline: Any) -> None:
+        super().after_step(events, stepped, machine, pipeline)
+        self._weights.lose_blocks(stepped.preempted)
+
+    def _follow(self, event: Event) -> None:
+        super()._follow(event)
+        self._weights.follow(event)
 
     def at_end(self, machine: Any) -> None:
         """Everything is over and the cache was flushed: the pool is whole, and tokens are as they are alone."""
@@ -90,16 +85,17 @@ class LiveOracle(SdkOracle):
         alone: dict[tuple[Any, ...], tuple[int, ...]] = {}
         for life in self.account.lives:
             message = life.message
-            key = message.prompt_ids, message.max_new_tokens, message.stop_token_ids
+            key = message.prompt_ids, message.max_new_tokens, message.stop_token_ids, self._weights.history(life)
             if life.said and key not in alone:
-                alone[key] = machine.say_alone(message)
+                alone[key] = machine.say_alone(message, key[-1])
             if life.said:
-                _compare(life, alone[key])
+                _compare(life, alone[key], self._weights.comparable(life))
 
 
-def _compare(life: Life, alone: tuple[int, ...]) -> None:
+def _compare(life: Life, alone: tuple[int, ...], most: int | None) -> None:
     said = tuple(life.said)
-    if said != (alone if life.end in OWN_ENDS else alone[: len(said)]):
+    ends_alike = life.end in OWN_ENDS and most is None
+    if said[:most] != (alone if ends_alike else alone[: len(said[:most])]):
         raise Violation(f"{life.message.rid} says {list(said)}, but alone it says {list(alone)}")
 
 
@@ -107,3 +103,7 @@ class LiveRun(SdkRun):
     """A run whose machine is a real engine."""
 
     tier = "server"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context_type = self.context_with(UpdateWeights)  # type: ignore[misc]

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import zmq
@@ -20,30 +20,39 @@ from scripted.core.protocol import Adapter
 from scripted.report.failure import ScriptError, ScriptTimeout
 from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
-from scripted.sdk.live.gate import LoopGate
+from scripted.sdk.live.machine import LiveEngine
 from scripted.sdk.live.parts import LiveDevice, LiveOracle, LiveRun
-from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Failed, Passed, Ready, Reply, RunLiveScript
+from scripted.sdk.live.stops import LoopStops
+from scripted.sdk.live.wire import (
+    FOLDER_VARIABLE,
+    OWNER_VARIABLE,
+    PORT_VARIABLE,
+    SETTINGS_VARIABLE,
+    SOCKET,
+    Failed,
+    Passed,
+    Ready,
+    Reply,
+    RunLiveScript,
+)
 from scripted.sdk.script.runner import run_script
 
 _OWNER_INTERVAL_S: Final = 1.0
 _FRONT_END_INTERVAL_S: Final = 0.2
 
 
-class LiveStops(Protocol):
-    """The places of an engine's loop where it stops at the gate."""
-
-    gate: LoopGate
-
-    def close(self) -> None: ...
-
-
-def serve_scripts(stops: LiveStops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
+def serve_scripts(
+    stops: LoopStops, adapter: Adapter, config: type[msgspec.Struct], new_machine: Callable[[int], LiveEngine]
+) -> None:
     """Run every script that comes, each on a machine of its own around the same engine. In a thread of its own.
 
-    ``stops`` are closed once the front end listens at its ``port``: until then the engine answers it by itself.
+    A machine is made of the port of the engine's front end. ``stops`` are closed once this listens: until then the
+    engine answers it by itself.
     """
+    settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=config)
+    port = int(os.environ[PORT_VARIABLE])
     _start(_end_with_owner)
-    _start(lambda: _serve(stops, port, adapter, config, new_machine))
+    _start(lambda: _serve(stops, port, adapter, settings, lambda: new_machine(port)))
 
 
 def _start(target: Callable[[], None]) -> None:
@@ -61,7 +70,7 @@ def _end_with_owner() -> None:
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _serve(stops: LiveStops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
+def _serve(stops: LoopStops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
     with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
         pair.bind(f"ipc://{Path(os.environ[FOLDER_VARIABLE]) / SOCKET}")
         while not _listens(port):

@@ -87,6 +87,11 @@ class LiveServer:
         assert isinstance(reply, Failed), f"the gate answered a script with {reply}"
         raise _error_of(reply)
 
+    @property
+    def pid(self) -> int:
+        """The process that was started; those of the engine descend from it."""
+        return self._process.pid
+
     def close(self) -> None:
         self.usable = False
         self._stack.close()

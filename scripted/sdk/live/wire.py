@@ -14,6 +14,9 @@ SOCKET: Final = "gate"
 # What the hook in the engine's process is told: the folder of the socket, and the process that it lives for.
 FOLDER_VARIABLE: Final = "SCRIPTED_LIVE_FOLDER"
 OWNER_VARIABLE: Final = "SCRIPTED_LIVE_OWNER"
+# And where its front end listens, and its adapter's settings.
+PORT_VARIABLE: Final = "SCRIPTED_LIVE_PORT"
+SETTINGS_VARIABLE: Final = "SCRIPTED_LIVE_SETTINGS"
 
 
 class RunLiveScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -66,11 +66,15 @@ class SdkRun(ScriptedRun):
     ) -> None:
         super().__init__(config, of, source, parts=parts)
         self._limits, self._can = self.adapter.limits_of(config)
-        own = [action for action in self.adapter.actions if action not in ACTIONS]
-        self.context_type = _context_of((*actions_of(self._can), *own))  # type: ignore[misc]
+        self.context_type = self.context_with()  # type: ignore[misc]
         self.plans: dict[int, Batch] = {}
         self.launched_at: dict[int, int] = {}
         self._is_over = False
+
+    def context_with(self, *more: type[Action]) -> type[SdkContext]:
+        """The class of ``t`` for what the configuration declares, and more."""
+        own = [action for action in self.adapter.actions if action not in ACTIONS]
+        return _context_of((*actions_of(self._can), *own, *more))
 
     # -- looking --
 

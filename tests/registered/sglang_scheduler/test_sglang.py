@@ -46,7 +46,7 @@ WORDS = (
     "a is launched, but it was aborted 2 launches ago",
     "b ends with abort, but nothing aborted it",
     "call-2 is refused, although no request owns memory",
-    "something waits for ever: a (decode), call-2, call-3",
+    "something waits for ever: a (decode since step 2)",
 )
 EXAMPLES = {
     "aborted_by_a_prefix.py": "a was aborted; still waiting: nobody",
@@ -139,10 +139,12 @@ def test_a_name_that_begins_like_no_other_is_safe() -> None:
     [
         "max_queued_requests=1; 1 start a prompt=4 new=2; 1 start b prompt=4 seed=1 new=2",
         "default; 1 start a prompt=4 new=6; 3 pause mode=abort; 4 continue; 5 start b prompt=3 new=2",
+        "default; 1 start a prompt=1; 2 pause mode=abort; 2 pause mode=in_place; 6 continue",
+        "default; 1 start a prompt=1; 2 pause mode=abort; 2 pause mode=abort; 2 pause mode=retract; 2 continue",
     ],
 )
 def test_what_the_front_end_knows_is_no_defect(line: str) -> None:
-    """A full queue refuses who comes; a pause that aborts is answered when nothing is left, and then continued."""
+    """A full queue refuses who comes; what comes after a pause that aborts waits until nothing is left."""
     assert failure_of(line) == ""
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import msgspec
 from vllm.v1.engine.core import EngineCoreProc
 
 from scripted.adapters.vllm.adapter import ADAPTER
 from scripted.adapters.vllm.config import VllmSettings
-from scripted.adapters.vllm.live.launch import PORT_VARIABLE, SETTINGS_VARIABLE
 from scripted.adapters.vllm.live.machine import LiveVllm
-from scripted.adapters.vllm.live.stops import Stops
+from scripted.adapters.vllm.live.stops import VllmStops
 from scripted.sdk.live.scripts import serve_scripts
+from scripted.sdk.live.wire import PORT_VARIABLE
 
 
 def install() -> None:
@@ -23,10 +22,8 @@ def install() -> None:
         return
 
     def run_busy_loop(core: EngineCoreProc) -> None:
-        settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=VllmSettings)
-        stops = Stops(core)
-        port = int(os.environ[PORT_VARIABLE])
-        serve_scripts(stops, port, ADAPTER, settings, lambda: LiveVllm(core, stops, port))
+        stops = VllmStops(core)
+        serve_scripts(stops, ADAPTER, VllmSettings, lambda port: LiveVllm(core, stops, port))
         own_loop(core)
 
     EngineCoreProc.run_busy_loop = run_busy_loop

@@ -1,24 +1,16 @@
-"""The command of a live vLLM: its own OpenAI server on loopback, a tiny random model, and our hook as a plugin of it.
-
-vLLM loads the plugins of its documented group ``vllm.general_plugins`` in each of its processes. The private folder has
-the metadata of one, and is on their path; nothing of vLLM is edited.
-"""
+"""The command of a live vLLM: its own OpenAI server, with our hook in its documented group of plugins."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.sdk.live.launch import ServerCommand
+from scripted.sdk.live.launch import MODEL, Plugin, ServerCommand, check_simulated, option_words, server_command
 
-PORT_VARIABLE: Final = "SCRIPTED_VLLM_PORT"
-SETTINGS_VARIABLE: Final = "SCRIPTED_VLLM_SETTINGS"
+# vLLM calls it in each of its processes.
+_PLUGIN: Final = Plugin("vllm.general_plugins", "scripted.adapters.vllm.live.hook:install")
 # What vLLM's attention on a CPU computes in one go.
 _BLOCK_SIZE: Final = 32
 # Settings that only the simulated runner understands.
@@ -31,26 +23,35 @@ _VALUES: Final = (
     *("block_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
     *("long_prefill_token_threshold", "watermark"),
 )
+_RUNS: Final = "a live vLLM on a CPU runs one synchronous stage, without guesses, windows, events and connectors"
 
 
 def launch(settings: VllmSettings, folder: Path, port: int) -> ServerCommand:
     """Raises ScriptDefinitionError for settings that a live vLLM on a CPU does not have."""
-    _check(settings)
-    _write_plugin(folder)
+    check_simulated(settings, _SIMULATED, _RUNS)
+    if settings.block_size % _BLOCK_SIZE:
+        raise ScriptDefinitionError(
+            f"vLLM's attention on a CPU takes a block_size that is a multiple of {_BLOCK_SIZE}, got "
+            f"{settings.block_size}; set one, or run this script with --tier sim"
+        )
+    models = folder / MODEL
     values = {name: getattr(settings, name) for name in _VALUES}
     values |= {"num_gpu_blocks_override": settings.num_gpu_blocks, "scheduling_policy": settings.policy}
+    values |= {
+        "host": "127.0.0.1",
+        "port": port,
+        "model": models / "0",
+        "served_model_name": "tiny",
+        "dtype": "float32",
+    }
     flags = [f"--{'' if getattr(settings, name) else 'no-'}{name.replace('_', '-')}" for name in _FLAGS]
     command = [
-        *(sys.executable, "-m", "scripted.adapters.vllm.live.serve", str(folder / "model")),
-        *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "float32"),
+        *("scripted.sdk.live.model", str(models), "vllm.entrypoints.openai.api_server"),
         *("--enforce-eager", "--no-async-scheduling", "--disable-log-stats"),
-        *(word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))),
+        *option_words(values),
         *flags,
     ]
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
-        PORT_VARIABLE: str(port),
-        SETTINGS_VARIABLE: _words(settings),
         # /reset_prefix_cache, /pause and /resume are routes of its development mode.
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -59,35 +60,5 @@ def launch(settings: VllmSettings, folder: Path, port: int) -> ServerCommand:
         # The engine and its worker need not import vLLM again.
         "VLLM_WORKER_MULTIPROC_METHOD": "fork",
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
     }
-    return ServerCommand(command, environment)
-
-
-def _check(settings: VllmSettings) -> None:
-    default = VllmSettings()
-    strange = [name for name in _SIMULATED if getattr(settings, name) != getattr(default, name)]
-    if strange:
-        raise ScriptDefinitionError(
-            f"a live vLLM on a CPU runs one synchronous stage, without guesses, windows, events and connectors, and "
-            f"this script sets {', '.join(strange)}; run it with --tier sim"
-        )
-    if settings.block_size % _BLOCK_SIZE:
-        raise ScriptDefinitionError(
-            f"vLLM's attention on a CPU takes a block_size that is a multiple of {_BLOCK_SIZE}, got "
-            f"{settings.block_size}; set one, or run this script with --tier sim"
-        )
-
-
-def _words(settings: Any) -> str:
-    return msgspec.json.encode(settings).decode()
-
-
-def _write_plugin(folder: Path) -> None:
-    metadata = folder / "scripted_live-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted-live\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nscripted_live = scripted.adapters.vllm.live.hook:install\n"
-    )
+    return server_command(settings, folder, port, _PLUGIN, command, environment)

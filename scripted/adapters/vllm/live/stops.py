@@ -6,28 +6,25 @@ from typing import Any, Final
 
 from vllm.v1.engine import EngineCoreRequestType
 
-from scripted.sdk.live.gate import HeldQueue, LoopGate
+from scripted.sdk.live.gate import HeldQueue
+from scripted.sdk.live.stops import LoopStops
 
-ANSWER_TIMEOUT_S: Final = 30.0
 _ENDING: Final = ("WAKEUP", "EXECUTOR_FAILED")
 
 
-class Stops:
-    """The places of an engine's loop where it stops, and what was seen at them in the last step.
+class VllmStops(LoopStops):
+    """In ``EngineCoreProc.run_busy_loop``.
 
     ``plans`` were made, each with the number of its batch; ``outputs`` go to the front end; ``aborted`` are requests
     that the scheduler gave up.
     """
 
     def __init__(self, core: Any) -> None:
-        self.gate = LoopGate(ANSWER_TIMEOUT_S)
-        self.inbox = HeldQueue(self.gate, lambda item: item[0].name in _ENDING)
+        super().__init__(lambda item: item[0].name in _ENDING)
         self.aborts = HeldQueue(self.gate, lambda _: False)
         self.plans: list[tuple[int, Any]] = []
         self.outputs: list[Any] = []
         self.aborted: list[str] = []
-        self.batches = 0
-        self.released = 0
         self._has_planned = False
         self._core = core
         while not core.input_queue.empty():
@@ -38,20 +35,12 @@ class Stops:
         self._stop_before_plans()
         self._stop_at_results()
 
-    def close(self) -> None:
-        """The front end serves: from now on the loop stops."""
-        self.gate.is_open = False
+    def wake(self) -> None:
         self.inbox.wake((EngineCoreRequestType.WAKEUP, None))
-        self.gate.wait(lambda: bool(self.gate.where), "the engine's loop at the gate")
 
     def begin_step(self) -> None:
         self._has_planned = False
         self.plans, self.outputs, self.aborted = [], [], []
-
-    @property
-    def waits_for_result(self) -> bool:
-        """The loop waits for a result that is not let through."""
-        return self.gate.where == "result" and self.released < self._waited_for
 
     def _follow_outputs(self) -> None:
         queue = self._core.output_queue
@@ -105,19 +94,11 @@ class Stops:
 
         executor.execute_model = execute_model
 
-    def await_release(self, batch_id: int) -> None:
-        """In the loop's thread: until the result of this batch is let through."""
-        self._waited_for = batch_id
-        while self.released < batch_id and not self.gate.is_open:
-            self.gate.stop_at("result")
-
-    _waited_for = 0
-
 
 class _Result:
     """A result of vLLM's executor that the loop gets when the script lets it through."""
 
-    def __init__(self, future: Any, batch_id: int, stops: Stops) -> None:
+    def __init__(self, future: Any, batch_id: int, stops: VllmStops) -> None:
         self._future = future
         self._batch_id = batch_id
         self._stops = stops

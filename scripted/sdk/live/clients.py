@@ -1,4 +1,4 @@
-"""A client of a live vLLM: one HTTP call to its own front end, in a thread that only fills in what it hears."""
+"""A client of a live engine: one HTTP call to its own front end, in a thread that only fills in what it hears."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 
@@ -18,15 +19,26 @@ _DATA: Final = b"data: "
 class HttpCall:
     """A POST. ``status`` is None until it is there; ``closed`` turns true when nothing more can come.
 
-    Of a completion that is streamed, ``token_ids`` are those that came; of any other answer ``text`` is the body.
+    Of a completion that is streamed, ``token_ids`` are those that came, which ``read`` finds in a chunk; of any other
+    answer ``text`` is the body.
     """
 
-    def __init__(self, gate: LoopGate, port: int, path: str, body: dict[str, Any], rid: str = "") -> None:
+    def __init__(
+        self,
+        gate: LoopGate,
+        port: int,
+        path: str,
+        body: dict[str, Any],
+        *,
+        rid: str = "",
+        read: Callable[[list[int], Any], list[int]] | None = None,
+    ) -> None:
         self.status: int | None = None
         self.token_ids: list[int] = []
         self.text = ""
         self.closed = False
         self._gate = gate
+        self._read = read
         self._http = HTTPConnection("127.0.0.1", port)
         headers = {"Content-Type": "application/json", **({"X-Request-Id": rid} if rid else {})}
         self._http.connect()
@@ -34,13 +46,19 @@ class HttpCall:
         threading.Thread(target=self._listen, name="scripted-client", daemon=True).start()
 
     def hang_up(self) -> None:
-        self._http.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError, AttributeError):  # its end is read already
+            self._http.sock.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def ok(self) -> bool:
+        """It was answered, and well."""
+        return self.status == _OK
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, HTTPException, ValueError, AttributeError):  # it has hung up
             answer = self._http.getresponse()
             self.status = answer.status
-            if answer.status != _OK or "event-stream" not in answer.headers.get("Content-Type", ""):
+            if not self.ok or "event-stream" not in answer.headers.get("Content-Type", ""):
                 self.text = answer.read().decode("utf-8", "replace")
             else:
                 for line in answer:
@@ -50,7 +68,11 @@ class HttpCall:
         self._gate.notify()
 
     def _hear(self, line: bytes) -> None:
-        if line.startswith(_DATA + b"{"):
-            for choice in json.loads(line.removeprefix(_DATA)).get("choices", ()):
-                self.token_ids += choice.get("token_ids") or ()
-            self._gate.notify()
+        if not line.startswith(_DATA + b"{") or self._read is None:
+            return
+        chunk = json.loads(line.removeprefix(_DATA))
+        if "error" in chunk:
+            self.text = chunk["error"]["message"]
+        else:
+            self.token_ids = self._read(self.token_ids, chunk)
+        self._gate.notify()

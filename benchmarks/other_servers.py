@@ -1,0 +1,127 @@
+"""Scripts on the real server of another engine: what its boot and each script cost, and whether each run is the same.
+
+`python -m benchmarks.other_servers --runs 10 --write docs/tables/other_servers.md` runs the scripts of
+tests/registered/other_servers in an environment with vLLM or SGLang, all of them on one server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import textwrap
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil
+
+from benchmarks.peers.machine import Machine
+from engine.output_files import write_output
+from scripted.core.named import adapter_named
+from scripted.report.step_log import StepLog
+from scripted.script.decorator import ScriptedTest
+from scripted.script.loader import find_test, scripts_in
+from scripted.sdk.live.server import LiveServer
+
+_FILE: Final = Path("tests/registered/other_servers/test_other_servers.py")
+_WIDTH: Final = 100
+_HEAD: Final = """# Scripts on the servers of other engines
+
+Made by `python -m benchmarks.other_servers --runs 10 --write docs/tables/other_servers.md`, in an
+environment of each engine. A run is the same as the first one if it has the same steps, the same
+requests and positions in each batch, and the same tokens. Block numbers depend on the scripts
+before.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.other_servers", description=__doc__)
+    parser.add_argument("--runs", type=int, default=10, help="how often each script runs")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into the engine's section of a page")
+    arguments = parser.parse_args()
+    tests = [find_test(f"{_FILE}::{name}", of_any_adapter=True) for name in scripts_in(_FILE)]
+    section = _measured(tests, arguments.runs)
+    print(section)  # noqa: T201 - the result
+    if arguments.write is not None:
+        page = arguments.write.read_text(encoding="utf-8") if arguments.write.exists() else _HEAD
+        title = section.splitlines()[0]
+        before, _, after = page.partition(title)
+        kept = after[after.index("\n## ") + 1 :] if "\n## " in after else ""
+        write_output(
+            arguments.write, "\n".join([before.rstrip() + "\n", section.rstrip() + "\n", kept]).rstrip() + "\n"
+        )
+
+
+def _measured(tests: Sequence[ScriptedTest], runs: int) -> str:
+    adapter, config = adapter_named(tests[0].adapter), tests[0].config
+    load = os.getloadavg()[0]
+    begun = time.monotonic()
+    started = LiveServer(adapter.live, config)
+    boot = time.monotonic() - begun, _process_s(started)
+    rows = [
+        "| script | steps | runs that are the same | seconds | process time |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    with closing(started) as server:
+        rows += [_row(server, test, runs) for test in tests]
+    [package] = adapter.packages
+    name = {"vllm": "vLLM", "sglang": "SGLang"}[adapter.name]
+    here = Machine.here()
+    text = (
+        f"{name} {_version_of(package)} on {here.cores} cores ({here.model}, {here.processor_class}), load average "
+        f"{load:.0f} to {os.getloadavg()[0]:.0f}. The server was up after {boot[0]:.0f} s, {boot[1]:.0f} s of process "
+        f"time. Seconds are medians of {runs} runs, from the least to the most."
+    )
+    return "\n".join([f"## {name}", "", *textwrap.wrap(text, _WIDTH), "", *rows])
+
+
+def _row(server: LiveServer, test: ScriptedTest, runs: int) -> str:
+    options = msgspec.structs.replace(test.options, record=True)
+    outcomes, walls, processes = [], [], []
+    for _ in range(runs):
+        begun, used = time.monotonic(), _process_s(server)
+        outcomes.append(_essence(server.run(test, {}, options, None).log))
+        walls.append(time.monotonic() - begun)
+        processes.append(_process_s(server) - used)
+    same = sum(outcome == outcomes[0] for outcome in outcomes)
+    return (
+        f"| `{test.script.__name__}` | {len(outcomes[0])} | {same} of {runs} | {_range(walls)} | {_range(processes)} |"
+    )
+
+
+def _essence(log: StepLog) -> list[Any]:
+    """Of each step what arrived, what was launched and what was answered, without blocks."""
+    return [
+        (
+            [said.in_full for said in step.arrived],
+            None if step.launched is None else [(share.rid, share.positions) for share in step.launched.shares],
+            [said.in_full for said in step.answered],
+        )
+        for step in log.steps
+    ]
+
+
+def _range(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+def _process_s(server: LiveServer) -> float:
+    """Of all of a server's processes that live."""
+    parent = psutil.Process(server.pid)
+    return sum(sum(one.cpu_times()[:2]) for one in (parent, *parent.children(recursive=True)))
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except ModuleNotFoundError:
+        return version(f"{package}-cpu")
+
+
+if __name__ == "__main__":
+    main()

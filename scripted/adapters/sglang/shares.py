@@ -1,0 +1,94 @@
+"""What SGLang's scheduler shows of itself: what a batch computes, who lost memory, how much is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from scripted.core.violation import Violation
+from scripted.sdk import Share
+
+_END = "#"
+
+
+def inner_name(rid: str) -> str:
+    """A name that is not the beginning of another one."""
+    return f"{rid}{_END}"
+
+
+def rid_of(name: str) -> str:
+    return name.removesuffix(_END)
+
+
+def shares_of(batch: Any, size: int, token: Callable[[Any, int], int] | None = None) -> Iterator[Share]:
+    """What a forward pass reads: rows of the table, where they are written, and the tokens that go in.
+
+    ``size`` is that of a page. ``token`` says which token an input stands for, of a request and that input; without it
+    tokens are not stated.
+    """
+    ends, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
+    counts = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(ends)
+    ids, written = batch.input_ids.tolist(), batch.out_cache_loc.tolist()
+    if not len(batch.reqs) == len(rows) == len(ends) == len(counts) or not sum(counts) == len(ids) == len(written):
+        raise Violation(
+            f"a batch has {len(batch.reqs)} requests, {len(rows)} rows, {len(ends)} lengths, {len(counts)} counts "
+            f"of {sum(counts)} tokens together, {len(ids)} tokens and {len(written)} places to write"
+        )
+    at = 0
+    for req, row, end, count in zip(batch.reqs, rows, ends, counts, strict=True):
+        start = end - count
+        is_decode = batch.forward_mode.is_decode() or any(req is one for one in batch.decoding_reqs or ())
+        table = batch.req_to_token_pool.req_to_token[row, :end].tolist()
+        if table[start:] != written[at : at + count]:
+            raise Violation(
+                f"{req.rid} is written to the slots {written[at : at + count]}, and its table has {table[start:]}"
+            )
+        pages = [slot // size for slot in table[::size]]
+        if any(slot != pages[place // size] * size + place % size for place, slot in enumerate(table)):
+            raise Violation(f"{req.rid} has a table whose slots do not follow one another in its pages: {table}")
+        yield Share(
+            rid=rid_of(req.rid),
+            start=start,
+            count=count,
+            block_ids=tuple(pages),
+            known_tokens=None if is_decode else len(req.origin_input_ids) + len(req.output_ids),
+            token_ids=None if token is None else tuple([token(req, one) for one in ids[at : at + count]]),
+        )
+        at += count
+
+
+class Retractions:
+    """Notices requests that lost their pages, wherever they are by now."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def begin(self, rid: str) -> None:
+        self._counts[rid] = 0
+
+    def forget(self, rid: str) -> None:
+        self._counts.pop(rid, None)
+
+    def lost(self, scheduler: Any, batch: Any) -> tuple[str, ...]:
+        """Those who lost them since it was last asked."""
+        lost = []
+        batches = (batch, scheduler.last_batch, scheduler.running_batch)
+        for req in (*scheduler.waiting_queue, *(req for one in batches if one is not None for req in one.reqs)):
+            rid = rid_of(req.rid)
+            if req.retraction_count > self._counts.get(rid, req.retraction_count):
+                self._counts[rid] = req.retraction_count
+                lost.append(rid)
+        return tuple(lost)
+
+
+def counts_of(scheduler: Any, in_flight: int) -> Mapping[str, int]:
+    """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
+    cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+    return {
+        "waiting": len(scheduler.waiting_queue),
+        "running": len(scheduler.running_batch.reqs),
+        "chunked": int(scheduler.chunked_req is not None),
+        "in_flight": in_flight,
+        "rows_free": len(scheduler.req_to_token_pool.free_slots),
+        "blocks_free": (allocator.available_size() + cache.evictable_size()) // scheduler.page_size,
+    }

@@ -1,0 +1,247 @@
+"""A live engine as a machine of the SDK: events go in over HTTP, and what its loop does is seen at the gate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from scripted.core.violation import Violation
+from scripted.sdk.live.clients import HttpCall
+from scripted.sdk.live.launch import MODEL
+from scripted.sdk.live.stops import LoopStops
+from scripted.sdk.live.weights import VERSIONS, WEIGHTS, History
+from scripted.sdk.live.wire import FOLDER_VARIABLE
+from scripted.sdk.messages import (
+    Abort,
+    Add,
+    Answer,
+    Batch,
+    BatchResult,
+    Event,
+    FlushCache,
+    Pause,
+    Reply,
+    Resume,
+    Signal,
+    Stepped,
+    Tokens,
+)
+
+ABORT: Final = "abort"
+# Calls of no script: what is done alone has ended with its answer, or goes on after it.
+_ALONE: Final = "alone"
+_GOES_ON: Final = "goes-on"
+_MOST_STEPS: Final = 4000
+# A loop plans again after an empty plan, for ever. A plan that is empty so often in a row stays empty.
+_EMPTY_PLANS: Final = 3
+
+
+class LiveEngine:
+    """One script's view of an engine that runs. A subclass says how its engine is spoken to, and what it plans."""
+
+    depth = 1
+    # The pause that keeps what runs where it is.
+    keeping: str
+
+    def __init__(self, stops: LoopStops, port: int) -> None:
+        self._stops = stops
+        self._gate = stops.gate
+        self._port = port
+        # Of each request that lives its connection, and what it was told.
+        self._clients: dict[str, HttpCall] = {}
+        self._told: dict[str, list[int]] = {}
+        self._posts: dict[str, HttpCall] = {}
+        self._replies: list[Reply] = []
+        # Those whose clients hung up in this step.
+        self._gone: set[str] = set()
+        self._empty = 0
+        self._first = stops.batches
+        # Those that were loaded last, and the call that loads others.
+        self._weights = VERSIONS[0]
+        self._loading: HttpCall | None = None
+        # A script begins with an empty cache.
+        self._alone([FlushCache(call_id=_ALONE)])
+
+    # -- what a subclass says --
+
+    @property
+    def is_idle(self) -> bool:
+        raise NotImplementedError
+
+    def counts(self) -> Mapping[str, int]:
+        raise NotImplementedError
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the loop would plan again if it were let go on."""
+        raise NotImplementedError
+
+    def call(self, event: Any) -> None:
+        """Send what is no request, abort or result. Raises TypeError for what the engine has nothing for."""
+        raise TypeError(f"this live engine has nothing for {event}")
+
+    def load(self, folder: str) -> HttpCall:
+        """Begin to load the weights of a folder, with what was computed kept."""
+        raise NotImplementedError
+
+    def start(self, event: Add) -> None:
+        """Send a request."""
+        raise NotImplementedError
+
+    def abort(self, rid: str, client: HttpCall) -> None:
+        """Abort a request whose client waits."""
+        raise NotImplementedError
+
+    def planned(self) -> tuple[Batch | None, tuple[str, ...]]:
+        """What was launched in this step, and who lost its blocks."""
+        raise NotImplementedError
+
+    def hear(self) -> None:
+        """Reply what the engine said in this step."""
+        raise NotImplementedError
+
+    # -- what a run asks --
+
+    def step(self, events: Sequence[Event], now: float) -> Stepped:
+        """Let in what these events send, let results through, and let the loop run until it waits again."""
+        del now
+        self._replies, self._gone = [], set()
+        self._stops.begin_step()
+        for event in events:
+            self._take(event)
+        if not self._stops.waits_for_result:
+            self._gate.go_on()
+        batch, preempted = self.planned()
+        self.hear()
+        self._settle()
+        self._empty = 0 if batch is not None or preempted or events else self._empty + 1
+        again = self._empty < _EMPTY_PLANS and self.may_go_on
+        return Stepped(microbatch=batch, replies=tuple(self._replies), preempted=preempted, again=again)
+
+    def say_alone(self, message: Add, history: History = ((0, VERSIONS[0]),)) -> tuple[int, ...]:
+        """What a request is told that has the engine, and an empty cache, for itself, with these changes of weights."""
+        (_, version), *changes = history
+        self._change_weights(version)
+        self._alone([FlushCache(call_id=_ALONE)])
+        said = self._alone(
+            [
+                Add(
+                    rid=f"{message.rid}-alone",
+                    prompt_ids=message.prompt_ids,
+                    max_new_tokens=message.max_new_tokens,
+                    stop_token_ids=message.stop_token_ids,
+                )
+            ],
+            dict(changes),
+        )
+        self._change_weights(VERSIONS[0])
+        return said
+
+    def _change_weights(self, version: int) -> None:
+        if version != self._weights:
+            self.step([Signal(name=WEIGHTS, value=version)], 0.0)
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.hang_up()
+
+    def _alone(self, events: list[Event], changes: Mapping[int, int] | None = None) -> tuple[int, ...]:
+        """Do this and nothing else until it ends. ``changes`` are versions of weights by positions."""
+        said: list[int] = []
+        for _ in range(_MOST_STEPS):
+            stepped = self.step(events, 0.0)
+            said += _said_in(stepped)
+            if _is_end(stepped):
+                return tuple(said)
+            batch = stepped.microbatch
+            events = [] if batch is None else [BatchResult(batch_id=batch.id, token_ids=())]
+            position = 0 if batch is None else batch.shares[0].start + batch.shares[0].count
+            if changes and position in changes:
+                said += self._alone([*events, Pause(call_id=_ALONE, mode=self.keeping)])
+                self._change_weights(changes[position])
+                events = [Resume(call_id=_GOES_ON)]
+        raise Violation(f"a request alone does not end within {_MOST_STEPS} steps")
+
+    # -- events --
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Add():
+                self._told[event.rid] = []
+                self.start(event)
+            case Abort():
+                client = self._clients.get(event.rid)
+                if client is not None and not client.closed:
+                    self.abort(event.rid, client)
+            case BatchResult():
+                self._stops.released = self._first + event.batch_id
+            case Signal() if event.name == WEIGHTS:
+                self._weights = event.value
+                self._loading = self.load(str(Path(os.environ[FOLDER_VARIABLE]) / MODEL / str(event.value)))
+            case _:
+                self.call(event)
+
+    def post(self, call_id: str, path: str, body: dict[str, Any] | None = None) -> HttpCall:
+        """Begin an administrative call."""
+        call = self._posts[call_id] = HttpCall(self._gate, self._port, path, body or {})
+        return call
+
+    def arrived(self, what: str, call: HttpCall | None, is_it: Callable[[Any], bool] = bool) -> list[Any]:
+        """Let in what a call sends to the engine: nothing if it may be, and is, answered without it."""
+        inbox = self._stops.inbox
+        self._gate.wait(
+            lambda: any(map(is_it, inbox.held)) or (call is not None and call.closed), f"{what} at the engine"
+        )
+        return inbox.let_in()
+
+    # -- what was seen --
+
+    def tell(self, rid: str, token_ids: Sequence[int], reason: str | None) -> None:
+        """The engine tells a request something."""
+        self._told[rid] += token_ids
+        self._replies.append(Tokens(rid=rid, token_ids=tuple(token_ids), finish_reason=reason))
+
+    def answer(self, call_id: str, *, ok: bool | None = None, text: str = "") -> None:
+        """The engine has answered a call, and so does its front end, which says whether it went well if nobody does."""
+        post = self._posts.pop(call_id)
+        self._gate.wait(lambda: post.closed, f"the answer to {call_id}")
+        self._replies.append(Answer(call_id=call_id, ok=post.ok if ok is None else ok, text=text))
+
+    def loaded(self) -> None:
+        """The engine has loaded weights, and so its front end says. Raises Violation if they were not."""
+        call, self._loading = self._loading, None
+        if call is None:
+            return
+        self._gate.wait(lambda: call.closed, "the end of loading weights")
+        if not call.ok:
+            raise Violation(f"other weights were not loaded: {call.text}")
+
+    def _settle(self) -> None:
+        """Wait until every client has heard what the engine told it. Raises Violation if it heard something else."""
+        ended = {reply.rid: reply.finish_reason for reply in self._replies if isinstance(reply, Tokens)}
+        for rid, reason in ended.items():
+            client, told = self._clients.get(rid), self._told[rid]
+            if client is None or rid in self._gone:
+                continue
+            self._gate.wait(
+                lambda client=client, told=told: client.closed or len(client.token_ids) >= len(told),  # type: ignore[misc]
+                f"{len(told)} tokens at the client of {rid}",
+            )
+            if reason is not None:
+                self._gate.wait(lambda client=client: client.closed, f"the end at the client of {rid}")  # type: ignore[misc]
+                del self._clients[rid]
+            if client.token_ids != told:
+                raise Violation(f"the engine tells {rid} {told}, but its client hears {client.token_ids}")
+
+
+def _said_in(stepped: Stepped) -> list[int]:
+    return [token for reply in stepped.replies if isinstance(reply, Tokens) for token in reply.token_ids]
+
+
+def _is_end(stepped: Stepped) -> bool:
+    return any(
+        reply.call_id == _ALONE if isinstance(reply, Answer) else getattr(reply, "finish_reason", None)
+        for reply in stepped.replies
+    )
