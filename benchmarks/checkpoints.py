@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.bench.workload import WORDS
 
-__all__ = ["SHAPES", "make_checkpoint", "save_tokenizer", "vocabulary_of"]
+__all__ = ["EXPERTS", "SHAPES", "make_checkpoint", "save_tokenizer", "vocabulary_of"]
 
 # What both have, as transformers.Qwen3Config names it.
 _COMMON: Final[dict[str, Any]] = {"max_position_embeddings": 8192, "bos_token_id": None}
@@ -44,6 +44,11 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "tie_word_embeddings": True,
     },
 }
+# With experts, two of eight: each has half the dense intermediate size, so that a token needs as many weights as there,
+# of four times as many.
+_EXPERT_COUNT: Final = 8
+_EXPERTS_A_TOKEN: Final = 2
+EXPERTS: Final = ("qwen3_moe", "mixtral")
 
 
 def vocabulary_of(shape: str) -> int:
@@ -52,10 +57,25 @@ def vocabulary_of(shape: str) -> int:
     return size
 
 
-def make_checkpoint(folder: Path, dtype: str, shape: str = "S") -> None:
-    """A Qwen3 of one of the shapes, with random weights that are the same in every run."""
+def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | None = None) -> None:
+    """A Qwen3 of one of the shapes, or a model with experts; random weights that are the same in every run."""
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(**_COMMON, **SHAPES[shape], eos_token_id=vocabulary_of(shape) - 1)
+    values = _COMMON | SHAPES[shape] | {"eos_token_id": vocabulary_of(shape) - 1}
+    config: transformers.PreTrainedConfig
+    if experts is None:
+        config = transformers.Qwen3Config(**values)
+    elif experts == "qwen3_moe":
+        config = transformers.Qwen3MoeConfig(
+            **values,
+            moe_intermediate_size=values["intermediate_size"] // _EXPERTS_A_TOKEN,
+            num_experts=_EXPERT_COUNT,
+            num_experts_per_tok=_EXPERTS_A_TOKEN,
+        )
+    else:
+        values["intermediate_size"] //= _EXPERTS_A_TOKEN
+        config = transformers.MixtralConfig(
+            **values, num_local_experts=_EXPERT_COUNT, num_experts_per_tok=_EXPERTS_A_TOKEN
+        )
     transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 

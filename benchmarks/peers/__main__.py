@@ -23,7 +23,7 @@ import msgspec
 import transformers
 from rich.console import Console
 
-from benchmarks.checkpoints import SHAPES, make_checkpoint, save_tokenizer
+from benchmarks.checkpoints import EXPERTS, SHAPES, make_checkpoint, save_tokenizer
 from benchmarks.measurement import output_file
 from benchmarks.peers.machine import Machine
 from benchmarks.peers.offline import Offline, OfflinePeer
@@ -80,6 +80,7 @@ def main() -> None:
             rounds=arguments.rounds,
             weights_mib=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / _MIB,
             results=[one.result for one in asked],
+            kinds=[*arguments.quantized, *arguments.experts],
         )
         for _ in _rounds(asked, _WORKLOADS[arguments.shape], arguments.rounds, console):
             # After every round: a run that is broken off keeps what it has.
@@ -117,6 +118,13 @@ def _arguments() -> argparse.Namespace:
         default=[],
         choices=tuple(QUANTIZED),
         help="one more server of ours with OpenVINO, of the checkpoint with layers of this kind; may be repeated",
+    )
+    parser.add_argument(
+        "--experts",
+        action="append",
+        default=[],
+        choices=EXPERTS,
+        help="one more server of ours with torch, of a checkpoint with experts; may be repeated",
     )
     parser.add_argument("--tree", type=Path, help="one more server of ours with OpenVINO, of another source tree")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="S")
@@ -194,6 +202,11 @@ def _served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) ->
             )
     if "torch" in arguments.own:
         yield ServedPeer(name="lockstep, torch", command=(*own, "--backend", "torch"))
+    for kind in arguments.experts:
+        make_checkpoint(scratch / kind, arguments.dtype, arguments.shape, kind)
+        save_tokenizer(scratch / kind, arguments.shape)
+        named = ("--model", str(scratch / kind), "--served-model-name", str(folder), "--backend", "torch")
+        yield ServedPeer(name=f"lockstep, torch, {kind}", command=(*own, *named))
     if arguments.vllm_python is not None:
         server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--dtype", arguments.dtype)
         limits = ("--max-model-len", str(_CONTEXT_TOKENS))

@@ -40,7 +40,10 @@ class PeerResult(msgspec.Struct, kw_only=True):
 
 
 class PeersRun(msgspec.Struct, kw_only=True):
-    """One run of the benchmark: where, of what, and its results; ``load_after`` is the load average at its end."""
+    """One run of the benchmark: where, of what, and its results.
+
+    ``kinds`` are those of other checkpoints beside the plain one, ``load_after`` is the load average at its end.
+    """
 
     machine: Machine
     began: str
@@ -51,6 +54,7 @@ class PeersRun(msgspec.Struct, kw_only=True):
     rounds: int
     weights_mib: float
     results: list[PeerResult]
+    kinds: list[str] = []
     load_after: float | None = None
 
 

@@ -1,6 +1,6 @@
 """A run as tables: on the console, and in the page of the project, one block for each class of machine.
 
-Owns the page's markers. A block is replaced by a newer run of the same class, shape and type; all others stay.
+Owns the page's markers. A block is replaced by a newer run of the same class, shape, type and kinds; all others stay.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write_page(run: PeersRun, page: Path) -> None:
 
 
 def _key(run: PeersRun) -> str:
-    return f"{run.machine.processor_class}; {run.shape}; {run.dtype}"
+    return "; ".join([run.machine.processor_class, run.shape, run.dtype, *run.kinds])
 
 
 def _caption(run: PeersRun) -> str:

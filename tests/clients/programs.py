@@ -41,8 +41,7 @@ one server that has no flag for any of them.
 MODEL = "m"
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 17, "b": 23}}\n</tool_call>'
 ANSWER = "It is 391."
-START_LIMIT_S = 60
-CLIENT_LIMIT_S = 300
+CLIENT_LIMIT_S = 900
 INSTALL_LIMIT_S = 900
 SHOWN_CHARS = 2000
 REASON_CHARS = 160
@@ -181,10 +180,10 @@ def _server(folder: Path) -> Iterator[tuple[str, Path]]:
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen([*command, "--served-model-name", MODEL], cwd=folder) as server:
         try:
-            deadline = time.monotonic() + START_LIMIT_S
+            # It ends by itself if it cannot start, after its own start_timeout_s at the latest.
             while not _is_up(url):
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit("the server did not start; its log is above")
+                if server.poll() is not None:
+                    raise SystemExit(f"the server ended with {server.returncode} and served nothing; its log is above")
                 time.sleep(0.1)
             yield url, model
         finally:
