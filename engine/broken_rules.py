@@ -108,6 +108,8 @@ def nearest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """The remedy for a name that is not known: the nearest one, or all."""
+    if not known:
+        return "there are no fields; leave it out"
     near = nearest(name, known)
     return f"the fields are {', '.join(known)}" if near is None else f"did you mean {near!r}?"
 

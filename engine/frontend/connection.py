@@ -81,7 +81,11 @@ class _Parser(h11.Connection):
         """As h11's. Raises RemoteProtocolError for a broken rule too."""
         if self.their_state is h11.IDLE:
             self._look_at_lines(self.trailing_data[0].partition(_END_OF_HEADER)[0])
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as exc:
+            self.broken_rule = f"a request must be HTTP/1.1, but it is not: {exc}"
+            raise
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             if {b"content-length", b"transfer-encoding"} <= names:
@@ -234,6 +238,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._end_sending()
         super().resume_writing()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing is upgraded here, and what to install for it is no operator's concern."""
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, in the shape of every error."""

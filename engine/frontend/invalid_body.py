@@ -37,8 +37,12 @@ SYNONYMS = {
 WRAPPERS = ("extra_body", "options", "parameters")
 # What a validator puts after a key that broke a rule itself.
 KEY = "[key]"
+# The validator has the words of Python.
+IN_JSON = {"must be False": "must be false", "must be True": "must be true"}
 # The ends of the validator's words for a value of another type than a branch takes.
 OF_A_TYPE = ("_type", "literal_error")
+OF_ONE_VALUE = ("literal_error", "none_required")
+NOT_HONOURED = "not honoured"
 # What a value is counted in that is too long.
 LENGTHS = {"too_long": "entries", "string_too_long": "characters"}
 
@@ -85,7 +89,7 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
     rules: dict[tuple[str, str], list[str]] = {}
     others: list[str] = []
     for error in errors:
-        rule = broken_rule(error["type"], error.get("ctx"))
+        rule = IN_JSON.get(rule := broken_rule(error["type"], error.get("ctx")), rule)
         path, owner = _locate(error["loc"], model)
         if error["type"] == "value_error":
             # A rule between the fields of one body names these, not the place of the body.
@@ -96,8 +100,18 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
             others.append(f"{_joined(path)} is not a field here, got {_shown(error['input'])}; {remedy}")
         else:
             value = "" if error["type"] in ("missing", "json_invalid") else f", got {_measured(error)}"
+            value += _why_only(error["type"], _fields_of(owner).get(str(path[-1])) if path else None)
             rules.setdefault((_joined(path) or "the body", value), []).append(rule)
     return [f"{path} {joined_rules(broken)}{value}" for (path, value), broken in rules.items()] + others
+
+
+def _why_only(kind: str, field: FieldInfo | None) -> str:
+    """Why one value alone is taken, as the field's description says it before that value."""
+    if field is None or kind not in OF_ONE_VALUE:
+        return ""
+    reason, separator, _ = (field.description or "").partition(": only")
+    is_said = bool(separator) or ": " in reason
+    return f": {reason}" if is_said and reason != NOT_HONOURED else ""
 
 
 def _meant(name: str, owner: type[BaseModel]) -> str:
@@ -123,7 +137,9 @@ def _measured(error: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as Python writes it, shortened before it is written."""
+    """A value as JSON has its words and as Python writes the rest, shortened before it is written."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return repr(value) if isinstance(value, str) and len(value) <= MAX_SHOWN_VALUE_CHARS else _values.repr(value)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
+from engine.frontend.errors import ApiError
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, MAX_PATH_CHARS, MAX_RID_CHARS, LoraName, StrictBody
 from engine.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, Sleep, UpdateWeights
 
@@ -56,7 +57,7 @@ class SleepBody(MessageBody):
     """The body of ``POST /sleep``. With ``level`` 2 the engine wakes only when its weights were updated."""
 
     says: ClassVar = "Give weights and KV memory back; live requests go back to the queue, or end."
-    level: Literal[1, 2] = 1
+    level: int = Field(default=1, ge=1, le=2)
     mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
 
     @field_validator("mode")
@@ -68,6 +69,10 @@ class SleepBody(MessageBody):
 
     def message(self, call_id: str) -> Sleep:
         return Sleep(call_id=call_id, level=self.level, mode=self.mode)
+
+
+class NoBody(StrictBody):
+    """The body of a route that is asked for nothing."""
 
 
 class UpdateWeightsBody(MessageBody):
@@ -108,6 +113,13 @@ class OperatorRoute(NamedTuple):
     body_required: bool = True
     query: tuple[tuple[str, float, str], ...] = ()
     errors: tuple[int, ...] = (400, 429)
+
+
+def require_no_parameters(query: Mapping[str, str]) -> None:
+    """Raise ApiError (400) for parameters: what operators say is in the body."""
+    if query:
+        got = ", ".join(sorted(query))
+        raise ApiError.invalid(f"parameters must be fields of the JSON body here, got {got} in the query")
 
 
 OPERATOR_ROUTES: Final[Mapping[str, OperatorRoute]] = {

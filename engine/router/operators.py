@@ -18,7 +18,7 @@ from fastapi.responses import PlainTextResponse
 from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.errors import ApiError
-from engine.frontend.operator_routes import PauseBody, SleepBody, UpdateWeightsBody
+from engine.frontend.operator_routes import NoBody, PauseBody, SleepBody, UpdateWeightsBody, require_no_parameters
 from engine.frontend.origins import Origins, admit_json
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
 from engine.frontend.routes.administration import MAX_BODY_BYTES
@@ -99,7 +99,11 @@ class FleetOperators:
 
     async def _read(self, request: Request) -> tuple[Order, float]:
         verb = VERBS[request.url.path]
-        timeout_s = read_timeout(request.query_params, MAX_CALL_TIMEOUT_S) if verb is Verb.FLUSH else None
+        timeout_s = None
+        if verb is Verb.FLUSH:
+            timeout_s = read_timeout(request.query_params, MAX_CALL_TIMEOUT_S)
+        else:
+            require_no_parameters(request.query_params)
         async with self._bodies.body_of(request) as data:
             if verb is Verb.PAUSE:
                 return Order(verb, parse_body(PauseBody, data).mode), 0.0
@@ -109,6 +113,7 @@ class FleetOperators:
             if verb is Verb.UPDATE:
                 body = parse_body(UpdateWeightsBody, data)
                 return Order(verb, body.model_path), body.timeout or 0.0
+            parse_body(NoBody, data)
         return Order(verb), timeout_s or 0.0
 
     def _send(self, messages: list[Message]) -> None:

@@ -322,7 +322,8 @@ class Operators:
         if act.has_failed:
             words = f"{act.order.verb} refused: {causes}; the other engines are as they were{later if owed else ''}"
         else:
-            words = f"{act.order.verb} done by {len(self._engines)} engines{f'; {causes}{later}' if owed else ''}"
+            count = len(self._engines)
+            words = f"{act.order.verb} done by {count} engine{'s' * (count != 1)}{f'; {causes}{later}' if owed else ''}"
         self._out.append(Outcome(not act.has_failed, words, is_refusal=act.has_failed and act.is_refusal))
 
     # -- one engine --

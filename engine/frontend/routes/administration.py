@@ -19,9 +19,11 @@ from engine.frontend.operator_routes import (
     OPERATOR_ROUTES,
     LoadLoraBody,
     MessageBody,
+    NoBody,
     SleepBody,
     UnloadLoraBody,
     UpdateWeightsBody,
+    require_no_parameters,
 )
 from engine.frontend.origins import require_json
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, Body, parse_body, read_timeout
@@ -59,6 +61,7 @@ class Administration:
     async def flush_cache(self, request: Request) -> Response:
         """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
         timeout_s = read_timeout(request.query_params, MAX_CALL_TIMEOUT_S)
+        await self._read(request, NoBody)
         return await self._ask(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
 
     async def load_lora_adapter(self, request: Request) -> Response:
@@ -82,21 +85,25 @@ class Administration:
             self._state.loras.pop(body.lora_name, None)
         return _response(answer, **LORA_FIELDS)
 
-    async def start_profile(self) -> Response:
+    async def start_profile(self, request: Request) -> Response:
         """Have every stage profile itself into a new folder of profile_dir."""
+        await self._read_nothing(request)
         folder = new_trace_folder(self._settings.profile_dir)
         return await self._ask(lambda call_id: StartProfile(call_id=call_id, folder=folder))
 
-    async def stop_profile(self) -> Response:
+    async def stop_profile(self, request: Request) -> Response:
         """End the profile; the traces are written when the answer comes."""
+        await self._read_nothing(request)
         return await self._ask(lambda call_id: StopProfile(call_id=call_id))
 
-    async def continue_generation(self) -> Response:
+    async def continue_generation(self, request: Request) -> Response:
         """Resume after a pause."""
+        await self._read_nothing(request)
         return await self._ask(lambda call_id: ContinueGeneration(call_id=call_id))
 
-    async def wake(self) -> Response:
+    async def wake(self, request: Request) -> Response:
         """Take weights and KV memory again, and go on; refused after level 2 without an update of the weights."""
+        await self._read_nothing(request)
         response = await self._ask(lambda call_id: Wake(call_id=call_id))
         self._state.sleep_level = 0
         return response
@@ -105,9 +112,7 @@ class Administration:
         """A route that sends the message of its body."""
 
         async def answer(request: Request) -> Response:
-            if request.query_params:
-                got = ", ".join(sorted(request.query_params))
-                raise ApiError.invalid(f"parameters must be fields of the JSON body here, got {got} in the query")
+            require_no_parameters(request.query_params)
             asked = await self._read(request, body)
             response = await self._ask(asked.message)
             if isinstance(asked, UpdateWeightsBody):
@@ -123,6 +128,11 @@ class Administration:
             if data:
                 require_json(request)
             return parse_body(model, data)
+
+    async def _read_nothing(self, request: Request) -> None:
+        """Raises ApiError (400) for what would be asked in vain: a field, or a parameter."""
+        require_no_parameters(request.query_params)
+        await self._read(request, NoBody)
 
     async def _ask(self, message: Callable[[str], ClientMessage]) -> Response:
         return _response(await self._client.call(message))

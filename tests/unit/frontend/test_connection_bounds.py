@@ -324,6 +324,9 @@ CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
             "must have Content-Length or Transfer-Encoding, but has both",
         ),
         (HEAD.replace(b"\r\n", b"\n") + b"\nabcde", "must end with CR LF, but one ends with LF alone"),
+        (HEAD.replace(b"length: 5", b"length: -5") + b"\r\n", "must be HTTP/1.1, but it is not: bad Content-Length"),
+        (HEAD + b"host: y\r\n\r\nabcde", "must be HTTP/1.1, but it is not: Found multiple Host: headers"),
+        (b"GET /health\r\n\r\n", "must be HTTP/1.1, but it is not: illegal request line"),
         (HEAD + b"a: b\nc: d\r\n\r\nabcde", "must end with CR LF, but one ends with LF alone"),
     ],
 )

@@ -74,6 +74,34 @@ def test_a_call_without_a_body_needs_no_type(play, headers: dict[str, str]) -> N
     play(scene)
 
 
+@pytest.mark.parametrize("path", ["/wake", "/flush_cache", "/continue_generation", "/start_profile", "/stop_profile"])
+def test_what_an_operator_s_call_would_not_do_is_refused_by_name(play, path: str) -> None:
+    """Part of the memory, a folder, steps: it was done without them, and answered 200."""
+
+    async def scene(stage) -> None:
+        refused = await stage.http.post(path, json={"tags": ["weights"]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tags")
+        assert "tags is not a field here, got ['weights']; there are no fields; leave it out" in refused.text
+        refused = await stage.http.post(f"{path}?tags=weights")
+        assert refused.status_code == 400
+        assert "got tags" in refused.text
+        answer = asyncio.create_task(stage.http.post(path, json={}))
+        assert await stage.scheduler.receive()
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("level", [True, "2", 3, 0])
+def test_a_level_of_sleep_that_is_none_is_refused(play, level: object) -> None:
+    async def scene(stage) -> None:
+        refused = await stage.http.post("/sleep", json={"level": level})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "level")
+
+    play(scene)
+
+
 @pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/model_info", "/openapi.json", "/docs"])
 def test_head_is_answered_where_get_is(play, path: str) -> None:
     """Probes ask so; it was 405."""

@@ -261,7 +261,7 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "'system', 'developer', 'user', 'assistant' or 'tool'"),
-        ({"store": True}, "store must be False, got True"),
+        ({"store": True}, "store must be false, got true"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"service_tier": "priority"}, "service_tier must be 'auto' or 'default'"),
         ({"verbosity": "loud"}, "verbosity must be 'low', 'medium' or 'high'"),

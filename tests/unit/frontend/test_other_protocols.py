@@ -139,7 +139,7 @@ def test_a_response_keeps_to_a_schema(client: openai.OpenAI) -> None:
 
 RESPONSE_REFUSALS = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "must be null"),
-    ({"store": True}, "store", "must be False"),
+    ({"store": True}, "store", "must be false, got true: nothing is stored"),
     ({"input": []}, "input", ">= 1 entries"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "'message', 'function_call'"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0", "'input_text'"),

@@ -81,7 +81,7 @@ def test_bad_body_is_one_clear_sentence(body: str, param: str | None, parts: lis
         ("top_k", "1.5", "must be an integer"),
         ("min_p", "2", "must be <= 1"),
         ("max_new_tokens", "-1", "must be >= 0, got -1"),
-        ("max_new_tokens", "true", "must be an integer, got True"),
+        ("max_new_tokens", "true", "must be an integer, got true"),
         ("min_new_tokens", "999", "min_new_tokens must be <= max_new_tokens=128, got 999"),
         ("repetition_penalty", "0", "must be > 0"),
         ("seed", "-1", "must be >= 0"),

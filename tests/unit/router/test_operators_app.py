@@ -40,6 +40,9 @@ def test_a_pause_a_continue_a_flush_and_an_update_are_of_all_engines() -> None:
         assert states(stage) == [("in_place", "embedded:2")] * 2
         assert await told(stage, "/continue_generation") == (200, "continue done by 2 engines")
         assert await told(stage, "/flush_cache") == (200, "flush done by 2 engines")
+        for path in ("/flush_cache", "/continue_generation"):
+            status, said = await told(stage, path, {"tags": ["kv"]})
+            assert (status, "tags is not a field here" in said) == (400, True)
         assert states(stage) == [(None, "embedded:2")] * 2
         assert [request.url.path for request in stage.one.asked].count("/flush_cache") == 1
 
