@@ -303,7 +303,7 @@ def _read_event(path: Path) -> CommentEvent:
 def _read_results(path: Path) -> RunResult | None:
     """Read results that a stranger's code may have written; anything odd counts as none."""
     try:
-        if path.is_symlink() or path.stat().st_size > RESULTS_SIZE_MAX_BYTES:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > RESULTS_SIZE_MAX_BYTES:
             return None
         return msgspec.json.decode(path.read_bytes(), type=RunResult)
     except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

@@ -49,19 +49,21 @@ def engine_key(tree: ast.Module) -> str:
     Equal texts mean that one server can serve both files; different texts only cost a boot.
     """
     assigned = {
-        target.id: ast.unparse(node.value)
+        target.id: node.value
         for node in tree.body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    keys = {
-        assigned.get(text, text)
+    arguments = [
+        assigned.get(argument.id, argument) if isinstance(argument, ast.Name) else argument
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for text in _scripted_arguments(node)
-    }
-    return " | ".join(sorted(keys))
+        for argument in _scripted_arguments(node)
+    ]
+    # Each once: a value may have any number of names, and a name any number of tests.
+    once = {id(argument): argument for argument in arguments}
+    return " | ".join(sorted({ast.unparse(argument) for argument in once.values()}))
 
 
 def _test_functions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
@@ -92,9 +94,9 @@ def _repeated(names: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
         seen.add(name)
 
 
-def _scripted_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+def _scripted_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
     for decorator in function.decorator_list:
         if not isinstance(decorator, ast.Call) or not decorator.args:
             continue
         if dotted_name(decorator.func).rpartition(".")[2] == "scripted":
-            yield ast.unparse(decorator.args[0])
+            yield decorator.args[0]

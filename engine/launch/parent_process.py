@@ -62,6 +62,7 @@ def main(orders_fd: int) -> None:
         parent = _Parent(orders)
         parent.run()
         parent.end_servers()
+        parent.end_descendants()
         parent.remove_folders()
 
 
@@ -99,6 +100,16 @@ class _Parent:
         for pid in self._servers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+    def end_descendants(self) -> None:
+        """End what servers have left, however deep: what a process that is killed has started becomes this one's."""
+        deadline = time.monotonic() + SERVERS_GRACE_S
+        while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self._reap_ended()
+            time.sleep(REAP_INTERVAL_S)
 
     def remove_folders(self) -> None:
         """Remove what a client that was killed could not; one that ended in order has removed it before."""
@@ -142,13 +153,15 @@ class _Parent:
         self._reap_ended()
 
     def _reap_ended(self) -> None:
-        servers = len(self._servers)
+        reaped = False
         with contextlib.suppress(ChildProcessError):  # there is no child
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                reaped = True
                 if (news := self._servers.pop(ended[0], None)) is not None:
                     _tell(news, Exited(status=os.waitstatus_to_exitcode(ended[1])))
                     news.close()
-        if len(self._servers) < servers:
+        if reaped:
+            # Of any process: a supervisor that is killed may end before those that it has started.
             self._end_orphans()
 
     def _end_orphans(self) -> None:

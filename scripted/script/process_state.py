@@ -46,7 +46,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -293,8 +293,8 @@ class ProcessState:
     beside real clients. ``settings`` are what a script may have in common with others.
     """
 
-    def __init__(self, *, standard_files: bool = False, settings: Any = None) -> None:
-        self._settings, self._values_set = settings, dict(getattr(settings, "__dict__", {}))
+    def __init__(self, *, standard_files: bool = False, settings: Iterable[Any] = ()) -> None:
+        self._settings = [(one, dict(vars(one))) for one in {id(one): one for one in settings}.values()]
         self._values = {part.name: part.read() for part in _PARTS}
         self._threads = set(threading.enumerate())
         self._streams = _Streams()
@@ -302,13 +302,16 @@ class ProcessState:
         self._children = _children()
         self._code = _note_code()
         self._handlers_before = len(_at_exit)
+        self._hook_before = sys.unraisablehook
         self._descriptors = _Descriptors(_STANDARD_FILES if standard_files else None)
         instead = [
             (atexit, "register", _note_at_exit),
             (os, "close", self._descriptors.close_one),
             (os, "closerange", self._descriptors.close_range),
+            (sys, "unraisablehook", self._note_unraisable),
             *((owner, name, _refused(owner, name)) for owner, name in _FOR_EVER),
         ]
+        self._unraisable: list[str] = []
         self._swapped = [(owner, name, getattr(owner, name), one) for owner, name, one in instead]
         for owner, name, _before, one in self._swapped:
             setattr(owner, name, one)
@@ -321,14 +324,24 @@ class ProcessState:
         faulthandler.cancel_dump_traceback_later()  # it could not be seen, and may end the process
         changes += [*self._module_changes(), *self._code_changes(), *self._value_changes(), *self._thread_changes()]
         changes += [*self._exit_changes(), *self._child_changes(), *self._setting_changes()]
+        changes += self._unraisable
         return changes + self._streams.put_back() + self._descriptors.put_back()
 
     def _setting_changes(self) -> Iterator[str]:
-        now = getattr(self._settings, "__dict__", {})
-        if now != self._values_set:
-            yield f"its configuration{_difference(self._values_set, dict(now))}"
-            now.clear()
-            now.update(self._values_set)
+        for settings, before in self._settings:
+            now = vars(settings)
+            if now != before:
+                yield f"its configuration{_difference(before, dict(now))}"
+                now.clear()
+                now.update(before)
+
+    def _note_unraisable(self, lost: Any) -> None:
+        """Note what was raised where nobody can catch it, in code of the script; nothing is kept of the object."""
+        code = None if lost.exc_traceback is None else lost.exc_traceback.tb_frame.f_code
+        if code is None or _is_of_a_library(code.co_filename):
+            self._hook_before(lost)
+        else:
+            self._unraisable.append(f"{code.co_qualname} raised {lost.exc_type.__name__} where nothing can catch it")
 
     def _exit_changes(self) -> Iterator[str]:
         new, _at_exit[self._handlers_before :] = _at_exit[self._handlers_before :], []

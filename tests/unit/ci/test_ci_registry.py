@@ -186,6 +186,18 @@ def test_a_wrong_catalogue_is_refused(tree: SampleTree, change: tuple[str, str],
         Catalogue.load(tree.root)
 
 
+def test_a_value_of_many_names_is_written_out_once(tree: SampleTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E05: once for each name of a long value, or for each of its tests, takes quadratic time: hours."""
+    names = "".join(f"a{number} = " for number in range(200))
+    tests = "".join(f"@scripted(a{number})\ndef test_{number}(): pass\n" for number in range(200))
+    tree.write("test_names.py", f"{CALL}\n{names}[1, 2]\n{tests}")
+    written: list[ast.AST] = []
+    unparse = ast.unparse
+    monkeypatch.setattr(ast, "unparse", lambda node: (written.append(node), unparse(node))[1])
+    assert len(tree.registry.files) == 1
+    assert len(written) == 1
+
+
 def test_a_long_chain_of_calls_is_not_written_out(tree: SampleTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """E05: each call of `a.b().b()...` contains those before it, so writing all of them out takes quadratic time."""
     tree.write("test_chain.py", f"{CALL}\na{'.b()' * 150}\n{TEST}")

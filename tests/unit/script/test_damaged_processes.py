@@ -32,7 +32,7 @@ import torch
 from engine import EngineConfig
 from engine.launch.preload import PreloadedParent
 from engine.scheduler import Books, Scheduler, policy
-from scripted import ScriptedSim, ScriptError, ScriptFailed, ScriptOptions, ServerDied
+from scripted import ScriptedServer, ScriptedSim, ScriptError, ScriptFailed, ScriptOptions, ServerDied
 from scripted.adapters.lockstep.server.pool import ServerPool
 from scripted.script.process_state import ProcessState
 
@@ -325,6 +325,22 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
             os.close(DESCRIPTORS.pop())
 
 
+SHARED = EngineConfig()
+
+
+class _Raises:
+    def __del__(self):
+        raise ValueError
+
+
+def _changes_a_configuration(t):
+    object.__setattr__(SHARED, "page_size", 7)
+
+
+def _raises_at_its_end(t):
+    _Raises()
+
+
 # One of each way to be noticed, with what the report says.
 IN_SERVERS = {
     damage: f"the script left its process changed: .*{DAMAGES[damage]}"
@@ -337,6 +353,8 @@ IN_SERVERS |= {
     _leaves_descriptors: "it has grown: scheduler has [0-9]+ open descriptors",
     _sets_an_alarm: "the script left its process changed: timers",  # in the sim tier the watchdog's own is in its place
     _closes_the_output: "the script left its process changed: sys.stdout",
+    _changes_a_configuration: r"its configuration \(page_size\)",
+    _raises_at_its_end: "_Raises.__del__ raised ValueError where nothing can catch it",
     _leaves_an_orphan: "a process, [0-9]+, still runs",
 }
 
@@ -365,6 +383,37 @@ def test_in_a_server_too_the_guilty_script_fails_and_the_next_one_finds_nothing(
         server.run(damages, damage.__name__, options=OPTIONS)
     with pool.lend(EngineConfig(), None) as server:
         server.run(finds_a_whole_engine, options=OPTIONS)
+
+
+def leaves_a_daemon_and_kills_its_server(t, pid_file):
+    yield
+    supervisor = os.getppid()
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            os.setsid()
+            if not (os.fork()):
+                os.setsid()
+                Path(f"{pid_file}.part").write_text(str(os.getpid()))
+                Path(f"{pid_file}.part").rename(pid_file)
+                signal.pause()
+            os._exit(0)
+        os._exit(0)
+    while not Path(pid_file).exists():
+        time.sleep(0.01)
+    os.kill(supervisor, signal.SIGKILL)
+    while psutil.pid_exists(supervisor):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_daemon_three_levels_deep_ends_with_a_server_that_was_started_by_hand(tmp_path: Path) -> None:
+    """The script kills the supervisor first, so that nobody is left whose child it is."""
+    pid_file = tmp_path / "pid"
+    with ScriptedServer.start(EngineConfig()) as server, pytest.raises(ServerDied):
+        server.run(leaves_a_daemon_and_kills_its_server, str(pid_file), options=OPTIONS)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)
+    assert not psutil.pid_exists(pid)
 
 
 def dies_and_leaves_a_process(t, pid_file, leads):
@@ -411,6 +460,20 @@ def test_a_changed_configuration_is_named_and_put_back() -> None:
     with ScriptedSim.start(config) as sim, pytest.raises(ScriptFailed, match=r"its configuration \(page_size\)"):
         sim.run(script, options=OPTIONS)
     assert config == EngineConfig()
+
+
+def test_what_a_destructor_raises_is_named() -> None:
+    class Raises:
+        def __del__(self) -> None:
+            raise ValueError
+
+    def script(t):
+        yield
+        assert t.state.step == 1
+        Raises()
+
+    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptFailed, match=r"Raises.__del__ raised Val"):
+        sim.run(script, options=OPTIONS)
 
 
 def test_what_a_script_puts_back_is_no_damage() -> None:

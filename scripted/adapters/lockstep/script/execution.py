@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from engine.config import EngineConfig
 from engine.errors import ProcessDiedError
 from engine.limits import Limits
 from engine.scheduler import StepRecord
@@ -26,6 +27,11 @@ from scripted.script.source import code_of
 
 # The last steps that a report carries; more than it shows, for readers of the data.
 REPORTED_STEPS = 64
+
+
+def configs_of(script: Any, *others: EngineConfig) -> list[EngineConfig]:
+    """The configurations that a script can reach by name, and these: other tests run with them."""
+    return [*others, *(one for one in getattr(script, "__globals__", {}).values() if isinstance(one, EngineConfig))]
 
 
 class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):

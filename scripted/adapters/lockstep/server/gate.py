@@ -21,7 +21,7 @@ from engine.process.control import Shutdown as SupervisorShutdown
 from engine.process.inheritance import adopt_orphans
 from engine.scheduler_process.gate_context import GateContext
 from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, kind_of
+from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of, kind_of
 from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.server.survivor import leave_result
 from scripted.adapters.lockstep.server.wire import (
@@ -121,7 +121,9 @@ class WireSource:
             script = self._load(command)
             if script is not None:
                 self._told = 0
-                self._state = ProcessState(standard_files=True) if script.options.must_assert else None
+                configs = configs_of(script.function)
+                must_assert = script.options.must_assert
+                self._state = ProcessState(standard_files=True, settings=configs) if must_assert else None
                 self._script = script
                 return script
 

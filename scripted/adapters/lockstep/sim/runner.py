@@ -19,7 +19,7 @@ from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent
 from engine.scheduler import Scheduler, run_loop
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.context import ScriptContext
-from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, kind_of
+from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of, kind_of
 from scripted.adapters.lockstep.script.fleet import Fleet, FleetEngine, config_of
 from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.adapters.lockstep.script.run import EngineRun
@@ -103,7 +103,7 @@ class _EngineScript(OneScript):
         self.report: FailureReport | None = None
         self._mutant = mutant
         # What a test may not change for those after it.
-        self._state = ProcessState(settings=config) if script.options.must_assert else None
+        self._state = ProcessState(settings=configs_of(script.function, config)) if script.options.must_assert else None
 
     def close(self) -> None:
         self.left()
