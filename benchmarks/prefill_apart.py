@@ -1,7 +1,7 @@
 """Streams that run beside long prompts: one engine on two cores against a prefill and a decode engine on one each.
 
 Each way gets the same streams and the same prompts at the same times, in turns. Run:
-``python -m benchmarks.prefill_apart``.
+``python -m benchmarks.prefill_apart``, with ``--one-engine`` for those of one engine alone, of ``--stages`` stages.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.checkpoints import make_checkpoint, save_tokenizer, vocabulary_of
 from benchmarks.engine_processes import engine_process, free_port, wait_for
+from benchmarks.peers.family import Family
 from benchmarks.peers.machine import Machine
 from engine.interruption import interruptible
 
@@ -34,19 +35,23 @@ REQUEST_S: Final = 300.0
 # What each way is started with. An engine has the cores that it is not denied.
 APART: Final = "prefill and decode apart"
 ONE: Final = {
-    "one engine, parts of 512": ("--chunked-prefill-size", "512"),
-    "one engine, parts of 128": ("--chunked-prefill-size", "128"),
-    "one engine, parts of 128 beside decodes": ("--chunked-prefill-size", "128", "--mixed-chunk"),
+    f"one engine, parts of {size}{words}": ("--chunked-prefill-size", str(size), flag)
+    for size in (512, 128)
+    for words, flag in (("", "--no-mixed-chunk"), (" beside decodes", "--mixed-chunk"))
 }
 
 
 @dataclass
 class Seen:
-    """What clients saw: gaps of running streams, their tokens a second, and first tokens of long prompts, in ms."""
+    """What clients saw: gaps of running streams, their tokens a second, and first tokens of long prompts, in ms.
+
+    ``cpu`` is that of all processes of the way for each token of prompts and answers, of each round.
+    """
 
     gaps: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
 
 
 async def _stream(client: httpx.AsyncClient, ids: Sequence[int], tokens: int, ticks: list[float]) -> None:
@@ -60,7 +65,7 @@ async def _stream(client: httpx.AsyncClient, ids: Sequence[int], tokens: int, ti
                 ticks.append(time.monotonic())  # noqa: PERF401 - seen while it grows
 
 
-async def _play(url: str, arguments: argparse.Namespace, seed: int, seen: Seen) -> None:
+async def _play(url: str, families: Sequence[Family], arguments: argparse.Namespace, seed: int, seen: Seen) -> None:
     """Streams that run, and after a second long prompts, one each ``every_s`` seconds."""
     draw = random.Random(seed)  # noqa: S311 - a workload is no secret
     words = range(1, vocabulary_of("S") - 1)
@@ -74,7 +79,7 @@ async def _play(url: str, arguments: argparse.Namespace, seed: int, seen: Seen) 
         while not all(running):
             await asyncio.sleep(0.01)
         await asyncio.sleep(1)
-        begun, asked = time.monotonic(), []
+        begun, asked, before_s = time.monotonic(), [], sum(family.cpu_s() for family in families)
         for number in range(arguments.prompts):
             await asyncio.sleep(begun + number * arguments.every_s - time.monotonic())
             asked.append(asyncio.create_task(_first_ms(client, draw.choices(words, k=arguments.prompt_tokens))))
@@ -83,6 +88,9 @@ async def _play(url: str, arguments: argparse.Namespace, seed: int, seen: Seen) 
         # A stream that stands still stands until its next token, however late that is.
         while any(ticks[-1] <= ended for ticks in running):
             await asyncio.sleep(0.01)
+        spent_s = sum(family.cpu_s() for family in families) - before_s
+        answered = sum(tick >= begun for ticks in running for tick in ticks)
+        seen.cpu.append(spent_s * 1e3 / (answered + arguments.prompts * arguments.prompt_tokens))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -101,8 +109,11 @@ async def _first_ms(client: httpx.AsyncClient, ids: Sequence[int]) -> float:
 
 
 @contextlib.contextmanager
-def _served(way: str, folder: Path, cores: Sequence[int], threads: int) -> Iterator[str]:
-    """The URL of what serves that way."""
+def _served(
+    way: str, folder: Path, cores: Sequence[int], arguments: argparse.Namespace
+) -> Iterator[tuple[str, list[Family]]]:
+    """The URL of what serves that way, and its processes."""
+    threads = arguments.threads
     common = ("serve", "--model", str(folder), "--device", "cpu", "--backend", "torch", "--max-total-tokens", "30000")
     common = (*common, "--no-radix-cache") if way in ONE else common
     first, second = free_port(), free_port()
@@ -110,13 +121,17 @@ def _served(way: str, folder: Path, cores: Sequence[int], threads: int) -> Itera
     with contextlib.ExitStack() as stack:
         if way in ONE:
             words = (*common, *ONE[way], "--port", str(first), "--threads", str(threads))
-            wait_for(url, stack.enter_context(engine_process(*words, cores=cores, threads=threads)))
+            words = (*words, "--pp-size", str(arguments.stages))
+            processes = [stack.enter_context(engine_process(*words, cores=cores, threads=threads))]
+            wait_for(url, processes[0])
         else:
             prefill = (*common, "--role", "prefill", "--port", str(second), "--chunked-prefill-size", "512")
-            wait_for(other, stack.enter_context(engine_process(*prefill, "--threads", "1", cores=cores[:1])))
+            processes = [stack.enter_context(engine_process(*prefill, "--threads", "1", cores=cores[:1]))]
+            wait_for(other, processes[0])
             decode = (*common, "--role", "decode", "--port", str(first), "--prefill-engines", other)
-            wait_for(url, stack.enter_context(engine_process(*decode, "--threads", "1", cores=cores[1:])))
-        yield url
+            processes.append(stack.enter_context(engine_process(*decode, "--threads", "1", cores=cores[1:])))
+            wait_for(url, processes[1])
+        yield url, [Family(process) for process in processes]
 
 
 def _came_from_the_other(url: str) -> int:
@@ -135,30 +150,34 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=4000)
     parser.add_argument("--every-s", type=float, default=2.5, help="seconds between two long prompts")
     parser.add_argument("--threads", type=int, default=2, help="threads of the engine that has both cores")
+    parser.add_argument("--one-engine", action="store_true", help="without those apart")
+    parser.add_argument("--stages", type=int, default=1, help="of one engine")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise SystemExit("error: two cores are needed, one for each engine")
     transformers.utils.logging.disable_progress_bar()
-    seen = {way: Seen() for way in (*ONE, APART)}
+    seen = {way: Seen() for way in (ONE if arguments.one_engine else (*ONE, APART))}
     with tempfile.TemporaryDirectory() as name:
         make_checkpoint(Path(name), "float32")
         save_tokenizer(Path(name))
         with contextlib.ExitStack() as stack:
             # One that has no request takes no time from the others.
-            urls = {way: stack.enter_context(_served(way, Path(name), cores, arguments.threads)) for way in seen}
+            served = {way: stack.enter_context(_served(way, Path(name), cores, arguments)) for way in seen}
             for number in range(arguments.rounds):
                 for way in [*seen][:: (1, -1)[number % 2]]:
-                    asyncio.run(_play(urls[way], arguments, arguments.seed + number, seen[way]))
-            if not _came_from_the_other(urls[APART]):
+                    asyncio.run(_play(*served[way], arguments, arguments.seed + number, seen[way]))
+            if not arguments.one_engine and not _came_from_the_other(served[APART][0]):
                 raise SystemExit("error: no KV came from the prefill engine; its log above says why")
-    table = Table("way", "gap p50", "p99", "longest", "tokens/s of a stream", "first token p50", "p99")
+    heads = ("gap p50", "p99", "longest", "tokens/s of a stream", "first token p50", "p99", "CPU of a token")
+    table = Table("way", *heads)
     for way, one in seen.items():
         gaps = np.percentile(one.gaps, (50, 99, 100))
         first = np.percentile(one.first, (50, 99))
         rate = f"{np.mean(one.rates):,.1f}"
-        table.add_row(way, *(f"{gap:,.1f} ms" for gap in gaps), rate, *(f"{value:,.0f} ms" for value in first))
+        ms = [*(f"{gap:,.1f} ms" for gap in gaps), rate, *(f"{value:,.0f} ms" for value in first)]
+        table.add_row(way, *ms, f"{np.median(one.cpu):.2f} ms")
     console = Console(width=120)
     console.print(table)
     console.print(f"{Machine.here().processor_class}: {Machine.here()}; load average {os.getloadavg()[0]:.0f}")
