@@ -214,6 +214,7 @@ def _measure(
 ) -> None:
     from engine.output_files import write_output
     from scripted.core.named import adapter_named
+    from scripted.search.mutant_search import adapter_of
     from scripted.search.search_table import CORPUS, measure, table_of
 
     known = [ALONE, CORPUS, *StrategyName]
@@ -222,6 +223,9 @@ def _measure(
             raise typer.BadParameter(f"--strategy is one of {', '.join(known)}, got {strategy!r}")
     adapter = adapter_named(of)
     every = (*adapter.mutant_names, *getattr(adapter, "contract_names", ()))
+    if of == OWN:
+        # What is searched for in the targets of a role has a table of its own.
+        every = tuple(one for one in every if adapter_of(one, of) == of)
     names, said = every if name is None else (name,), None
     if fresh:
         if not hasattr(adapter, "fresh_mutants"):

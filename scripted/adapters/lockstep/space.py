@@ -23,7 +23,7 @@ from scripted.adapters.lockstep.actions import (
     StartRequest,
 )
 from scripted.adapters.lockstep.configs import limits_of
-from scripted.adapters.lockstep.twists import SCENES, TWISTS, twisted
+from scripted.adapters.lockstep.twists import MOST_PARTS, SCENES, TWISTS, twisted
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
@@ -389,10 +389,14 @@ def _marks(limits: Limits, longest: int, *, is_long: bool) -> Marks:
         }
     bounds = {pool, min(budget, 2 * longest), min(limits.context_length, 2 * longest)}
     most = min(fits, longest * 2 if is_long else longest)
+    if limits.chunking:
+        # More parts of a prompt are more of the same, and take most of the time.
+        most = min(most, MOST_PARTS * budget)
+        bounds = {bound for bound in bounds if bound <= 2 * MOST_PARTS * budget}
     return Marks(
         block=limits.page_size,
         sizes=tuple(sorted(size for size in sizes if size > 0)),
-        bounds=tuple(sorted(bounds)),
+        bounds=tuple(sorted(bounds or {most})),
         most=most,
     )
 

@@ -54,6 +54,8 @@ SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
 }
 _LARGEST: Final = 60
+# A prompt is split into so many parts at most; in a crowd each into a third of that.
+MOST_PARTS: Final = 24
 _ROWS: Final = 3
 
 
@@ -69,7 +71,7 @@ def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) 
         return iter(())
     tokens = 6 * limits.total_pages * limits.page_size // 10
     tokens = min(tokens, limits.context_length - 2, tokens if limits.chunking else limits.prefill_budget_tokens)
-    if twist == CROWD and 1 < tokens <= _LARGEST:
+    if twist == CROWD and 1 < tokens <= min(_LARGEST, MOST_PARTS // 3 * limits.prefill_budget_tokens):
         return _crowd(rng, tokens, limits)
     return _caught(rng, schedule)
 
