@@ -19,9 +19,11 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.written import WrittenTest
 from scripted.replay.rerun import is_recording, rerun
+from scripted.report.difference import first_difference
 from scripted.report.failure import ScriptError
 from scripted.report.rerun import Rerun
-from scripted.report.trace import Trace, TraceHeader
+from scripted.report.step_log import StepLog
+from scripted.report.trace import Trace, TraceError, TraceHeader, is_trace, read_trace
 from scripted.script.decorator import ScriptedTest, spec_of
 from scripted.script.loader import find_test
 from scripted.script.options import ScriptOptions
@@ -107,16 +109,42 @@ def replay(
 ) -> Rerun:
     """Run a schedule's line, a workload or a recording's file again, without model and sockets.
 
-    ``log`` of what comes back has the steps up to ``until``; of a recording only ``last_steps`` of them, if given.
-    Raises ScriptDefinitionError, or RecordingError for a file that cannot be replayed.
+    ``log`` of what comes back has the steps up to ``until``; of a recording only ``last_steps`` of them, if given. What
+    a trace shows is run again, in its tier and with its mutant if there is no other; ``differs`` says where it is left.
+    Raises ScriptDefinitionError, or RecordingError or TraceError for a file that cannot be replayed.
     """
     line = str(what)
     if not isinstance(what, Schedule) and is_recording(line):
+        if is_trace(Path(line)):
+            return _replay_trace(Path(line), until, mutant)
         return rerun(line, until=until, mutant=mutant, last_steps=last_steps)
     schedule = _schedule_of(what, adapter)
     if not schedule.placed:
         raise ScriptDefinitionError(f"the schedule {line!r} has no actions, so replaying it shows nothing")
     return rerun(str(schedule), until=until, mutant=mutant)
+
+
+def _replay_trace(path: Path, until: int | None, mutant: str | None) -> Rerun:
+    trace = read_trace(path)
+    header, seen = trace.header, trace.log.until(until)
+    mutant = mutant or header.mutant
+    if header.schedule:
+        again = rerun(header.schedule, until=until, mutant=mutant)
+    elif header.script:
+        run = run_script(header.script, tier=header.tier, arguments=header.arguments, mutant=mutant)
+        log = StepLog(seen.stages, seen.depth, ()) if run.trace is None else run.trace.log.until(until)
+        error = None if run.error is None else run.error.report.headline
+        again = Rerun(log, error, adapter=header.adapter, config=header.config)
+    else:
+        raise TraceError(
+            f"{path} does not say what makes it again: it is of a recording, a function or a session; replay the "
+            "recording, or keep the trace of a script with `scripted run FILE::NAME --trace FILE`"
+        )
+    found = first_difference(seen, again.log, exactly=header.tier == "sim")
+    if found is None:
+        return again
+    what = f"step {found.index + 1}, {found.field}: {found.left} in the trace and {found.right} now"
+    return msgspec.structs.replace(again, differs=what)
 
 
 def shrink(
@@ -258,6 +286,8 @@ def run_script(
         outcome="passed" if error is None else error.report.headline,
         mutant=mutant,
         died=log is not None and bool(log.steps) and log.steps[-1].error is not None,
+        script=script if isinstance(script, str) else "",
+        arguments=dict(arguments or {}) if isinstance(script, str) else {},
     )
     return RecordedRun(
         test=test,

@@ -12,9 +12,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from engine.cli.usage_errors import WordedGroup
 from engine.errors import EngineError
 from engine.output_files import print_every_character, require_writable, told_of, write_output
+from engine.usage_errors import WordedGroup
 from scripted.adapters.lockstep.bugs import UnknownMutant
 from scripted.cli.console import ADAPTER_OPTION
 from scripted.cli.search import add_commands

@@ -13,6 +13,7 @@ from engine.output_files import require_writable
 from engine.recording import RecordingError
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.core.named import OWN
+from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
     from scripted.report.rerun import Rerun
@@ -24,7 +25,7 @@ _SCRIPT_LIMIT_EVENTS = 400
 
 
 def replay(
-    what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING", help="a schedule's line, or a recording's file")],
+    what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING|TRACE", help="a schedule's line, or a file")],
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop after this step")] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps for `scripted view`")] = None,
@@ -35,7 +36,10 @@ def replay(
     ] = False,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
-    """Run a schedule or a recording again, without model and sockets. Exit status 1 when a check fails."""
+    """Run a schedule, a recording or a trace again.
+
+    Without model and sockets, unless a trace is of a server. Exit status 1 when a check fails, or when it does not do what it did.
+    """
     require_writable("--trace", trace)
     require_writable("--to-script", to_script)
     console = plain_console()
@@ -69,9 +73,15 @@ def show_replay(
     from scripted import api
     from scripted.core.schedule import Schedule
     from scripted.replay import is_recording
-    from scripted.report.trace import write_trace
+    from scripted.report.trace import is_trace, read_trace, write_trace
 
-    recorded = is_recording(what)
+    traced = read_trace(what).header if is_recording(what) and is_trace(Path(what)) else None
+    recorded = is_recording(what) and traced is None
+    if traced is not None and traced.script and (twice or to_script is not None):
+        raise ScriptDefinitionError(
+            f"{what} is a trace of {traced.script}, which is a test already and is compared with the trace; leave out "
+            "--twice and --to-script"
+        )
     whole = twice or trace is not None or to_script is not None or not recorded
     begun = time.monotonic()
     try:
@@ -85,6 +95,8 @@ def show_replay(
     if run.recorded_s:
         speed = run.recorded_s / seconds
         console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
+    if traced is not None and run.differs is None:
+        console.print(f"the same {len(run.log.steps)} steps as in {what}", soft_wrap=True)
     if trace is not None:
         of = "" if run.adapter == OWN else f" of {run.adapter}"
         write_trace(trace, run.trace(Path(what).name if recorded else f"schedule{of}", mutant))

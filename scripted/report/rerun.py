@@ -48,6 +48,7 @@ class Rerun(msgspec.Struct, frozen=True):
             outcome=self.differs or self.error or self.broken or "passed",
             mutant=mutant,
             died=self.error is not None and bool(self.log.steps) and self.log.steps[-1].error is not None,
+            schedule=self.schedule,
         )
         return Trace(header, self.log)
 

@@ -168,6 +168,10 @@ class StepLog(msgspec.Struct, frozen=True):
     depth: int
     steps: tuple[ShownStep, ...] = ()
 
+    def until(self, count: int | None) -> StepLog:
+        """The first steps, or all."""
+        return self if count is None else StepLog(self.stages, self.depth, self.steps[:count])
+
     def launches(self) -> dict[int, Launch]:
         return {one.launched.id: Launch(one.launched, one.step) for one in self.steps if one.launched is not None}
 

@@ -7,7 +7,7 @@ view``, the demo and other tools.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -17,8 +17,10 @@ from scripted.core.named import OWN
 from scripted.report.step_log import Note, ShownStep, StepLog
 
 _ConfigValue = str | int | float | bool | None
+_Json = _ConfigValue | list[Any] | dict[str, Any]
 
 _FORMAT: Final = "lockstep-trace-2"
+_BEGINNING: Final = b'{"format":"lockstep-trace-'
 # The format name in the first frame of every recording.
 _RECORDING: Final = b"lockstep-recording"
 _REMEDY: Final = "record the run again"
@@ -33,7 +35,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     ``config`` are the settings of the ``adapter`` that are not at their default. ``outcome`` is 'passed' or the failure
     in one line; ``died`` says that the scheduler did not survive the last step. ``mutant`` names what was broken on
-    purpose.
+    purpose. The run is made again by its ``schedule``, or by ``script``, which is ``FILE::NAME``, with ``arguments``.
     """
 
     title: str
@@ -43,6 +45,9 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     mutant: str | None = None
     died: bool = False
+    schedule: str = ""
+    script: str = ""
+    arguments: dict[str, _Json] = {}
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -79,6 +84,12 @@ def write_trace(path: str | Path, trace: Trace) -> None:
     lines += [_Line(step=step) for step in trace.log.steps]
     lines += [_Line(note=note) for note in trace.notes]
     write_output(Path(path), msgspec.json.Encoder().encode_lines(lines))
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file begins as a trace of some version does."""
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
 
 
 def read_trace(path: str | Path) -> Trace:

@@ -83,7 +83,7 @@ def is_one_word(target: str, of: str = OWN) -> bool:
     if not target.strip() or target == "default" or any(sign in target for sign in "=; "):
         return False
     if target not in adapter_named(of).workloads and (Path(target).suffix or "/" in target):
-        raise ScriptDefinitionError(f"there is no file {target!r} in {Path.cwd()}; give the path of a Python file")
+        raise ScriptDefinitionError(f"there is no file {target!r} in {Path.cwd()}; give the path of one that is there")
     return True
 
 

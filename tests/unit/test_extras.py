@@ -49,6 +49,40 @@ def test_a_script_runs_without_it():
     assert done.stdout == "True\n", done.stderr
 
 
+COMMANDS = """\
+new flush_meets_abort --dir tests
+run tests/test_flush_meets_abort.py::test_flush_meets_abort --trace run.jsonl
+view run.jsonl
+replay run.jsonl
+vet tests/test_flush_meets_abort.py
+explore --schedules 3
+explore --corpus --schedules 3
+replay "pp_size=4; 1 start a prompt=9" --to-script written.py
+gallery list
+gallery find flush-ignores-in-flight
+shell --help
+"""
+
+
+def test_the_commands_of_the_harness_run_without_it(tmp_path):
+    """The page of the project installs the harness alone, and these are its first commands."""
+    (tmp_path / "in.txt").write_text("start prompt_len=9\nstep\nquit\n")
+    code = (
+        f"import contextlib, os, shlex; os.chdir({str(tmp_path)!r})\n"
+        "from scripted.cli import main\n"
+        "def run(*words):\n"
+        "    sys.argv = ['scripted', *words]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as exc:\n        assert not exc.code, (words, exc.code)\n"
+        f"for line in {COMMANDS!r}.splitlines():\n    run(*shlex.split(line))\n"
+        "sys.stdin = open('in.txt')\n"
+        "run('shell')\n"
+        "sys.stderr.write('done')\n"
+    )
+    done = without_the_extra(code)
+    assert (done.returncode, done.stderr.endswith("done")) == (0, True), done.stdout + done.stderr
+
+
 def test_another_missing_module_is_not_explained_away():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"), extras.naming_the_extra("engine"):
         import no_such_module  # noqa: F401

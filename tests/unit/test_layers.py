@@ -21,6 +21,7 @@ ROOMS = (
     "engine.frames",
     "engine.clock",
     "engine.broken_rules",
+    "engine.usage_errors",
     "engine.extras",
     "engine.output_files",
     "engine.config",

@@ -14,7 +14,7 @@ from engine import EngineConfig
 from scripted import ScriptDefinitionError, api
 from scripted.core.schedule import Schedule
 from scripted.report.timeline import render_timeline
-from scripted.report.trace import read_trace, write_trace
+from scripted.report.trace import TraceError, read_trace, write_trace
 
 ROOT = Path(__file__).resolve().parents[3]
 BUG = "flush-ignores-in-flight"
@@ -82,6 +82,60 @@ def test_a_script_of_any_adapter_leaves_a_trace_that_can_be_viewed(adapter: str,
     page = render_timeline([again])
     assert "ends: length" in page
     assert "start " in page or "generate " in page
+
+
+RACE_FILE = """
+from engine import EngineConfig
+from scripted import scripted
+
+@scripted(EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64))
+def test_race(t, tokens=125):
+    r = t.start_req(prompt_len=tokens, max_new_tokens=2)
+    yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)
+    flush = t.flush_cache()
+    yield from t.run_until_finished(r)
+    assert flush.status == 400
+"""
+
+
+def test_a_trace_of_a_script_is_run_again_and_compared(tmp_path: Path) -> None:
+    """Its failure too, with its mutant and arguments; and a script that was changed is left where it differs."""
+    file, kept = tmp_path / "test_race.py", tmp_path / "run.jsonl"
+    file.write_text(RACE_FILE)
+    for mutant in (None, "flush-ignores-in-flight"):
+        run = api.run_script(f"{file}::test_race", arguments={"tokens": 120}, mutant=mutant)
+        assert run.trace is not None
+        write_trace(kept, run.trace)
+        again = api.replay(kept)
+        assert (again.log, again.differs) == (run.trace.log, None)
+        assert (again.error, again.passed) == (None if run.error is None else run.error.report.headline, run.passed)
+        assert len(api.replay(kept, until=2).log.steps) == 2
+    assert "step 3, answered: flush -> 200" in (api.replay(kept, mutant="flush-answers-but-does-nothing").differs or "")
+    file.write_text(RACE_FILE.replace("max_new_tokens=2", "max_new_tokens=1"))
+    changed = api.replay(kept)
+    assert changed.differs is not None
+    assert not changed.passed
+
+
+@pytest.mark.parametrize("adapter", ["lockstep", FIXED])
+def test_a_trace_of_a_schedule_is_run_again_and_compared(adapter: str, tmp_path: Path) -> None:
+    kept = tmp_path / "run.jsonl"
+    run = api.replay("default; 1 start a prompt=9 new=2" if adapter == "lockstep" else "twins", adapter=adapter)
+    write_trace(kept, run.trace("a schedule"))
+    again = api.replay(kept)
+    assert (again, again.passed) == (run, True)
+
+
+def test_a_trace_that_says_nothing_of_its_run_is_refused(tmp_path: Path) -> None:
+    def script(t: Any) -> Any:
+        t.smoke()
+        yield
+
+    run = api.run_script(script, config=EngineConfig())
+    assert run.trace is not None
+    write_trace(tmp_path / "run.jsonl", run.trace)
+    with pytest.raises(TraceError, match=r"does not say what makes it again: .*`scripted run FILE::NAME --trace FILE`"):
+        api.replay(tmp_path / "run.jsonl")
 
 
 def test_a_script_that_fails_is_a_result() -> None:
