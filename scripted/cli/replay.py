@@ -38,7 +38,8 @@ def replay(
 ) -> None:
     """Run a schedule, a recording or a trace again.
 
-    Without model and sockets, unless a trace is of a server. Exit status 1 when a check fails, or when it does not do what it did.
+    Without model and sockets, unless a trace is of a server. Exit status 1 when a check fails, or when it does not do
+    what it did.
     """
     require_writable("--trace", trace)
     require_writable("--to-script", to_script)
