@@ -83,6 +83,13 @@ class ServerSettings(EngineConfig):
         description="URLs, separated by commas, of the engines with role='prefill' that a decode engine asks",
         examples=["http://127.0.0.1:30010"],
     )
+    prefill_retry_s: float = Field(
+        1.0,
+        ge=0,
+        le=30,
+        description="seconds in which a prefill engine that has failed is asked nothing, twice as long after each "
+        "further failure, up to 30; 0: each is asked, whatever is known of it",
+    )
     kv_listen: str = Field(
         "",
         description="HOST:PORT on which the first stage of a decode engine takes KV, each stage on the port after the "

@@ -270,14 +270,14 @@ def run_script(
     every_step = mutant is None if every_step is None else every_step
     options = msgspec.structs.replace(test.options, record=True, check_every_step=every_step, replay=replay)
     started = time.perf_counter()
-    success = error = log = None
+    success = error = log = fleet = None
     notes: tuple[Any, ...] = ()
     try:
         success = _ended(test, tier, options, arguments or {}, mutant, harness)
     except ScriptError as exc:
-        error, log, notes = exc, exc.report.log, exc.report.notes
+        error, log, notes, fleet = exc, exc.report.log, exc.report.notes, exc.report.fleet
     else:
-        log, notes = success.log, success.notes
+        log, notes, fleet = success.log, success.notes, success.fleet
     header = TraceHeader(
         title=title or test.script.__name__,
         tier=cast("Literal['sim', 'server']", tier),
@@ -294,7 +294,7 @@ def run_script(
         tier=tier,
         success=success,
         error=error,
-        trace=Trace(header, log, notes) if log is not None and log.steps else None,
+        trace=Trace(header, log, notes, fleet) if log is not None and log.steps else None,
         seconds=time.perf_counter() - started,
     )
 

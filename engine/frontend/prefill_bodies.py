@@ -18,6 +18,7 @@ from engine.frontend.errors import ApiError, ErrorBody
 from engine.frontend.protocol import (
     MAX_INT32,
     MAX_PATH_CHARS,
+    MAX_RID_CHARS,
     MAX_SALT_CHARS,
     GenerateAnswer,
     StrictBody,
@@ -49,6 +50,7 @@ class PrefillBody(StrictBody):
     priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
     timeout_s: TimeLimit | None = None
+    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the prompt here")
 
 
 class PrefillAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +83,7 @@ def prefill_order(data: bytes, served: ServedModel) -> Order:
     except ConfigError as exc:
         raise ApiError.invalid(f"to: {exc}; send what the stages of the decode engine have said", param="to") from exc
     message = Generate(
-        rid=uuid.uuid4().hex,
+        rid=body.rid or uuid.uuid4().hex,
         prompt_ids=tuple(body.prompt_ids),
         sampling=SamplingParams(max_new_tokens=0),
         priority=body.priority,

@@ -261,7 +261,8 @@ def _client_of(settings: ServerSettings, limits: Limits, folder: PrivateDir, tra
     from engine.frontend.prefill_client import PrefillClient  # Its HTTP client is imported by no other engine.
 
     capacity = settings.max_running_requests + settings.max_queued_requests
-    prefills = Prefills(settings.prefill_urls, limits.page_size, capacity, MonotonicClock().now)
+    now, retry_s = MonotonicClock().now, settings.prefill_retry_s
+    prefills = Prefills(settings.prefill_urls, limits.page_size, capacity, now, retry_s)
     client = EngineClient(folder.path, tracing, prefills)
     to = functools.partial(kv_addresses, folder.path, settings.pp_size)
     client.prefill_client = PrefillClient(prefills, settings, limits.page_size, to, client.sessions.send)

@@ -22,7 +22,7 @@ class PageLayout(msgspec.Struct, frozen=True):
     """What a page of a stage consists of; two stages whose layouts are equal can take each other's pages.
 
     ``parts`` are the element types and shapes of its KV. ``sanitizer_root`` is what the fingerprints of the record
-    begin with; None where there are none.
+    begin with; None where there are none. ``image_bytes`` is the size of all of it.
     """
 
     stage: int
@@ -30,6 +30,7 @@ class PageLayout(msgspec.Struct, frozen=True):
     page_size: int
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     sanitizer_root: int | None
+    image_bytes: int
 
     def difference(self, other: PageLayout) -> str | None:
         """What differs first, with both values; None when they are equal."""
@@ -56,9 +57,9 @@ class PageImages:
         self._record = record
         kv = pool.page(0)
         parts = tuple((str(part.dtype).removeprefix("torch."), tuple(part.shape)) for part in kv)
-        self.layout = PageLayout(stage, stages, pool.page_size, parts, record.sanitizer_root)
         self._kv_bytes = sum(part.numel() * part.element_size() for part in kv)
         self.image_bytes = self._kv_bytes + sum(part.nbytes for part in record.page(0))
+        self.layout = PageLayout(stage, stages, pool.page_size, parts, record.sanitizer_root, self.image_bytes)
         self._stream: torch.cuda.Stream | None = None
         if kv and kv[0].is_cuda:
             self._stream = torch.cuda.Stream(kv[0].device)  # type: ignore[no-untyped-call]  # torch has no types for it

@@ -18,7 +18,7 @@ from engine.messages import encode
 from engine.model.page_image import PageLayout
 
 # Counted up whenever what travels changes.
-KV_PROTOCOL: Final = 1
+KV_PROTOCOL: Final = 2
 PAGE: Final = b"PAGE"
 END: Final = b"END."
 # What follows, the number of the transfer on the receiving side, and the page's place in it.

@@ -64,11 +64,20 @@ class _Call:
 class Prefills:
     """The prefill engines of one decode engine, by their URLs. ``now`` are seconds of a clock that goes forward.
 
-    ``capacity`` is the most prompts that one of them is given at a time.
+    ``capacity`` is the most prompts that one of them is given at a time. With ``retry_s=0`` each is asked, whatever is
+    known of it.
     """
 
-    def __init__(self, urls: Sequence[str], page_size: int, capacity: int, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        page_size: int,
+        capacity: int,
+        now: Callable[[], float],
+        retry_s: float = FIRST_RETRY_S,
+    ) -> None:
         self._page_size = page_size
+        self._retry_s = retry_s
         self._now = now
         self._placement = Placement(Rules(), index_chunks=INDEX_PAGES)
         self._loads = LoadReports(self._placement)
@@ -203,6 +212,8 @@ class Prefills:
     def why_not(self, url: str) -> str:
         """Why an engine is not asked now; empty when it is."""
         engine = self._engines[url]
+        if not self._retry_s:
+            return ""
         return engine.why_not or (engine.last_failure if self._now() < engine.retry_at else "")
 
     def news(self) -> list[tuple[str, str]]:
@@ -242,7 +253,9 @@ class Prefills:
     def _fail(self, url: str, why: str) -> None:
         engine, now = self._engines[url], self._now()
         engine.last_failure = why
+        if not self._retry_s:
+            return
         # What failed with it is no further failure.
         if now >= engine.retry_at:
-            engine.retry_at = now + min(FIRST_RETRY_S * 2**engine.failures, LONGEST_RETRY_S)
+            engine.retry_at = now + min(self._retry_s * 2**engine.failures, LONGEST_RETRY_S)
             engine.failures = min(engine.failures + 1, 8)

@@ -13,7 +13,7 @@ import msgspec
 
 from scripted.core.named import OWN
 from scripted.report.frames import Frame, where_text, width_of
-from scripted.report.step_log import Note, StepLog
+from scripted.report.step_log import FleetLog, Note, StepLog
 
 # Steps shown in the table; the window of a race and what led to it fit in them.
 SHOWN_STEPS = 16
@@ -79,7 +79,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     spent: bool = False
     begun: bool = True
     replay: str = ""
-    fleet: tuple[tuple[str, StepLog], ...] = ()
+    fleet: FleetLog | None = None
 
     @property
     def headline(self) -> str:
@@ -107,18 +107,19 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def _steps(self, width: int) -> str:
-        logs = [(f"The last steps of engine {name}:", log) for name, log in self.fleet]
-        if self.log is not None and not logs:
-            logs = [("The last steps before the end:", self.log)]
+        if self.fleet is not None:
+            logs = [(f"The last steps of engine {one.name}:", one.log, one.notes) for one in self.fleet.engines]
+        else:
+            logs = [] if self.log is None else [("The last steps before the end:", self.log, self.notes)]
         # The table needs rich, which the import of the harness should not pay for.
         from scripted.report.table import render_text, step_table
 
-        tables = [
-            (title, step_table(log, last=SHOWN_STEPS, notes=self.notes if log is self.log else ()))
-            for title, log in logs
-            if log.steps
-        ]
-        return "\n\n".join(f"{title}\n{render_text(table, width).rstrip()}" for title, table in tables)
+        tables = [(title, step_table(log, last=SHOWN_STEPS, notes=notes)) for title, log, notes in logs if log.steps]
+        parts = [f"{title}\n{render_text(table, width).rstrip()}" for title, table in tables]
+        if self.fleet is not None and self.fleet.messages:
+            said = "\n".join(f"  {message.in_full}" for message in self.fleet.messages[-SHOWN_STEPS:])
+            parts.append(f"The last messages between the engines:\n{said}")
+        return "\n\n".join(parts)
 
     def _facts(self, width: int) -> str:
         facts = {

@@ -186,3 +186,35 @@ class StepLog(msgspec.Struct, frozen=True):
             else:
                 results.append(batch)
         return ShownPipeline(tuple(where), tuple(results))
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one engine said to another in the step ``sent``; ``arrived`` is None for what has not, or was lost."""
+
+    sender: str
+    receiver: str
+    text: str
+    sent: int
+    arrived: int | None = None
+    lost: bool = False
+
+    @property
+    def in_full(self) -> str:
+        how = "lost" if self.lost else "on its way"
+        fate = how if self.arrived is None else f"arrives in step {self.arrived}"
+        return f"step {self.sent}: {self.sender} -> {self.receiver}: {self.text}, {fate}"
+
+
+class EngineLog(msgspec.Struct, frozen=True):
+    """The steps of one engine of a fleet, counted as those of the fleet are."""
+
+    name: str
+    log: StepLog
+    notes: tuple[Note, ...] = ()
+
+
+class FleetLog(msgspec.Struct, frozen=True):
+    """The engines of a run in their order, and what they said to each other in the order in which they said it."""
+
+    engines: tuple[EngineLog, ...]
+    messages: tuple[Message, ...] = ()

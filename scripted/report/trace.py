@@ -14,7 +14,7 @@ import msgspec
 from engine.errors import EngineError
 from engine.output_files import write_output
 from scripted.core.named import OWN
-from scripted.report.step_log import Note, ShownStep, StepLog
+from scripted.report.step_log import EngineLog, FleetLog, Message, Note, ShownStep, StepLog
 
 _ConfigValue = str | int | float | bool | None
 _Json = _ConfigValue | list[Any] | dict[str, Any]
@@ -51,11 +51,12 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """One run: its header, its steps in order, and remarks on them."""
+    """One run: its header, its steps in order, remarks on them, and the engines of its fleet if it had one."""
 
     header: TraceHeader
     log: StepLog
     notes: tuple[Note, ...] = ()
+    fleet: FleetLog | None = None
 
 
 class _HeaderLine(msgspec.Struct, frozen=True):
@@ -68,10 +69,12 @@ class _HeaderLine(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Any other line: one step or one note."""
+    """Any other line: one step, one note, one engine of a fleet, or what one said to another."""
 
     step: ShownStep | None = None
     note: Note | None = None
+    engine: EngineLog | None = None
+    message: Message | None = None
 
 
 _header_decoder = msgspec.json.Decoder(_HeaderLine)
@@ -83,6 +86,9 @@ def write_trace(path: str | Path, trace: Trace) -> None:
     lines: list[_HeaderLine | _Line] = [_HeaderLine(_FORMAT, trace.header, trace.log.stages, trace.log.depth)]
     lines += [_Line(step=step) for step in trace.log.steps]
     lines += [_Line(note=note) for note in trace.notes]
+    if trace.fleet is not None:
+        lines += [_Line(engine=engine) for engine in trace.fleet.engines]
+        lines += [_Line(message=message) for message in trace.fleet.messages]
     write_output(Path(path), msgspec.json.Encoder().encode_lines(lines))
 
 
@@ -99,14 +105,21 @@ def read_trace(path: str | Path) -> Trace:
     header = _read_header(path, first)
     steps: list[ShownStep] = []
     notes: list[Note] = []
+    engines: list[EngineLog] = []
+    messages: list[Message] = []
     for number, data in enumerate(rest, start=2):
         line = _read_line(path, number, data)
         if line.note is not None:
             notes.append(line.note)
+        elif line.engine is not None:
+            engines.append(line.engine)
+        elif line.message is not None:
+            messages.append(line.message)
         elif line.step is not None:
             _check_order(path, number, steps, line.step)
             steps.append(line.step)
-    return Trace(header.header, StepLog(header.stages, header.depth, tuple(steps)), tuple(notes))
+    fleet = FleetLog(tuple(engines), tuple(messages)) if engines else None
+    return Trace(header.header, StepLog(header.stages, header.depth, tuple(steps)), tuple(notes), fleet)
 
 
 def _read_header(path: Path, data: bytes) -> _HeaderLine:
@@ -133,8 +146,8 @@ def _read_line(path: Path, number: int, data: bytes) -> _Line:
         line = _line_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise TraceError(f"{path}, line {number}: not a step or a note of a trace ({exc}); {_REMEDY}") from exc
-    if (line.step is None) == (line.note is None):
-        raise TraceError(f"{path}, line {number}: must hold one step or one note, got {line}; {_REMEDY}")
+    if sum(one is not None for one in (line.step, line.note, line.engine, line.message)) != 1:
+        raise TraceError(f"{path}, line {number}: must hold one step, note, engine or message, got {line}; {_REMEDY}")
     return line
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
-from scripted.report.step_log import Note, StepLog
+from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
 from scripted.script.deadline import Deadline
@@ -33,7 +33,8 @@ class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     ``compared`` outputs were equal to those of the same requests run alone. ``loose_ends`` counts, by name, what a
     script that tests something seldom leaves; ``asked``, by line and text, how often each of its assertions ran.
-    ``log`` has every step and ``notes`` each window at its first one, where the options asked for a record.
+    ``log`` has every step, ``notes`` each window at its first one and ``fleet`` the steps of other engines, where the
+    options asked for a record.
     """
 
     steps: int
@@ -42,6 +43,7 @@ class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
     loose_ends: dict[str, int] = {}
     log: StepLog | None = None
     notes: tuple[Note, ...] = ()
+    fleet: FleetLog | None = None
     asked: dict[str, int] = {}
 
     def counts(self) -> dict[str, int]:

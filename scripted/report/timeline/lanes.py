@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from scripted.report.step_log import Launch, Note, Said, ShownStep, StepLog
+from scripted.report.step_log import Launch, Message, Note, Said, ShownStep, StepLog
 from scripted.report.timeline.view import Lane
 
 NOTES: Final = "notes"
@@ -21,6 +21,8 @@ RUNNING: Final = "running"
 RESULTS: Final = "result waits"
 TAKEN: Final = "result taken"
 ANSWERED: Final = "answers"
+TRANSFERS: Final = "transfers"
+SAID: Final = "to others"
 
 # A lane never has more chips than this; the step's state has the others.
 _SLOTS: Final = 4
@@ -33,7 +35,12 @@ class Lanes:
     """Every lane of one run, placed from top to bottom."""
 
     def __init__(
-        self, log: StepLog, shown: Sequence[ShownStep], launched: dict[int, Launch], notes: Sequence[Note]
+        self,
+        log: StepLog,
+        shown: Sequence[ShownStep],
+        launched: dict[int, Launch],
+        notes: Sequence[Note],
+        said: Sequence[Message] = (),
     ) -> None:
         self.lanes: list[Lane] = []
         self.height = 0.0
@@ -45,11 +52,15 @@ class Lanes:
         self._add(WAITING, group="queues")
         self._add(CHUNKED)
         self._add(RUNNING)
+        if any(step.transferring for step in shown):
+            self._add(TRANSFERS)
         for stage in range(log.stages):
             self._add(f"stage {stage}", group="" if stage else "pipeline")
         self._add(RESULTS, _most(len(log.pipeline_at(step, launched).results) for step in shown))
         self._add(TAKEN, _most(len(pipeline_events(step)) for step in shown), "out", _TWO_LINES)
         self._add(ANSWERED, _most(len(step.answered) for step in shown), height=_THREE_LINES)
+        if said:
+            self._add(SAID, _most(Counter(message.sent for message in said).values()), "fleet", _TWO_LINES)
 
     def y(self, name: str, slot: int = 0) -> float:
         """The top of a lane's slot; what does not fit shares the last slot."""

@@ -21,7 +21,9 @@ from scripted.report.timeline.lanes import (
     NOTES,
     RESULTS,
     RUNNING,
+    SAID,
     TAKEN,
+    TRANSFERS,
     WAITING,
     Lanes,
     client_events,
@@ -29,7 +31,18 @@ from scripted.report.timeline.lanes import (
 )
 from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.state import state_of
-from scripted.report.timeline.view import Band, Box, Callout, Chip, DifferenceView, Path, RunView, StepView, Stripe
+from scripted.report.timeline.view import (
+    Band,
+    Box,
+    Callout,
+    Chip,
+    DifferenceView,
+    Heard,
+    Path,
+    RunView,
+    StepView,
+    Stripe,
+)
 from scripted.report.timeline.widths import fits
 from scripted.report.trace import Trace
 
@@ -45,14 +58,18 @@ _SLOT_FULL: Final = "+{} more"
 class Layout:
     """One trace; shows its steps ``first`` to ``last - 1``, counted from the run's own start, from column 0 on."""
 
-    def __init__(self, trace: Trace, number: int, palette: Palette, first: int, last: int) -> None:
+    def __init__(self, trace: Trace, number: int, palette: Palette, first: int, last: int, engine: str = "") -> None:
+        self._engine, self._fleet = engine, trace.fleet
         self._trace, self._number, self._palette = trace, number, palette
         self._log, self._launched = trace.log, trace.log.launches()
         self._shown = list(enumerate(trace.log.steps[first:last]))
         steps = {step.step for _, step in self._shown}
         self._notes = [note for note in trace.notes if note.step in steps]
         shown = [step for _, step in self._shown]
-        self._lanes = Lanes(self._log, shown, self._launched, self._notes)
+        messages = () if self._fleet is None else self._fleet.messages
+        self._said = [(n, one) for n, one in enumerate(messages) if one.sender == engine and one.sent in steps]
+        self._heard = [(n, one) for n, one in enumerate(messages) if one.receiver == engine and one.arrived in steps]
+        self._lanes = Lanes(self._log, shown, self._launched, self._notes, [one for _, one in self._said])
         self._first = first
 
     def run(self, difference: Difference | None) -> RunView:
@@ -63,6 +80,7 @@ class Layout:
         return RunView(
             number=self._number,
             title=printable(header.title),
+            engine=self._engine,
             verdict="died" if header.died else header.outcome if header.outcome in _GOOD else "failed",
             tier=header.tier,
             adapter="" if header.adapter == OWN else printable(header.adapter),
@@ -75,7 +93,8 @@ class Layout:
             queues_height=lanes.y("stage 0") - queues,
             lanes=tuple(lanes.lanes),
             boxes=(*self._boxes(), *self._queue_boxes()),
-            chips=(*self._note_chips(), *self._event_chips(), *self._reply_chips()),
+            chips=(*self._note_chips(), *self._event_chips(), *self._reply_chips(), *self._message_chips()),
+            heard=tuple(self._heard_at()),
             paths=tuple(self._paths()),
             bands=(*self._windows(), *self._failures()),
             callout=self._callout(),
@@ -153,6 +172,21 @@ class Layout:
         for x, step in self._shown:
             yield from self._stack(ANSWERED, x, [self._mark(said) for said in step.answered])
 
+    def _message_chips(self) -> Iterator[Chip]:
+        """What this engine says to others: one chip each, as long as there is room."""
+        for x, step in self._shown:
+            here = [(number, one) for number, one in self._said if one.sent == step.step]
+            for slot, (number, one) in enumerate(here):
+                y, height = self._lanes.y(SAID, slot), self._lanes.slot_height[SAID]
+                kind = "message" if one.arrived is not None else "message lost" if one.lost else "message kept"
+                yield Chip(x, y, height, f"to {one.receiver}: {one.text}", kind, one.in_full, message=number)
+
+    def _heard_at(self) -> Iterator[Heard]:
+        columns = {step.step: x for x, step in self._shown}
+        for number, one in self._heard:
+            if one.arrived is not None:
+                yield Heard(columns[one.arrived], self._lanes.y(ARRIVED), number)
+
     def _mark(self, said: Said) -> _Mark:
         """With the request's label for its rid, as the rest of the page calls it."""
         text = said.text if said.rid is None else said.naming(self._palette.label(said.rid))
@@ -175,6 +209,8 @@ class Layout:
             yield from self._members(WAITING, x, step.waiting)
             yield from self._members(CHUNKED, x, chunked)
             yield from self._members(RUNNING, x, step.running)
+            if step.transferring:
+                yield from self._members(TRANSFERS, x, step.transferring)
 
     def _members(self, lane: str, x: int, rids: Sequence[str]) -> Iterator[Box]:
         """One box for all members of a queue: how many, and the first of them by name."""

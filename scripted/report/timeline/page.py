@@ -6,14 +6,16 @@ page, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scripted.core.phrases import printable
 from scripted.report.difference import Difference, first_difference
+from scripted.report.step_log import FleetLog, ShownStep, StepLog
 from scripted.report.timeline.layout import Layout
 from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.view import PageView, RequestView, RunView
@@ -32,11 +34,16 @@ _TEMPLATE: Final = "page.html.jinja"
 def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
     """The page of one run, or of several under each other with the first difference to the first one marked.
 
+    The engines of a fleet are under each other as well, with what they said to each other; such a run is shown alone.
+
     Of runs longer than MAX_COLUMNS steps it shows those around ``step``, or else around the difference, the failure or
     the first window, and says so. Raises ValueError without a trace, and for a step that no trace has.
     """
     if not traces:
         raise ValueError("render_timeline() takes at least one trace, got none")
+    fleets = [trace for trace in traces if trace.fleet is not None]
+    if fleets and len(traces) > 1:
+        raise ValueError(f"the run of a fleet is shown alone, got {len(traces)} runs; give one trace at a time")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -48,15 +55,19 @@ def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
 
 
 def _page(traces: Sequence[Trace], step: int | None) -> PageView:
-    differences = [first_difference(traces[0].log, trace.log) for trace in traces]
+    engines = [""] * len(traces)
+    if traces[0].fleet is not None:
+        engines = [one.name for one in traces[0].fleet.engines]
+        traces = list(_engines_of(traces[0], traces[0].fleet))
+    differences = [None if engines[0] else first_difference(traces[0].log, trace.log) for trace in traces]
     focus = _focus(traces, differences) if step is None else _index_of(traces, step)
     longest = max(len(trace.log.steps) for trace in traces)
     first = max(0, min(focus - MAX_COLUMNS // 2, longest - MAX_COLUMNS))
     last = min(longest, first + MAX_COLUMNS)
     palette = Palette.of(traces)
     runs = tuple(
-        Layout(trace, number, palette, first, last).run(difference)
-        for number, (trace, difference) in enumerate(zip(traces, differences, strict=True))
+        Layout(trace, number, palette, first, last, engine).run(difference)
+        for number, (trace, difference, engine) in enumerate(zip(traces, differences, engines, strict=True))
     )
     columns = _columns(runs, last - first)
     shown = {number for run in runs for box in run.boxes for number in box.requests}
@@ -77,6 +88,16 @@ def _page(traces: Sequence[Trace], step: int | None) -> PageView:
         fits_on_paper=columns <= _COLUMNS_ON_PAPER,
         runs=runs,
     )
+
+
+def _engines_of(trace: Trace, fleet: FleetLog) -> Iterator[Trace]:
+    """Each engine of a fleet as a run, all from the first step of any to the last; it is blank where one was dead."""
+    numbers = [step.step for engine in fleet.engines for step in engine.log.steps]
+    for engine in fleet.engines:
+        there = {step.step: step for step in engine.log.steps}
+        steps = [there.get(number) or ShownStep(step=number) for number in range(min(numbers), max(numbers) + 1)]
+        log = StepLog(engine.log.stages, engine.log.depth, tuple(steps))
+        yield Trace(msgspec.structs.replace(trace.header, died=False), log, engine.notes, fleet)
 
 
 def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) -> int:

@@ -43,11 +43,21 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def to_perfetto(trace: Trace) -> str:
-    """Chrome trace event JSON. The same trace gives the same text."""
-    events = [*_names(trace), *_boxes(trace)]
-    for step in trace.log.steps:
-        events += [*_marks(step), _counters(step)]
+    """Chrome trace event JSON. The same trace gives the same text. Each engine of a fleet is a process of its own."""
+    runs = [trace]
+    if trace.fleet is not None:
+        titled = [(one, f"{one.name}, {trace.header.title}") for one in trace.fleet.engines]
+        runs = [Trace(msgspec.structs.replace(trace.header, title=title), one.log) for one, title in titled]
+    events = [
+        msgspec.structs.replace(event, pid=number) for number, run in enumerate(runs, _PID) for event in _events_of(run)
+    ]
     return msgspec.json.encode(_File(events, "ms")).decode()
+
+
+def _events_of(trace: Trace) -> Iterator[_Event]:
+    yield from (*_names(trace), *_boxes(trace))
+    for step in trace.log.steps:
+        yield from (*_marks(step), _counters(step))
 
 
 def _names(trace: Trace) -> Iterator[_Event]:

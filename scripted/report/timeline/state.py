@@ -42,7 +42,7 @@ def _headline(step: ShownStep) -> str:
         return "the scheduler died in this step"
     if step.in_window:
         return f"the window: every queue is empty, {plural(len(step.in_flight), 'microbatch')} in flight"
-    return "" if step.in_flight or not step.queues_are_clear else "idle"
+    return "" if step.in_flight or step.transferring or not step.queues_are_clear else "idle"
 
 
 def _launched(batch: ShownBatch | None) -> Iterator[str]:

@@ -53,6 +53,16 @@ class Chip(msgspec.Struct, frozen=True):
     title: str
     colour: int | None = None
     requests: tuple[int, ...] = ()
+    # What one engine says to another, by its number: a line leads to where it is heard.
+    message: int | None = None
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Where a message of another engine arrives."""
+
+    x: int
+    y: float
+    message: int
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -111,6 +121,7 @@ class DifferenceView(msgspec.Struct, frozen=True):
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     title: str
+    engine: str
     verdict: str
     tier: str
     adapter: str
@@ -128,6 +139,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     callout: Callout | None
     states: tuple[StepView, ...]
     difference: DifferenceView | None
+    heard: tuple[Heard, ...] = ()
 
 
 class RequestView(msgspec.Struct, frozen=True):

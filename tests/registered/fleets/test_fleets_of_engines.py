@@ -14,7 +14,7 @@ from engine import EngineConfig
 from engine.messages import PrefillWanted
 from scripted import scripted
 
-register_cpu_ci(est_time=4, suite="base-cpu")
+register_cpu_ci(est_time=20, suite="base-cpu")
 
 SMALL = EngineConfig(page_size=4, chunked_prefill_size=16, max_total_tokens=256)
 FOUR = SMALL.model_copy(update={"pp_size": 4, "pp_async_depth": 2})
@@ -33,7 +33,7 @@ def _drained(fleet, *names):
         assert flush.status == 200, f"{name} keeps something: {flush.text}"
 
 
-@scripted(SMALL, tiers=("sim",), must_reach=[BOOTSTRAP])
+@scripted(SMALL, must_reach=[BOOTSTRAP])
 def test_an_abort_during_bootstrap(t):
     fleet = t.engines("p0", "d0")
     fleet.hold("d0", "p0")
@@ -48,7 +48,7 @@ def test_an_abort_during_bootstrap(t):
     assert fleet["p0"].engine_stats().requests_finished == 0, "a prompt was computed for nobody"
 
 
-@scripted(FOUR, tiers=("sim",))
+@scripted(FOUR)
 def test_a_prefix_is_hit_on_both_sides(t):
     fleet = t.engines("p0", "d0", "d1")
     for name, prompt, hit, saved in (("d0", 50, 0, 0), ("d0", 90, 48, 48), ("d1", 90, 0, 48 + 84)):
@@ -59,7 +59,7 @@ def test_a_prefix_is_hit_on_both_sides(t):
         assert fleet["p0"].engine_stats().cached_tokens == saved, "the prefill engine computed a prefix again"
 
 
-@scripted(SMALL, tiers=("sim",), must_reach=[PART])
+@scripted(SMALL, must_reach=[PART])
 def test_a_prefill_engine_dies_in_the_middle(t):
     fleet = t.engines("p0", "p1", "d0")
     a = fleet["d0"].start_req(prompt_len=70, max_new_tokens=4)
@@ -77,7 +77,7 @@ def test_a_prefill_engine_dies_in_the_middle(t):
     assert fleet["p1"].engine_stats().requests_finished == 1, "the next prompt goes to the engine that lives"
 
 
-@scripted(SMALL, tiers=("sim",), must_reach=[NEITHER])
+@scripted(SMALL, must_reach=[NEITHER])
 def test_kv_that_is_late_is_computed_here(t):
     fleet = t.engines("p0", "d0")
     fleet.hold_pages("p0", "d0")
@@ -91,7 +91,7 @@ def test_kv_that_is_late_is_computed_here(t):
     assert a.finish_reason == "length", "late KV overwrote pages that were given to others, or was waited for"
 
 
-@scripted(SMALL, tiers=("sim",))
+@scripted(SMALL)
 def test_a_cut_link_and_a_healed_one(t):
     fleet = t.engines("p0", "d0")
     fleet.slow("p0", "d0", 3)
@@ -108,7 +108,7 @@ def test_a_cut_link_and_a_healed_one(t):
     assert fleet["p0"].engine_stats().requests_finished == 2, "of the second prompt the prefill engine never heard"
 
 
-@scripted(SMALL, tiers=("sim",), must_reach=[WAITS])
+@scripted(SMALL, must_reach=[WAITS])
 def test_an_update_ends_what_waits_for_the_weights_of_before(t):
     fleet = t.engines("p0", "d0")
     fleet["p0"].pause_generation("retract")
@@ -124,7 +124,7 @@ def test_an_update_ends_what_waits_for_the_weights_of_before(t):
     assert a.finish_reason == "length"
 
 
-@scripted(SMALL, tiers=("sim",))
+@scripted(SMALL)
 def test_two_decode_engines_have_the_same_numbers(t):
     fleet = t.engines("p0", "d0", "d1")
     a = fleet["d0"].start_req(prompt_len=50, max_new_tokens=4)
@@ -136,7 +136,7 @@ def test_two_decode_engines_have_the_same_numbers(t):
     assert fleet["p0"].engine_stats().requests_finished == 2
 
 
-@scripted(SMALL, tiers=("sim",))
+@scripted(SMALL)
 def test_an_engine_that_comes_back_knows_nothing(t):
     fleet = t.engines("p0", "d0")
     fleet.hold_pages("p0", "d0")

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ from engine.messages import (
 from engine.scheduler.ports import StepRecord
 from scripted.adapters.lockstep.configs import config_values
 from scripted.adapters.lockstep.step_words import event_text, log_of, reply_text
+from scripted.api import RecordedRun, run_script
 from scripted.core.phrases import short_rid
 from scripted.report.difference import first_difference
 from scripted.report.step_log import Note, ShownBatch, ShownShare, ShownStep, StepLog
@@ -38,7 +40,7 @@ from scripted.report.timeline.layout import Layout
 from scripted.report.timeline.palette import COLOURS, Palette, colours_of, labels_of
 from scripted.report.timeline.view import Box, Stripe
 from scripted.report.timeline.widths import column_width, fits
-from scripted.report.trace import Trace, TraceHeader
+from scripted.report.trace import Trace, TraceHeader, read_trace, write_trace
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -544,3 +546,42 @@ def test_the_perfetto_export_has_a_track_a_stage(race: tuple[Trace, Trace]) -> N
     sizes = [e["args"] for e in events if e["ph"] == "C"]
     assert len(sizes) == len(race[1].log.steps)
     assert sizes[1] == {"waiting": 0, "chunked": 0, "running": 0, "in_flight": 2}
+
+
+# -- a fleet --
+
+
+def _fleet_run() -> RecordedRun:
+    return run_script("tests/registered/fleets/test_fleets_of_engines.py::test_a_prefill_engine_dies_in_the_middle")
+
+
+def test_a_page_has_the_engines_of_a_fleet_with_what_they_say_to_each_other(tmp_path: Path) -> None:
+    trace = _fleet_run().trace
+    assert trace is not None
+    write_trace(tmp_path / "run.jsonl", trace)
+    assert read_trace(tmp_path / "run.jsonl") == trace
+    elements = Document(render_timeline([trace])).elements
+    names = [one.text.strip() for one in elements if "engine" in one.classes]
+    assert names == ["p0", "p1", "d0"]
+    said = {one.attributes["data-m"]: one for one in elements if "data-m" in one.attributes}
+    heard = {one.attributes["data-heard"]: one for one in elements if "data-heard" in one.attributes}
+    lost = {number for number, one in said.items() if "lost" in one.classes}
+    assert len(lost) == 2, "what was on its way to and from a dead engine"
+    assert said.keys() - lost == heard.keys()
+    for number, place in heard.items():
+        assert place.place["x"] > said[number].place["x"], "a message arrives in a later step"
+    assert sum("KILLED" in (one.attributes.get("title") or "") for one in elements) == 1
+    with pytest.raises(ValueError, match="the run of a fleet is shown alone, got 2 runs"):
+        render_timeline([trace, trace])
+    processes = [one for one in json.loads(to_perfetto(trace))["traceEvents"] if one["name"] == "process_name"]
+    assert [one["args"]["name"].partition(",")[0] for one in processes] == ["p0", "p1", "d0"]
+
+
+def test_a_report_has_the_last_messages_between_engines() -> None:
+    run = run_script(
+        "tests/registered/fleets/test_fleets_of_engines.py::test_an_abort_during_bootstrap",
+        mutant="abort-untold-to-the-prefill-engine",
+    )
+    assert run.error is not None
+    said = run.error.report.render().partition("The last messages between the engines:\n")[2].splitlines()
+    assert said[0] == "  step 1: d0 -> p0: wants 48 tokens of d0-1, transfer 1, on its way"

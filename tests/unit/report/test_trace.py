@@ -55,7 +55,7 @@ def _replace_line(number: int, text: str) -> object:
             "got 'lockstep-trace-9'",
         ),
         (_replace_line(3, "{"), "line 3: not a step or a note"),
-        (_replace_line(3, "{}"), "line 3: must hold one step or one note"),
+        (_replace_line(3, "{}"), "line 3: must hold one step, note, engine or message"),
         (_replace_line(3, '{"step":{"step":"two"}}'), r"\$\.step\.step"),
         (_replace_line(3, '{"stepp":1}'), "line 3: .*stepp"),
         (lambda lines: [*lines, lines[1]], "steps must grow, got step 1 after"),

@@ -41,12 +41,12 @@ def scenario(t: Any, seed: int, file: str) -> Any:
     for number in range(chance.randint(25, 45)):
         _do_something(t, chance, number, handles)
         yield
-        lines.append(json.dumps(_numbers(t, handles)))
+        lines.append(json.dumps(numbers_of(t, handles)))
     t.continue_generation()
     t.release_results()
     yield from t.run_until_all_finished(handles)
     yield from t.run_until_idle()
-    lines.append(json.dumps(_numbers(t, handles)))
+    lines.append(json.dumps(numbers_of(t, handles)))
     Path(file).write_text("\n".join(lines))
 
 
@@ -81,7 +81,7 @@ def _plain(seen: Any) -> Any:
     return msgspec.to_builtins(seen, enc_hook=str)
 
 
-def _numbers(t: Any, handles: list[Any]) -> dict[str, Any]:
+def numbers_of(t: Any, handles: list[Any]) -> dict[str, Any]:
     # A stage's own view is asked for when nothing is in flight: when it computes what is, is its own.
     stages = [_plain(t.stage(number)) for number in range(t.scheduler.limits.pp_size)] if not t.state.in_flight else []
     read = {"state": _plain(t.state), "stats": _plain(t.engine_stats()), "stages": stages}
@@ -100,13 +100,13 @@ def _numbers(t: Any, handles: list[Any]) -> dict[str, Any]:
     return read
 
 
-def _differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
     """What is not the same, by its path."""
     if isinstance(one, dict) and isinstance(other, dict):
         one, other = [[*pair] for pair in one.items()], [[*pair] for pair in other.items()]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for number, (mine, yours) in enumerate(zip(one, other, strict=True)):
-            yield from _differences(mine, yours, f"{path}/{number}")
+            yield from differences(mine, yours, f"{path}/{number}")
     elif one != other:
         yield f"{path}: {one} {other}"
 
@@ -122,7 +122,7 @@ def test_every_number_is_the_same_in_both_tiers(name: str, parent: PreloadedPare
                 told.append([json.loads(line) for line in file.read_text().splitlines()])
             one, other = told
             for step, (numbers, found) in enumerate(zip_longest(one, other)):
-                different = "\n".join(_differences(numbers, found))
+                different = "\n".join(differences(numbers, found))
                 assert not different, f"seed {seed}, step {step}: simulated, and in the server:\n{different}"
             drafted += one[-1]["stats"]["drafted_tokens"]
             accepted += one[-1]["stats"]["accepted_tokens"]

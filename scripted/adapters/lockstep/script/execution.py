@@ -19,6 +19,7 @@ from scripted.adapters.lockstep.step_words import call_names, log_of
 from scripted.errors import NotIdle, Overdue
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import definition_of, frames_of, position_of
+from scripted.report.step_log import FleetLog
 from scripted.report.tally import NOT_COMPARED
 from scripted.script.execution import ScriptExecution, ScriptOutcome
 from scripted.script.interruptions import error_text
@@ -63,6 +64,7 @@ class EngineExecution(ScriptExecution):
     _kind: type | None = None
     _limits: Limits | None = None
     _limits_before: Limits | None = None
+    _fleet: FleetLog | None = None
 
     def note_end(self, run: Any) -> None:
         """Note how far the engine got, before the harness goes on with its own work. Raises LeftChanged."""
@@ -74,6 +76,7 @@ class EngineExecution(ScriptExecution):
         self._digest, self._plan_digest = run.scheduler.digests.digest, run.scheduler.digests.plan_digest
         if self.options.record:
             self._records, self._limits = tuple(run.records), run.scheduler.limits
+            self._fleet = None if run.fleet is None else run.fleet.log()
 
     def begin(self, context: Any) -> None:
         self._kind = type(context.scheduler)
@@ -99,6 +102,7 @@ class EngineExecution(ScriptExecution):
             records=self._records,
             notes=self.notes if self.options.record else (),
             log=None if self._limits is None else log_of(self._records, self._limits),
+            fleet=self._fleet,
         )
 
     def report(self, run: Any, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
@@ -117,7 +121,7 @@ class EngineExecution(ScriptExecution):
             mutant=mutant,
             state="" if self.context is None else _state_text(run, self.context),
             log=log_of(kept, run.scheduler.limits, call_names(run.records)),
-            fleet=() if run.fleet is None else run.fleet.logs(REPORTED_STEPS),
+            fleet=None if run.fleet is None else run.fleet.log(None if self.options.record else REPORTED_STEPS),
             notes=self.notes,
             replay=self.options.replay,
             # A server that has lost a stage ends in a moment: the next script must not meet it.

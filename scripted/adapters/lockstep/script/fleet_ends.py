@@ -34,12 +34,40 @@ REFUSED: Final = 409
 UNAVAILABLE: Final = 503
 
 
+# What an engine hears of another one by its link, as its scheduler sees it; pages are its stages' to see.
+Heard = Generate | Abort | PrefillFailed | SentPages | ConfirmedPages
+
+
+class Wires:
+    """What carries between processes what the links of a fleet carry. Between simulated engines there is nothing.
+
+    Each method returns when it has happened: what was said has left a process, or has arrived at the other one's gate.
+    """
+
+    def leave(self, engine: EngineEnd, said: PrefillWanted | PrefillDropped) -> None:
+        """A decode engine has said this."""
+
+    def answer(self, engine: EngineEnd, receiver: str, transfer: int, *, failed: bool) -> None:
+        """A prefill engine has answered a decode engine; what failed goes on with ``bring``."""
+
+    def bring(self, sender: str, engine: EngineEnd, heard: Heard) -> None:
+        """It arrives at an engine."""
+
+    def break_off(self, engine: EngineEnd, heard: Abort | PrefillFailed) -> None:
+        """A connection of an engine breaks, which it hears so."""
+
+    def kill(self, engine: Any) -> None:
+        """An engine dies with all that it holds."""
+
+
 class EngineEnd(Member):
     """One engine of a fleet, as the others know it.
 
     ``asked``: of a decode engine, the prefill engine of each transfer that it has asked for and not heard the end of.
     ``serving``: of a prefill engine, by rid, the decode engine and its number for what that wants.
     """
+
+    wires = Wires()
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -70,7 +98,9 @@ class EngineEnd(Member):
 
     def lose_call(self, transfer: int, why: str) -> None:
         """A prompt that was asked for will have no answer."""
-        self.arrived.append(PrefillFailed(transfer=transfer, error=why))
+        failed = PrefillFailed(transfer=transfer, error=why)
+        self.wires.break_off(self, failed)
+        self.arrived.append(failed)
 
     def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
         """Tell a decode engine of the end of its prompt: nothing, unless it failed."""
@@ -88,17 +118,22 @@ class EngineEnd(Member):
                     return
                 prompt = _prompt_of(message, sender, self.limits)
                 self.serving[prompt.rid] = sender, message.transfer
+                self.wires.bring(sender, self, prompt)
                 self.begin_prompt(prompt)
             case PrefillDropped():
                 for rid, owner in self.serving.items():
                     if owner == (sender, message.transfer):
+                        self.wires.bring(sender, self, Abort(rid=rid))
                         self.arrived.append(Abort(rid=rid))
             case PrefillFailed():
                 if self.asked.pop(message.transfer, None) is not None:
+                    self.wires.bring(sender, self, message)
                     self.arrived.append(message)
             case ConfirmedPages():
+                self.wires.bring(sender, self, message)
                 self.transfers.confirm(message.sending)
             case _:
+                self.wires.bring(sender, self, message)
                 self.transfers.arrive(message.transfer, message.first, message.contents)
                 self._said.append((sender, ConfirmedPages(message.sending)))
 
@@ -122,7 +157,10 @@ class EngineEnd(Member):
         for transfer, at in list(self.asked.items()):
             if at == other:
                 self._lose(transfer, other)
-        self.arrived.extend(Abort(rid=rid) for rid, (receiver, _) in self.serving.items() if receiver == other)
+        for rid, (receiver, _) in self.serving.items():
+            if receiver == other:
+                self.wires.break_off(self, Abort(rid=rid))
+                self.arrived.append(Abort(rid=rid))
 
     def tell(self, replies: Sequence[Reply]) -> None:
         """A step has said this: some of it is for other engines."""
@@ -130,10 +168,12 @@ class EngineEnd(Member):
             match reply:
                 case PrefillWanted():
                     self.asked[reply.transfer] = reply.at
+                    self.wires.leave(self, reply)
                     self._said.append((reply.at, reply))
                 case PrefillDropped():
                     at = self.asked.pop(reply.transfer, None)
                     if at is not None:
+                        self.wires.leave(self, reply)
                         self._said.append((at, reply))
                 case TokenOutput() | Refusal() if reply.rid in self.serving:
                     self._end(reply)
@@ -149,6 +189,7 @@ class EngineEnd(Member):
             return
         receiver, transfer = self.serving.pop(reply.rid)
         self.end_prompt(reply.rid)
+        self.wires.answer(self, receiver, transfer, failed=reason is not FinishReason.LENGTH)
         if isinstance(reply, Refusal):
             self.answer(receiver, transfer, reply.message, REFUSED)
         elif reason is FinishReason.LENGTH:
@@ -166,7 +207,7 @@ def _prompt_of(wanted: PrefillWanted, sender: str, limits: Limits) -> Generate:
     return Generate(
         rid=f"{sender}-{wanted.transfer}-{wanted.rid}",
         prompt_ids=wanted.ids,
-        sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
+        sampling=SamplingParams(max_new_tokens=0),
         priority=wanted.priority,
         timeout_s=limits.prefill_timeout_s,
         cache_salt=wanted.cache_salt,

@@ -101,7 +101,7 @@ class EngineRun(ScriptedRun):
         self.picture = CachePicture(scheduler.limits.page_size)
         # Prompts that other engines of a fleet want the KV of.
         self.deliveries: list[Generate] = []
-        # Makes one of these names with this clock; None where engines are real.
+        # Makes one of these names with this clock; None where a script has no other engines.
         self.new_fleet: Callable[[Sequence[str], VirtualClock], Fleet] | None = None
         # The engines that a script has beside this one.
         self.fleet: Fleet | None = None
@@ -204,6 +204,7 @@ class EngineRun(ScriptedRun):
         waits = (
             (scheduler.controls.deadline, "a deferred call waits, at most until"),
             (scheduler.time_limits.deadline, "a request has time until"),
+            (scheduler.transfers.deadline, "KV of another engine is waited for, at most until"),
         )
         for deadline, what in waits:
             if deadline is not None:
@@ -382,8 +383,11 @@ class EngineRun(ScriptedRun):
             check_stages(self._stage_sizes, self.world.stage_sizes(), loras=self.scheduler.loras.resident)
         check_reached(script.options.must_reach, script.context.reached)
         if script.options.oracle and self.failure is None and not self.is_dead:
-            compared = yield from self._alone.compare(self.handles.all, lambda: restore_weights(self))
-            compared.outputs += 0 if self.fleet is None else self.fleet.compared
+            handles = list(self.handles.all)
+            if self.fleet is not None and self.world.tier == "server":
+                handles += self.fleet.handles
+            compared = yield from self._alone.compare(handles, lambda: restore_weights(self))
+            compared.outputs += self.fleet.compared if self.fleet is not None and self.world.tier == "sim" else 0
             script.comparison = compared
 
     def check_can_step(self, script: ScriptExecution) -> None:

@@ -30,7 +30,7 @@ _NO_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections
 # A frozen engine answers when it goes on; how long that takes is the script's business.
 _NO_TIMEOUT: Final = httpx.Timeout(None)
 # The server is on loopback, without TLS. To read the authorities' certificates would take longer than most scripts.
-_NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 _WAKE_BYTES: Final = 4096
 
 
@@ -48,7 +48,7 @@ class HttpClients:
         self._theirs.setblocking(False)
         self._loop = asyncio.new_event_loop()
         self._http = httpx.AsyncClient(
-            base_url=base_url, timeout=_NO_TIMEOUT, limits=_NO_LIMITS, trust_env=False, verify=_NO_AUTHORITIES
+            base_url=base_url, timeout=_NO_TIMEOUT, limits=_NO_LIMITS, trust_env=False, verify=NO_AUTHORITIES
         )
         self._open: dict[int, Future[None]] = {}
         self._expected: dict[str, int] = {}
@@ -144,11 +144,14 @@ class HttpClients:
 
     def _started(self) -> threading.Thread:
         # A daemon: a script that failed must not keep its process alive.
-        thread = threading.Thread(target=self._loop.run_forever, name="scripted-clients", daemon=True)
+        thread = threading.Thread(target=self._run, name="scripted-clients", daemon=True)
         thread.start()
         return thread
 
     # -- in the thread --
+
+    def _run(self) -> None:
+        self._loop.run_forever()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

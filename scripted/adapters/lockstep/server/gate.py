@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -15,16 +16,25 @@ from typing import Final
 import msgspec
 import zmq
 
+from engine.config import EngineConfig
+from engine.errors import ProcessDiedError, StartupError
 from engine.frames import BadFrameError
 from engine.messages import encode
+from engine.process.control import ProcessDied
 from engine.process.control import Shutdown as SupervisorShutdown
 from engine.process.inheritance import adopt_orphans
 from engine.scheduler_process.gate_context import GateContext
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of, kind_of
+from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.run import EngineRun
+from scripted.adapters.lockstep.server.fleet_host import FleetHost
 from scripted.adapters.lockstep.server.survivor import leave_result
 from scripted.adapters.lockstep.server.wire import (
+    EnginePlace,
+    EnginesKilled,
+    EnginesServed,
+    EnginesWanted,
     HookReady,
     Progress,
     RunScript,
@@ -33,6 +43,7 @@ from scripted.adapters.lockstep.server.wire import (
     decode_command,
 )
 from scripted.adapters.lockstep.server.world import ServerWorld, ShutdownAsked
+from scripted.core.clock import VirtualClock
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import frames_of, position_of
@@ -41,6 +52,7 @@ from scripted.script.loader import load_script
 from scripted.script.process_state import LeftChanged, ProcessState
 
 SERVING_TIMEOUT_S: Final = 120.0
+_Said = HookReady | Progress | ScriptSucceeded | ScriptFailedReply | EnginesWanted | EnginesKilled
 # The final message of a dying scheduler must leave its process.
 FINAL_MESSAGE_LINGER_MS: Final = 1000
 
@@ -60,7 +72,10 @@ def scripted_gate(context: GateContext) -> EngineRun:
     """The gate factory that a scripted server's settings name."""
     options = msgspec.json.decode(context.settings.gate_options or "{}", type=GateOptions)
     world = ServerWorld(context, Path(options.relay) if options.relay is not None else None)
-    return EngineRun(context.scheduler, world, WireSource(context, world, options))
+    source = WireSource(context, world, options)
+    run = EngineRun(context.scheduler, world, source)
+    run.new_fleet = source.new_fleet
+    return run
 
 
 class WireSource:
@@ -85,6 +100,9 @@ class WireSource:
         # What the running script may not change for those after it.
         self._state: ProcessState | None = None
         self._script: EngineExecution | None = None
+        values = context.settings.model_dump()
+        self._config = EngineConfig(**{name: values[name] for name in EngineConfig.model_fields})
+        self._host: FleetHost | None = None
 
     def open(self) -> None:
         """Wait for the server to be open, switch the mutant on, and listen.
@@ -114,6 +132,8 @@ class WireSource:
                 error = f"the gate took a frame that is no command, a defect of the harness: {exc}"
                 self._send(ScriptFailedReply(report=FailureReport(kind=FailureKind.FAILED, error=error, spent=True)))
                 continue
+            if isinstance(command, EnginesServed):
+                continue  # Of a script that was ended while it waited for them.
             if isinstance(command, Shutdown):
                 # An interrupt ends the server at once; a termination would let live requests run to their end.
                 os.kill(os.getppid(), signal.SIGINT)
@@ -147,6 +167,8 @@ class WireSource:
         """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
         if script is None or isinstance(exc, ShutdownAsked):
             raise exc
+        if self._host is not None:
+            self._host.forget()
         self._fail(run, script, exc, spent=isinstance(exc, LeftChanged) or bool(self.left()))
 
     def _fail(self, run: EngineRun, script: EngineExecution, exc: Exception, *, spent: bool) -> None:
@@ -168,7 +190,26 @@ class WireSource:
             report = script.report(run, exc, kind=FailureKind.DIED, mutant=self._mutant)
             self._send(ScriptFailedReply(report=report))
 
+    def new_fleet(self, names: Sequence[str], clock: VirtualClock) -> Fleet:
+        """Real engines of these names. Raises BadCall, ConfigError, StartupError."""
+        if self._host is None:
+            self._host = FleetHost(self._config, self._world, self._ask_for)
+        return self._host.new_fleet(names, clock)
+
+    def _ask_for(self, asked: EnginesWanted | EnginesKilled) -> Sequence[EnginePlace]:
+        self._send(asked)
+        while self._socket not in dict(self._poller.poll()):
+            if isinstance(self._control.receive(), SupervisorShutdown | ProcessDied):
+                raise ProcessDiedError("supervisor", "it ends the server while engines of a fleet are asked for")
+        served = decode_command(self._socket.recv())
+        assert isinstance(served, EnginesServed), served
+        if served.error:
+            raise StartupError(f"an engine of the fleet did not come up: {served.error}")
+        return served.places
+
     def close(self) -> None:
+        if self._host is not None:
+            self._host.close()
         self._world.close()
         self._stack.close()
 
@@ -182,7 +223,7 @@ class WireSource:
         args, kwargs = tuple(unpacked(command.args)), unpacked(command.kwargs)
         return EngineExecution(function, args, kwargs, command.options, keeps_output=True)
 
-    def _send(self, message: HookReady | Progress | ScriptSucceeded | ScriptFailedReply) -> None:
+    def _send(self, message: _Said) -> None:
         """To the test process; from the copy of a process that a script has killed, as its last act."""
         if os.getpid() != self._pid:
             assert isinstance(message, ScriptSucceeded | ScriptFailedReply), f"no step can run, but there is {message}"

@@ -50,6 +50,10 @@ class ServerGrowth:
         self._processes = ours | readers
         self._before = self._descriptors()
 
+    def leave_out(self, name: str) -> None:
+        """From now on the harness keeps descriptors of its own in this process."""
+        self._processes.pop(name, None)
+
     def check(self) -> None:
         """Raise Violation that names what has grown, or that the front end does not answer."""
         _settle(self._grown_registries)

@@ -6,13 +6,11 @@ Every wait also watches the server's lifeline, so a death is noticed at once and
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +32,8 @@ from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
+from scripted.adapters.lockstep.server.ending import no_process_left
+from scripted.adapters.lockstep.server.fleet_servers import FleetServers
 from scripted.adapters.lockstep.server.gate import GateOptions, script_address
 from scripted.adapters.lockstep.server.growth import ServerGrowth
 from scripted.adapters.lockstep.server.placed import PlacedStages
@@ -41,6 +41,9 @@ from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.stacks import dump_stacks
 from scripted.adapters.lockstep.server.survivor import result_of_survivor
 from scripted.adapters.lockstep.server.wire import (
+    EnginesKilled,
+    EnginesServed,
+    EnginesWanted,
     HookReady,
     Progress,
     RunScript,
@@ -57,28 +60,6 @@ from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.script.source import file_of
-
-
-@contextlib.contextmanager
-def no_process_left(supervisor: int) -> Iterator[None]:
-    """Around the end of a server: kill what is left of its processes, of its session, and of all that they started."""
-    processes = set[psutil.Process]()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        processes.update(psutil.Process(supervisor).children(recursive=True))
-    try:
-        yield
-    finally:
-        for process in processes | set(_of_session(supervisor)):
-            with contextlib.suppress(psutil.NoSuchProcess):  # its pid may be another one's by now
-                process.kill()
-
-
-def _of_session(leader: int) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getsid(process.pid) == leader:
-                yield process
-
 
 SCRIPTED_GATE: Final = "scripted.adapters.lockstep.server.gate:scripted_gate"
 # How much a stage holds, before the first script and after each.
@@ -141,6 +122,7 @@ class ScriptedServer(ScriptRunner):
                 contextlib.closing(parent.serve(self._settings(), self._folder, self._log, remove_private_dir=True))
             )
             self._parent = parent
+            self._fleet = stack.enter_context(contextlib.closing(FleetServers(config, mutant, parent)))
             self._stack = stack.pop_all()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -300,12 +282,31 @@ class ScriptedServer(ScriptRunner):
             readable = dict(self._poller.poll(int(left_s * 1000) + 1))
             if self._socket in readable:
                 reply = decode_replies(self._socket.recv())
-                if not isinstance(reply, Progress):
+                if isinstance(reply, Progress):
+                    self._follow(reply)
+                elif isinstance(reply, EnginesWanted | EnginesKilled):
+                    asked_at = time.monotonic()
+                    self._socket.send(encode(self._served(reply)))
+                    deadline += time.monotonic() - asked_at
+                else:
                     return reply
-                self._follow(reply)
             elif self._process.fileno() in readable:
                 return None
         return None
+
+    def _served(self, asked: EnginesWanted | EnginesKilled) -> EnginesServed:
+        """Start or kill engines of a fleet for the script."""
+        if isinstance(asked, EnginesKilled):
+            self._fleet.kill(asked.names)
+            return EnginesServed()
+        assert self._growth is not None
+        # Connections to the fleet's engines and between them.
+        self._growth.leave_out("scheduler")
+        try:
+            return EnginesServed(places=self._fleet.start(asked.engines))
+        except (StartupError, TimeoutError) as exc:
+            self._fleet.close()
+            return EnginesServed(error=str(exc))
 
     def _follow(self, progress: Progress) -> None:
         if progress.record is not None:
@@ -328,6 +329,8 @@ class ScriptedServer(ScriptRunner):
         Only a failed script leaves a usable server, unless the engine has grown.
         """
         self.has_failed = True
+        # The gate has forgotten them too.
+        self._fleet.close()
         if report.spent or report.kind is not FailureKind.FAILED:
             self.usable = False
         if report.kind is FailureKind.DIED:

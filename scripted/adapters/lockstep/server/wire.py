@@ -53,21 +53,58 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     position: tuple[Frame, ...] = ()
 
 
+class EngineWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine of a fleet, by its name in the script."""
+
+    name: str
+    role: str
+    prefill_engines: str = ""
+
+
+class EnginesWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The script needs these. They are kept for those after it."""
+
+    engines: tuple[EngineWanted, ...]
+
+
+class EnginesKilled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Kill these with all their processes."""
+
+    names: tuple[str, ...]
+
+
+class EnginePlace(msgspec.Struct, frozen=True):
+    """An engine of a fleet that serves: its URL, its folder, its supervisor."""
+
+    name: str
+    base_url: str
+    private_dir: str
+    pid: int
+
+
+class EnginesServed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to either, once it is done; ``error`` says why engines could not be started."""
+
+    places: tuple[EnginePlace, ...] = ()
+    error: str = ""
+
+
 class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     report: FailureReport
 
 
-_Reply = HookReady | Progress | ScriptSucceeded | ScriptFailedReply
+_Command = RunScript | Shutdown | EnginesServed
+_Reply = HookReady | Progress | ScriptSucceeded | ScriptFailedReply | EnginesWanted | EnginesKilled
 
-_command_of: Callable[[bytes], RunScript | Shutdown] = decoder_of(RunScript | Shutdown)
+_command_of: Callable[[bytes], _Command] = decoder_of(_Command)
 _reply_of: Callable[[bytes], _Reply] = decoder_of(_Reply)
 
 
-def decode_command(data: bytes) -> RunScript | Shutdown:
+def decode_command(data: bytes) -> _Command:
     """Decode a command to the gate. Raises BadFrameError for anything else."""
     return _command_of(data)
 
 
-def decode_replies(data: bytes) -> HookReady | Progress | ScriptSucceeded | ScriptFailedReply:
+def decode_replies(data: bytes) -> _Reply:
     """Decode a reply of the gate. Raises BadFrameError for anything else."""
     return _reply_of(data)

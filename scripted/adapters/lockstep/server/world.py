@@ -21,7 +21,16 @@ from engine.config import embedded_seed
 from engine.errors import EngineError, ProcessDiedError
 from engine.frontend.answer import Decoder
 from engine.frontend.tokenizer import load_tokenizer
-from engine.messages import ClientMessage, GrammarReady, PipelineEvent, PipelineFailed, Reply
+from engine.messages import (
+    ClientMessage,
+    GrammarReady,
+    PagesReceived,
+    PagesSent,
+    PipelineEvent,
+    PipelineFailed,
+    Reply,
+    TransferEvent,
+)
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
 from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
@@ -70,9 +79,21 @@ class ServerWorld(World):
         for source in (self._control.fileno(), *self.pipeline.wake_sources(), self.pipeline.answer_source()):
             if source is not None:
                 self._compiled.register(source, zmq.POLLIN)
+        # Answers of the stages that were not asked for yet.
         self._grammars: dict[int, GrammarReady] = {}
-        # Results that came while a grammar was waited for.
+        self._transfers: dict[int, TransferEvent] = {}
+        # Results that came while an answer was waited for.
         self._early: deque[PipelineEvent] = deque()
+
+    @property
+    def private_dir(self) -> Path:
+        """The server's folder."""
+        return self._context.private_dir
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """How long a process that must answer at once may be silent."""
+        return self._answer_timeout_s
 
     def limit_waits(self, seconds: float) -> None:
         self._answer_timeout_s = self.clients.answer_timeout_s = seconds
@@ -110,19 +131,31 @@ class ServerWorld(World):
 
     def take_grammar(self, grammar_id: int) -> GrammarReady:
         """Wait for the answer to the order that is open for longest."""
+        self._await_answer(grammar_id, self._grammars, f"grammar {grammar_id} was not compiled")
+        return self._grammars.pop(grammar_id, GrammarReady(grammar_id=grammar_id, error="a stage died"))
+
+    def take_transfer(self, number: int) -> TransferEvent | None:
+        """Wait for the end of a transfer; None when a stage died instead."""
+        self._await_answer(number, self._transfers, f"transfer {number} did not end")
+        return self._transfers.pop(number, None)
+
+    def _await_answer(self, number: int, answers: Mapping[int, object], what: str) -> None:
+        """Wait until an answer is there or a stage has died."""
         deadline = time.monotonic() + self._answer_timeout_s
-        while grammar_id not in self._grammars:
+        while number not in answers:
             if self._context.stage_pids and (early := self.pipeline.next_completion(0)) is not None:
                 self._early.append(early)
-            answers = [answer for answer in self.pipeline.answers() if isinstance(answer, GrammarReady)]
-            self._grammars.update({ready.grammar_id: ready for ready in answers})
-            if grammar_id in self._grammars or self._dead_stage is not None:
-                break
+            for answer in self.pipeline.answers():
+                if isinstance(answer, PagesSent | PagesReceived):
+                    self._transfers[answer.transfer] = answer
+                else:
+                    self._grammars[answer.grammar_id] = answer
+            if number in answers or self._dead_stage is not None:
+                return
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise NoAnswer(f"grammar {grammar_id} was not compiled within {self._answer_timeout_s} s")
+                raise NoAnswer(f"{what} within {self._answer_timeout_s} s")
             self._listen_if(dict(self._compiled.poll(int(left_s * 1000) + 1)))
-        return self._grammars.pop(grammar_id, GrammarReady(grammar_id=grammar_id, error="a stage died"))
 
     def answer(self, replies: Sequence[Reply]) -> None:
         self._context.outbox.send(replies)
@@ -203,6 +236,18 @@ class ServerWorld(World):
         """The process of a stage; a single stage lives in this very process."""
         pids = self._context.stage_pids
         return pids[stage] if pids else os.getpid()
+
+    def pause(self, timeout_s: float, sources: Mapping[Any, Callable[[], None]]) -> bool:
+        """Wait until one of these is readable, and call what is to be called then; False when none was."""
+        poller = zmq.Poller()
+        for source in (self._control.fileno(), *sources):
+            poller.register(source, zmq.POLLIN)
+        readable = dict(poller.poll(int(timeout_s * 1000) + 1))
+        self._listen_if(readable)
+        for source in readable:
+            if source in sources:
+                sources[source]()
+        return bool(readable)
 
     def _pause(self, timeout_s: float) -> bool:
         """Wait until anything happens; False when nothing did."""

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
-from engine.scheduler import Scheduler, run_loop
+from engine.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of, kind_of
@@ -78,6 +78,11 @@ class SimWorld(World):
 
     def answer(self, replies: Sequence[Reply]) -> None:
         self.clients.send(replies)
+
+    def carry_out(self, step: Step, result: StepResult) -> None:
+        """Hand on what a step of an engine of a fleet has ordered, launched and said."""
+        del step
+        carry_out(result, self.pipeline, self.clients)
 
     def corruptions(self) -> Sequence[str]:
         return self.pipeline.corruptions

@@ -129,9 +129,9 @@ class SimulatedTransfers:
                 one.failed_at = 0
 
     def arrive(self, number: int, first: int, contents: Iterable[PageContent]) -> None:
-        """Pages arrive from another engine; of a transfer that has ended they are dropped."""
+        """Pages arrive from another engine; of a transfer that has ended or was stopped they are dropped."""
         one = self._open.get(number)
-        if one is not None and isinstance(one.order, ReceivePages):
+        if one is not None and not one.is_stopped and isinstance(one.order, ReceivePages):
             one.came |= dict(enumerate(contents, first))
 
     def take_ended(

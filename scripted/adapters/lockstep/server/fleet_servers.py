@@ -1,0 +1,72 @@
+"""The servers of a script's fleets, from the test's process: started when a script asks, kept, and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.launch.preload import PreloadedParent, ServerProcess
+from engine.settings import ServerSettings
+from scripted.adapters.lockstep.server.ending import no_process_left
+from scripted.adapters.lockstep.server.follower import FollowerOptions
+from scripted.adapters.lockstep.server.wire import EnginePlace, EngineWanted
+
+_GATE: Final = "scripted.adapters.lockstep.server.follower:follower_gate"
+_BOOT_TIMEOUT_S: Final = 120.0
+_END_TIMEOUT_S: Final = 5.0
+
+
+class FleetServers:
+    """Servers of ``config`` by the names of their engines, each in a role of its own."""
+
+    def __init__(self, config: EngineConfig, mutant: str | None, parent: PreloadedParent) -> None:
+        self._config = config
+        self._mutant = mutant
+        self._parent = parent
+        self._servers: dict[str, tuple[ServerProcess, Path]] = {}
+
+    def start(self, wanted: Sequence[EngineWanted]) -> tuple[EnginePlace, ...]:
+        """Start them all at once. Raises StartupError with the cause when one does not come up."""
+        for one in wanted:
+            folder = Path(tempfile.mkdtemp(prefix="scripted-"))
+            settings = ServerSettings(
+                **self._config.model_dump() | {"role": one.role},
+                prefill_engines=one.prefill_engines,
+                # Whom it asks is the script's to say, and what it knows of them would be a matter of time.
+                prefill_retry_s=0,
+                port=0,
+                gate=_GATE,
+                gate_options=msgspec.json.encode(FollowerOptions(mutant=self._mutant)).decode(),
+                profile_dir=str(folder),
+            )
+            process = self._parent.serve(settings, folder, folder / "server.log", remove_private_dir=True)
+            self._servers[one.name] = process, folder
+        places = []
+        for one in wanted:
+            process, folder = self._servers[one.name]
+            serving = process.wait_ready(_BOOT_TIMEOUT_S)
+            places.append(EnginePlace(one.name, serving.base_url, str(folder), process.pid))
+        return tuple(places)
+
+    def kill(self, names: Sequence[str]) -> None:
+        """Kill all processes of these, and remove their files. Harmless for one that is gone."""
+        for name in names:
+            if name not in self._servers:
+                continue
+            process, folder = self._servers.pop(name)
+            with contextlib.closing(process):
+                with no_process_left(process.pid):
+                    process.kill()
+                with contextlib.suppress(TimeoutError):
+                    process.wait(_END_TIMEOUT_S)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        self.kill(list(self._servers))
