@@ -242,7 +242,7 @@ def _measure(
         of=of,
         watch=lambda row: typer.echo(str(row)),
     )
-    table = table_of(rows, names, said)
+    table = table_of(rows, names, said, getattr(adapter, "about", None))
     typer.echo(table)
     if markdown is not None:
         above = markdown.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if markdown.exists() else ""

@@ -162,9 +162,15 @@ def _alone(plan: SearchPlan) -> tuple[int, str, str]:
     return plan.schedules, "", ""
 
 
-def table_of(rows: Sequence[TimedSearch], mutants: Iterable[str], said: Callable[[str], str] | None = None) -> str:
+def table_of(
+    rows: Sequence[TimedSearch],
+    mutants: Iterable[str],
+    said: Callable[[str], str] | None = None,
+    about: Callable[[str], Mapping[str, str]] | None = None,
+) -> str:
     """The table as Markdown: under the sums a line for each mutant, with what is ``said`` of it.
 
+    What a mutant is ``about`` are the first columns of its line, by their heads.
     A seed that was not searched does not count, nor does a mutant that was judged to be equivalent; those come last.
     """
     judged = {row.mutant: row.equivalent for row in rows if row.equivalent}
@@ -176,10 +182,12 @@ def table_of(rows: Sequence[TimedSearch], mutants: Iterable[str], said: Callable
     cells = {(name, strategy): _last(rows, name, strategy) for name in names for strategy in strategies}
     heads = [f"{'hand-written workloads' if strategy == CORPUS else strategy}" for strategy in strategies]
     sums = [_sum([cells[name, strategy] for name in names]) for strategy in strategies]
-    lines = [f"| bug | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
-    lines.append(f"| **all {len(names)}** | {' | '.join(sums)} |")
+    first = {name: about(name) for name in names} if about is not None else {}
+    own = list(next(iter(first.values()), {}))
+    lines = [f"| bug | {' | '.join((*own, *heads))} |", "| --- " * (len(own) + len(heads) + 1) + "|"]
+    lines.append(f"| **all {len(names)}** | {' | '.join((*[''] * len(own), *sums))} |")
     for name in names:
-        row = [_cell(cells[name, strategy]) for strategy in strategies]
+        row = [*first.get(name, {}).values(), *[_cell(cells[name, strategy]) for strategy in strategies]]
         lines.append(f"| {_named(name, said)} | {' | '.join(row)} |")
     lines += [f"| {_named(name, said)} | equivalent: {judged[name]} |" for name in every if name in judged]
     return "\n".join(lines) + "\n"

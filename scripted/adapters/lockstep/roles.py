@@ -16,10 +16,11 @@ import msgspec
 from engine.config import EngineConfig
 from scripted.adapters.lockstep.actions import AdvanceClock, HoldTransfers, StartRequest
 from scripted.adapters.lockstep.adapter import LockstepAdapter
-from scripted.adapters.lockstep.bugs import MUTANTS
+from scripted.adapters.lockstep.bugs import MUTANTS, mutant_named
 from scripted.adapters.lockstep.space import SPACE
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
+from scripted.script.loader import find_test
 from scripted.search.generated import EVENT, Row, drawn_events
 
 _TRANSFERS: Final = tuple(EVENT + tag for tag in ("hold-transfers", "fail-transfer"))
@@ -152,6 +153,12 @@ class RoleAdapter(LockstepAdapter):
     def mutant_names(self) -> tuple[str, ...]:
         """Those of both roles; each is searched for in the targets of its own."""
         return tuple(mutant.name for mutant in MUTANTS if mutant.adapter)
+
+    def about(self, mutant: str) -> Mapping[str, str]:
+        """Where a bug was, the script that fails with it, and the tiers of that."""
+        one = mutant_named(mutant)
+        tiers = " and ".join(find_test(one.test).tiers)
+        return {"origin": one.origin, "script": f"`{one.test.rpartition('::')[2]}`", "tiers": tiers}
 
     @property
     def contract_names(self) -> tuple[str, ...]:
