@@ -5,6 +5,7 @@ What a model says is forced by a bias, so that every number follows from the sch
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -223,8 +224,8 @@ def _engines_of(parent: PreloadedParent) -> dict[int, str]:
     """The folders of the servers that run, by their supervisors."""
     found = {}
     for process in psutil.Process(parent.pid).children():
-        if process.status() == psutil.STATUS_ZOMBIE:
-            continue
-        names = [file.path for file in process.open_files() if file.path.endswith("server.log")]
-        found[process.pid] = str(Path(names[0]).parent) if names else ""
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends in this moment
+            if process.status() != psutil.STATUS_ZOMBIE:
+                names = [file.path for file in process.open_files() if file.path.endswith("server.log")]
+                found[process.pid] = str(Path(names[0]).parent) if names else ""
     return found
