@@ -209,6 +209,7 @@ def _measure(
     cpu_seconds: float | None,
     seeds: int,
     fresh: int,
+    fresh_seed: int,
     markdown: Path | None,
     of: str,
 ) -> None:
@@ -230,7 +231,7 @@ def _measure(
     if fresh:
         if not hasattr(adapter, "fresh_mutants"):
             raise ScriptDefinitionError(f"the adapter {of} draws no fresh mutants; leave --fresh out")
-        drawn = adapter.fresh_mutants(fresh)
+        drawn = adapter.fresh_mutants(fresh, fresh_seed)
         names, said = tuple(drawn), drawn.__getitem__
     rows = measure(
         file,
@@ -271,6 +272,7 @@ def find(
             min=0, help="with --generated and --all: this many random edits of the source instead of the gallery"
         ),
     ] = 0,
+    fresh_seed: Annotated[int, typer.Option(help="with --fresh: which edits are drawn")] = 27,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Search for a mutant in the workloads. Says which schedule shows it, after how many, in how much process time.
@@ -283,7 +285,7 @@ def find(
     if generated is not None:
         require_writable("--generated", generated)
         strategies = strategy or [ALONE, StrategyName.RANDOM]
-        _measure(name, generated, strategies, schedules, cpu_seconds, seeds, fresh, markdown, adapter)
+        _measure(name, generated, strategies, schedules, cpu_seconds, seeds, fresh, fresh_seed, markdown, adapter)
         return
     from scripted.core.named import adapter_named
     from scripted.search.mutant_search import find_mutant

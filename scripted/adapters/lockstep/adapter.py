@@ -261,9 +261,9 @@ class LockstepAdapter:
     def bugs_met(self, codes: Container[int]) -> list[str]:
         return [mutant.name for mutant in (*MUTANTS, *CONTRACTS) if mutant.is_met(codes)]
 
-    def fresh_mutants(self, count: int) -> Mapping[str, str]:
-        """So many single edits of the scheduler and its memory, always the same ones, each with what it changes."""
-        return fresh_sample(count)
+    def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
+        """So many single edits of the scheduler and its memory, of a seed always the same ones; what each changes."""
+        return fresh_sample(count, seed)
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
         """The gallery's page, and its figures in the README beside it."""

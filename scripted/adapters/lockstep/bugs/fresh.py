@@ -20,7 +20,6 @@ import engine
 from scripted.core.mutant import Mutant, MutantDoesNotFit
 from scripted.core.refusals import ScriptDefinitionError
 
-_SAMPLE_SEED: Final = 27
 _PREFIX: Final = "fresh:"
 _NAME: Final = re.compile(r"fresh:((?:scheduler|memory)\.\w+)\.([\w.]+)\.(\d+)")
 _PACKAGES: Final = ("scheduler", "memory")
@@ -63,10 +62,10 @@ def fresh_mutant(name: str) -> Mutant | None:
     return mutants[int(found[3])]
 
 
-def fresh_sample(count: int) -> dict[str, str]:
+def fresh_sample(count: int, seed: int) -> dict[str, str]:
     """So many names, drawn from all, with what each changes. An edit that does not fit is left out for another one."""
     every = [mutant for module in _modules() for _, mutants in _mutants_of(module) for mutant in mutants]
-    random.Random(_SAMPLE_SEED).shuffle(every)  # noqa: S311 - the same from the same seed
+    random.Random(seed).shuffle(every)  # noqa: S311 - the same from the same seed
     sample: dict[str, str] = {}
     for mutant in every:
         if len(sample) == count:
