@@ -23,6 +23,7 @@ BUILT_IN: Final = {
     "sglang": "scripted.adapters.sglang",
     "transformers": "scripted.adapters.transformers",
     "vllm": "scripted.adapters.vllm",
+    "vllm-fleet": "scripted.adapters.vllm.fleet",
 }
 _ATTRIBUTE: Final = "ADAPTER"
 _OUR_PACKAGES: Final = ("engine", "scripted")

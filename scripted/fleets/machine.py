@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from scripted.core.clock import VirtualClock
 from scripted.core.named import adapter_named
+from scripted.core.run import EMPTY_STEPS_LIMIT
 from scripted.fleets.config import FleetConfig
 from scripted.fleets.run import MemberRun
 from scripted.script.fleet import Fleet, Member
+
+# Fewer than a run allows: machines that go round in circles, for instance because each needs what is on a link that is
+# held, count as standing still, so that what keeps them is undone.
+SILENT_STEPS_LIMIT: Final = EMPTY_STEPS_LIMIT // 2
 
 
 class FleetOutput(msgspec.Struct, frozen=True):
@@ -27,6 +32,11 @@ class SearchedMember(Member):
     """One machine of a fleet with the run that it is in."""
 
     run: MemberRun
+
+    @property
+    def is_busy(self) -> bool:
+        """Its next step has something to do, without help."""
+        return self.run.is_busy
 
     @property
     def is_quiet(self) -> bool:
@@ -46,6 +56,8 @@ class FleetMachine:
         self._of = of
         self._config = config
         self._record = record
+        # Steps in a row in which no client was told anything, and no machine either.
+        self._silent = 0
         self.clock = VirtualClock()
         self.fleet: Fleet[SearchedMember] = Fleet([self._new(name) for name in config.names])
 
@@ -78,8 +90,14 @@ class FleetMachine:
         last = [one.run.previous for one in self.living if one.run.previous is not None]
         deadlines = [one.deadline for one in last if one.deadline is not None]
         replies = tuple(reply for one in stepped for reply in one.replies)
-        again = self.fleet.is_moving or any(one.run.is_busy for one in self.living)
-        return FleetOutput(replies, again, min(deadlines, default=None))
+        self._silent = 0 if replies or self.fleet.has_heard else self._silent + 1
+        return FleetOutput(replies, self.is_moving, min(deadlines, default=None))
+
+    @property
+    def is_moving(self) -> bool:
+        """The next step has something to do, without help."""
+        is_busy = self._silent < SILENT_STEPS_LIMIT and any(one.is_busy for one in self.living)
+        return self.fleet.is_moving or is_busy
 
     def _let_go(self) -> None:
         """Those that drain and have nothing left are gone, as if they had died: nothing may be open there."""

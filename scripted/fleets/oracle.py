@@ -43,7 +43,9 @@ class FleetOracle(Oracle):
 
     @property
     def could_go_on(self) -> Iterable[Life]:
-        return [life for one in self._machine.living for life in one.run.oracle.could_go_on]
+        # What happened since the last step, such as a death, may have moved them.
+        members = () if self._machine.is_moving else self._machine.living
+        return [life for one in members for life in one.run.oracle.could_go_on]
 
     @property
     def names(self) -> Iterable[str]:

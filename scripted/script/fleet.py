@@ -113,6 +113,8 @@ class Fleet(Generic[_M]):
         self._members = {member.name: member for member in members}
         self._links = {(one, other): Link() for one in self._members for other in self._members if one != other}
         self._step = 0
+        # Something arrived in the last step.
+        self.has_heard = False
         for name in self._members:
             self._introduce(name)
 
@@ -230,12 +232,10 @@ class Fleet(Generic[_M]):
     def step(self) -> None:
         """One step of each machine that lives, after it has heard what arrives. Raises Violation that names it."""
         self._step += 1
+        self.has_heard = False
         for member in self.living:
-            for sender in self._members:
-                if sender != member.name:
-                    for message in self._links[sender, member.name].take(self._step):
-                        member.hear(sender, message)
             try:
+                self._bring(member)
                 member.step()
             except Violation as exc:
                 raise Violation(f"engine {member.name}: {exc}") from exc
@@ -243,6 +243,14 @@ class Fleet(Generic[_M]):
                 self._send(member, receiver, message)
 
     # -- inside --
+
+    def _bring(self, member: _M) -> None:
+        """What arrives at a machine now."""
+        for sender in self._members:
+            if sender != member.name:
+                for message in self._links[sender, member.name].take(self._step):
+                    self.has_heard = True
+                    member.hear(sender, message)
 
     def _send(self, member: _M, receiver: str, message: Any) -> None:
         link = self._link(member.name, receiver)

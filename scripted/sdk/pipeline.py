@@ -161,6 +161,15 @@ class SimulatedRunner:
         """What computes a request; 0 for none."""
         return self._requests[rid].message.lora if rid in self._requests else 0
 
+    def holds(self, rid: str, block_ids: Sequence[int], first: int, end: int) -> bool:
+        """Whether these blocks of a request hold its KV from one position to another."""
+        fingerprints = self._requests[rid].fingerprints
+        for position in range(first, end):
+            index, slot = divmod(position, self._size)
+            if self._blocks.get(block_ids[index], [0] * self._size)[slot] != fingerprints[position + 1]:
+                return False
+        return True
+
     # -- the pipeline protocol --
 
     def launch(self, microbatch: Batch) -> None:

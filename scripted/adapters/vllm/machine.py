@@ -257,6 +257,8 @@ class VllmMachine:
             session=event.session > 0,
             images=[(image.start, image.count, name_of(image)) for image in images],
         )
+        if self.scheduler.connector is not None:
+            self.scheduler.connector.arrive(event.rid, request_id)
         self.scheduler.add_request(request)
         self._grammars.add(request.request_id, event)
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from vllm.v1.outputs import KVConnectorOutput
 
-from scripted.adapters.vllm.actions import FAIL, HOLD, OFFER, UNKNOWN
+from scripted.adapters.vllm.actions import ENDED, FAIL, HOLD, OFFER, UNKNOWN
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.connector import Offered
 from scripted.adapters.vllm.ids import rid_of
@@ -43,6 +43,15 @@ class Transfers:
         self._now = 0
         # From which block on the next load fails.
         self._failing: int | None = None
+        # In a fleet transfers end when the other engine says so: by request, and whether all of it was lost.
+        self.is_remote = False
+        self._over: dict[str, bool] = {}
+        self._asked: list[Offered] = []
+
+    def take_asked(self) -> list[Offered]:
+        """The loads that began, for a fleet that carries them."""
+        asked, self._asked = self._asked, []
+        return asked
 
     @property
     def is_unknown(self) -> bool:
@@ -50,6 +59,8 @@ class Transfers:
 
     @property
     def go_on(self) -> bool:
+        if self.is_remote:
+            return not self.holds and any(map(self._is_over, self.under_way))
         return bool(self.under_way) and not self.holds
 
     def begin(self, step: int) -> None:
@@ -62,6 +73,8 @@ class Transfers:
             return
         if signal.name == FAIL:
             self._failing = signal.value
+        elif signal.name == ENDED:
+            self._over[signal.rid] = bool(signal.value)
         elif signal.name == OFFER:
             self._connector.offer(None if signal.value == UNKNOWN else signal.value)
         else:
@@ -73,7 +86,7 @@ class Transfers:
             return None
         saving, self._connector.saving = self._connector.saving, []
         self.under_way += [_Transfer(request_id, self._now + self._steps) for request_id in saving]
-        over = [] if self.holds else [one for one in self.under_way if one.due <= self._now]
+        over = [] if self.holds else [one for one in self.under_way if self._is_over(one)]
         self.under_way = [one for one in self.under_way if one not in over]
         self.ended = bool(over)
         asked = [
@@ -81,18 +94,29 @@ class Transfers:
             for load in plan.kv_connector_metadata.loads
         ]
         self.under_way += [_Transfer(load.request_id, self._now + self._steps, load) for load in asked if load.is_async]
+        if self.is_remote:
+            self._asked += asked
         loads = [one.load for one in over if one.load is not None] + [load for load in asked if not load.is_async]
         self.arrived = tuple([self._arrival(load) for load in loads])
+        for one in over:
+            self._over.pop(one.request_id, None)
+            if self.is_remote and one.load is None:
+                del self._connector.kept[one.request_id]
         return KVConnectorOutput(
             finished_sending={one.request_id for one in over if one.load is None},
             finished_recving={one.request_id for one in over if one.load is not None},
             invalid_block_ids={block for load in self.arrived for block in load.missing},
         )
 
+    def _is_over(self, one: _Transfer) -> bool:
+        return one.request_id in self._over if self.is_remote else one.due <= self._now
+
     def _arrival(self, load: Offered) -> Load:
         first, last = load.start // self._block_size, -(-len(load.token_ids) // self._block_size)
         missing: tuple[int, ...] = ()
-        if self._failing is not None:
+        if self._over.get(load.request_id):
+            missing = load.block_ids[first:last]
+        elif self._failing is not None:
             missing = load.block_ids[max(first, min(self._failing, last - 1)) : last]
             self._failing = None
         return Load(

@@ -60,6 +60,21 @@ def test_a_fleet_is_not_at_its_end_while_a_grammar_is_compiled() -> None:
     assert execute(schedule).failure is None
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "1 hold-link sender=p0 receiver=d0; 5 kill-engine on=d0",
+        "1 hold-link sender=p0 receiver=d0 pages=True; 6 kill-engine on=p0",
+        "3 cut-link sender=p0 receiver=d0; 4 heal-link sender=p0 receiver=d0",
+    ],
+)
+def test_what_breaks_off_is_noticed_at_once(what: str) -> None:
+    """Each side learns it with the connection, and no time limit has to pass."""
+    outcome = execute(Schedule.parse(f"{ONE}; {what}"))
+    assert outcome.failure is None
+    assert "advance" not in {one.action.kind for one in outcome.implied}
+
+
 def test_a_copy_of_all_machines_goes_on_as_the_fleet_would_have() -> None:
     """With what is added at each step, and with traffic on the links that is held, late or lost."""
     base = Schedule.parse(

@@ -25,7 +25,6 @@ from scripted.adapters.lockstep.script.fleet import role_of
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.forks import Frozen
 from scripted.core.named import OWN
-from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.fleets.adapter import FleetAdapter
@@ -58,10 +57,10 @@ class FrozenFleet:
         for one, conformance in zip(members, conformances, strict=True):
             one.run.oracle.conformance = conformance
 
-    def thaw(self, extra: tuple[Placed, ...]) -> Run:
+    def thaw(self, name: str) -> Run:
         """A run that goes on from there and shares nothing that can change."""
         run = self._run.thaw()
-        if is_specified(extra):
+        if is_specified(name):
             for one, conformance in zip(run.machine.fleet.members, self._conformances.thaw(), strict=True):
                 one.run.oracle.conformance = conformance
         return run

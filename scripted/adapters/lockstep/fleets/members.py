@@ -76,6 +76,10 @@ class SearchedEngine(EngineEnd, SearchedMember):
             self._said += [(other, self._told) for other in self._decoding]
 
     @property
+    def is_busy(self) -> bool:
+        return super().is_busy or self.transfers.ends_soon
+
+    @property
     def is_quiet(self) -> bool:
         return super().is_quiet and not self.serving and not self.asked
 

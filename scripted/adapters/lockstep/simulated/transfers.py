@@ -103,6 +103,11 @@ class SimulatedTransfers:
         return self.is_holding and any(not one.is_stopped for one in self._open.values())
 
     @property
+    def ends_soon(self) -> bool:
+        """A transfer was stopped, or broke off, and the next step brings its end."""
+        return any(one.is_stopped or one.failed_at is not None for one in self._open.values())
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """The transfers that have not ended, in their order."""
         return tuple(self._open)
