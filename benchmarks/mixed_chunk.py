@@ -24,7 +24,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkpoints import make_checkpoint
+from benchmarks.checkpoints import make_checkpoint, save_tokenizer
 from benchmarks.peers.machine import Machine
 from engine.config import EngineConfig
 from engine.interruption import interruptible
@@ -141,6 +141,7 @@ def main() -> None:
         model |= {"max_total_tokens": 2 * arguments.prompt_tokens + 16_384, "backend": "torch"}
         if arguments.shape != "embedded":
             make_checkpoint(Path(name), "float32", arguments.shape)
+            save_tokenizer(Path(name), arguments.shape)
             model["model"] = name
         ways = [(n, chunk, mixed) for n in arguments.stages for chunk in arguments.chunk for mixed in (False, True)]
         seen = {way: Seen() for way in ways}
