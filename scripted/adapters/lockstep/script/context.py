@@ -104,7 +104,7 @@ class ScriptContext(BaseContext):
         """A fleet beside this engine, of its configuration: ``p...`` prefill, ``d...`` decode, ``e...`` do both.
 
         ``fleet["d0"]`` is the ``t`` of one engine. Each step of this script is one step of each of them. Once in a
-        script, and only in the sim tier.
+        script.
         """
         if self._run.fleet is not None:
             raise BadCall("t.engines(...) was called before; a script has one fleet, so name all engines at once")
