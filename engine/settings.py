@@ -40,6 +40,10 @@ class ServerSettings(EngineConfig):
     # The cause of an error must not show a key either.
     model_config = ConfigDict(hide_input_in_errors=True)
 
+    # No stream waits for a long prompt. A script has it off: it says itself what is in a microbatch.
+    mixed_chunk: bool = Field(
+        True, description="decode beside prompts: decodes first, prompts get the rest of the budget"
+    )
     served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
     tool_call_parser: Literal[
         "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"

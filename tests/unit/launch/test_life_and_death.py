@@ -131,7 +131,7 @@ def launch(parent: PreloadedParent, tmp_path: Path) -> Iterator[Callable[..., Li
 )
 def test_a_poisoned_request_fails_alone(launch, pool: ThreadPoolExecutor, pp_size: int, kinds: list[str]) -> None:
     """A05: each time it is computed its forward raises; a stream beside it says what it says undisturbed."""
-    server = launch(pp_size=pp_size, gate="failing_gates:failing_gate")
+    server = launch(pp_size=pp_size, gate="failing_gates:failing_gate", mixed_chunk=False)
     alone = server.ask("listen", sampling=LISTENED).json()["output_ids"]
     beside = Listener(server, pool)
     for kind in kinds:
@@ -150,7 +150,7 @@ def test_a_poisoned_request_fails_alone(launch, pool: ThreadPoolExecutor, pp_siz
 @pytest.mark.parametrize(("pp_size", "kind"), [(1, "OutOfMemoryError"), (4, "1")])
 def test_a_failed_step_fails_its_own_microbatch(launch, pool: ThreadPoolExecutor, pp_size: int, kind: str) -> None:
     """A05: those in one microbatch with the poison are told why and can be asked again; all others go on."""
-    server = launch(pp_size=pp_size, gate="failing_gates:failing_gate")
+    server = launch(pp_size=pp_size, gate="failing_gates:failing_gate", mixed_chunk=False)
     undisturbed = server.ask().json()["output_ids"]
     outside = Listener(server, pool)
     server.call("/pause_generation", mode="in_place")
