@@ -55,7 +55,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     computed together have ``loras_together`` at most. ``sessions``: a request may keep its KV for the next.
     ``images``: prompts may have images, and so many tokens of what the encoder made of them are kept.
     ``pauses_in_turn``: a pause, or its end, that comes while one that aborts is not answered waits for that, and takes
-    effect with its own answer.
+    effect with its own answer; requests that come during a pause are held back, and no pause aborts them.
     ``late_launches``: how often a request may still be launched after its abort, before its next result ends it.
     """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scripted.core.account import Life
 from scripted.core.oracle import Oracle
 from scripted.core.violation import Violation
 from scripted.sdk.capabilities import Capabilities, Limits, PauseMode
@@ -55,6 +56,8 @@ class SdkOracle(Oracle):
         # Where pauses wait for their turn: the one that is not answered, and those behind it.
         self._ending: str | None = None
         self._behind: dict[str, Pause | Resume] = {}
+        # Where a pause holds requests back, those that it does: no pause aborts them.
+        self._held_back: set[Life] = set()
         # The counts that aborts of unknown requests must not change; None except in the step that they are given in.
         self._resting: Mapping[str, int] | None = None
 
@@ -120,6 +123,8 @@ class SdkOracle(Oracle):
         match event:
             case Add():
                 self.account.begin(event, follows=event.goes_on)
+                if self._can.pauses_in_turn and self.paused is not None:
+                    self._held_back.add(self.account.lives[-1])
                 if event.goes_on:
                     # Its session has begun before.
                     self.account.lives[-1].launched = True
@@ -144,8 +149,12 @@ class SdkOracle(Oracle):
         """A pause or its end takes effect."""
         if isinstance(event, Resume):
             self.resume()
+            self._held_back.clear()
             return
+        aborted = [life.aborted for life in self._held_back]
         self.pause(self._mode_of(event))
+        for life, before in zip(self._held_back, aborted, strict=True):
+            life.aborted = before
         if self._can.pauses_in_turn and self._mode_of(event).aborts:
             self._ending = event.call_id
 

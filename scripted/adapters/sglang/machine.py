@@ -376,8 +376,6 @@ class SglangMachine:
             case Pause():
                 self._pause = event.mode
                 if event.mode == _ABORT.name:
-                    held, self._held = self._held, []
-                    self._replies += [Tokens(rid=one.rid, finish_reason="abort") for one in held]
                     self._ending = event.call_id
                     self._say(AbortReq(abort_all=True))
                 else:
@@ -413,10 +411,10 @@ class SglangMachine:
         # What the front end refuses, and what the scheduler answers with an error after a prefill of one token.
         if tokens + event.max_new_tokens > self._settings.context_length or tokens >= self.scheduler.max_req_input_len:
             reason = f"{tokens} + {event.max_new_tokens} tokens are too long"
-            self._replies.append(Refused(rid=event.rid, reason=reason))
+            self._refuse(event.rid, reason)
             return
         if not self._fits(tokens, event.max_new_tokens):
-            self._replies.append(Refused(rid=event.rid, reason="its output would be cut to what fits into the pool"))
+            self._refuse(event.rid, "its output would be cut to what fits into the pool")
             return
         sampling = SamplingParams(max_new_tokens=event.max_new_tokens, stop_token_ids=set(event.stop_token_ids) or None)
         sampling.normalize(None)
@@ -454,11 +452,9 @@ class SglangMachine:
         return most is not None and most >= new
 
     def _abort(self, rid: str) -> None:
-        """The front end passes on what aborts one of its requests, once."""
-        if any(one.rid == rid for one in self._held):
-            self._held = [one for one in self._held if one.rid != rid]
-            self._replies.append(Tokens(rid=rid, finish_reason="abort"))
-        elif rid in self._alive and rid not in self._abort_sent:
+        """The front end passes on what aborts one of its requests, once, also of those that it holds back."""
+        known = rid in self._alive or any(one.rid == rid for one in self._held)
+        if known and rid not in self._abort_sent:
             self._abort_sent.add(rid)
             self._say(AbortReq(rid=self._inner(rid)))
 
@@ -485,8 +481,7 @@ class SglangMachine:
         """The scheduler ends a request by itself; one of which nothing was computed does not begin."""
         rid = rid_of(output.rid)
         if output.finished_reason is not None and output.rid not in self._worker.chosen:
-            self._replies.append(Refused(rid=rid, reason=output.finished_reason["message"]))
-            self._forget(rid)
+            self._refuse(rid, output.finished_reason["message"])
         else:
             self._tell(rid, (), "abort")
 
@@ -494,6 +489,10 @@ class SglangMachine:
         self._replies.append(Tokens(rid=rid, token_ids=ids, finish_reason=reason))
         if reason is not None:
             self._forget(rid)
+
+    def _refuse(self, rid: str, reason: str) -> None:
+        self._replies.append(Refused(rid=rid, reason=reason))
+        self._forget(rid)
 
     def _forget(self, rid: str) -> None:
         self._alive.pop(rid, None)

@@ -47,11 +47,13 @@ WORDS = (
     "b ends with abort, but nothing aborted it",
     "call-2 is refused, although no request owns memory",
     "something waits for ever: a (decode since step 2)",
+    "a is launched, but it was aborted 2 launches ago",
 )
 EXAMPLES = {
     "aborted_by_a_prefix.py": "a was aborted; still waiting: nobody",
     "computed_after_its_abort.py": "computed of a: [8]; then it was aborted, and computed were [8, 8, 8]",
     "ended_by_the_queue.py": "before the pause ran ['a', 'b']; after it wait ['a']",
+    "an_abort_that_is_lost.py": "after an abort during the pause and one after it, 8 batches of a are computed",
     "a_pause_that_never_ends.py": "after both pauses and a continue ended: nothing",
 }
 # What SGLang imports and this environment lacks is not a part of the examples.
@@ -141,6 +143,8 @@ def test_a_name_that_begins_like_no_other_is_safe() -> None:
         "default; 1 start a prompt=4 new=6; 3 pause mode=abort; 4 continue; 5 start b prompt=3 new=2",
         "default; 1 start a prompt=1; 2 pause mode=abort; 2 pause mode=in_place; 6 continue",
         "default; 1 start a prompt=1; 2 pause mode=abort; 2 pause mode=abort; 2 pause mode=retract; 2 continue",
+        "disable_overlap_schedule=True; 1 start a prompt=1; 2 pause mode=abort; 2 pause mode=abort; 3 start b prompt=1",
+        "default; 1 pause mode=in_place; 2 start b prompt=1; 3 pause mode=abort; 7 continue",
     ],
 )
 def test_what_the_front_end_knows_is_no_defect(line: str) -> None:
