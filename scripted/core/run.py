@@ -34,6 +34,8 @@ EMPTY_STEPS_LIMIT: Final = 256
 # Launches in a row that leave half of a batch free, while a request waits that fits. Those that healthy schedulers need
 # for it are fewer: what a prompt like it, which is computed first, takes through the deepest pipeline.
 WAITING_LIMIT: Final = 8
+# What goes on so long after the last action may go on for ever because of what only the run can undo.
+PATIENCE_STEPS: Final = 1_000
 # So many requests that wait are named.
 _NAMED: Final = 3
 
@@ -195,9 +197,13 @@ class Run:
             self._check_stands()
         if self.step in self._after:
             self._apply(self._after[self.step])
-        if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
-            self._check_end()
-            return None
+        if not self._events and self.step > self._last_step:
+            if self._is_still():
+                if not self._settle():
+                    self._check_end()
+                    return None
+            elif self.step == self._last_step + PATIENCE_STEPS and (undo := self.obstacle) is not None:
+                self._imply(undo)
         self._check_progress(previous)
         self.phase = _ADAPTER
         return adapter.new_step(tuple(self._events), self.clock.now())

@@ -133,6 +133,15 @@ WORKLOADS: Final = {
         "sessions-queued-async": f"{_TIGHT} {_ASYNC}; {_TALKING_ON}",
         "sessions-queued-guesses-async": f"num_speculative_tokens=2 {_ASYNC} {_STAGES}; {_TALKING_ON}",
         "sessions-queued-stages": f"{_STAGES} max_num_batched_tokens=8; {_TALKING_ON}",
+        # Preempted while the last token of its answer is in flight.
+        "sessions-preempted": (
+            f"{_TIGHT} {_STAGES}; 1 start a prompt=12 new=6 seed=1; 1 start b prompt=9 new=5 session=1"
+        ),
+        # They say the same, until one of them gets more; and the other one is preempted.
+        "sessions-alike": (
+            f"num_gpu_blocks=10 {_ASYNC} {_STAGES}; 1 start a prompt=10 session=1; 1 start b prompt=10 new=16; "
+            "2 more a tokens=5"
+        ),
         "loras-tight": f"{_TIGHT} max_loras=2 {_ASYNC}; {_ADAPTED}",
         "images": f"encoder_cache_size=8; {_SEEN}",
         "images-tight": f"{_TIGHT} encoder_cache_size=6 encoder_compute_budget=6 max_num_batched_tokens=8; {_SEEN}",
