@@ -68,7 +68,6 @@ MISFITS = {
     ("a-grammar-that-does-not-compile", "0.33.0"),
     # 0.32.0 has these itself.
     ("kept-up-to-what-was-computed", "0.32.0"),
-    ("the-hash-of-a-discarded-token", "0.32.0"),
     ("queued-before-it-has-left", "0.32.0"),
 }
 
