@@ -29,7 +29,7 @@ class LiveDevice:
     def __init__(self) -> None:
         self._in_flight: deque[int] = deque()
 
-    def begin(self, request: Add) -> None:
+    def begin(self, request: Add, *, is_queued: bool = False) -> None:
         """Nothing: its tokens are the model's."""
 
     def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
