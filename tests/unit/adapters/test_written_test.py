@@ -164,6 +164,7 @@ def test_the_test_of_any_schedule_passes_on_a_healthy_engine(name: str) -> None:
     """No engine is broken here: a written test that is red lies."""
     prefixes = Prefixes(WORKLOADS[name])
     for extra in itertools.islice(RandomEvents(5, most_events=4).additions(name, prefixes.base, prefixes.steps), 3):
-        written = write_test([prefixes.base.with_placed(extra)], name="it")
+        prefixes.execute_drawn(extra)
+        written = write_test([prefixes.base.with_placed(extra.placed)], name="it")
         assert written.text is not None, written.said
         assert written.said[-1] == "the schedule does not fail; the test of it passes"

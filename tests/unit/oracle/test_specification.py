@@ -92,10 +92,10 @@ def test_every_policy_has_a_workload_that_is_compared(policy: str) -> None:
 
 def test_most_of_the_forked_runs_are_compared_the_same_ones_in_every_process() -> None:
     base = WORKLOADS["full-pages"]
-    runs = [is_specified(extra) for extra in Exhaustive().additions("full-pages", base, 20)]
+    runs = [is_specified(repr(extra)) for extra in Exhaustive().additions("full-pages", base, 20)]
     others = len(runs) - sum(runs)
     assert len(runs) / UNSPECIFIED_EVERY_RUNS * 0.7 < others < len(runs) / UNSPECIFIED_EVERY_RUNS * 1.3
-    assert runs == [is_specified(extra) for extra in Exhaustive().additions("full-pages", base, 20)]
+    assert runs == [is_specified(repr(extra)) for extra in Exhaustive().additions("full-pages", base, 20)]
 
 
 # -- every part of a step is compared --

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ class FleetServers:
         self._mutant = mutant
         self._parent = parent
         self._servers: dict[str, tuple[ServerProcess, Path]] = {}
+        self._frontends: dict[str, int] = {}
 
     def start(self, wanted: Sequence[EngineWanted]) -> tuple[EnginePlace, ...]:
         """Start them all at once. Raises StartupError with the cause when one does not come up."""
@@ -52,6 +55,7 @@ class FleetServers:
         for one in wanted:
             process, folder = self._servers[one.name]
             serving = process.wait_ready(_BOOT_TIMEOUT_S)
+            self._frontends[one.name] = serving.pids["frontend"]
             places.append(EnginePlace(one.name, serving.base_url, str(folder), process.pid))
         return tuple(places)
 
@@ -63,6 +67,9 @@ class FleetServers:
             process, folder = self._servers.pop(name)
             with contextlib.closing(process):
                 with no_process_left(process.pid):
+                    # First, so that it has no time to tell clients of the others' end: a machine that is gone does not.
+                    with contextlib.suppress(KeyError, ProcessLookupError):
+                        os.kill(self._frontends.pop(name), signal.SIGKILL)
                     process.kill()
                 with contextlib.suppress(TimeoutError):
                     process.wait(_END_TIMEOUT_S)
