@@ -11,7 +11,7 @@ from scripted.core.violation import Bounds, Violation
 OWN_ENDS: Final = ("length", "stop")
 
 
-class Message(Protocol):
+class RequestMessage(Protocol):
     @property
     def rid(self) -> str: ...
 
@@ -79,7 +79,7 @@ class Account:
         """Every request has ended and every call is answered."""
         return not self.live and not self._open
 
-    def begin(self, message: Message, *, follows: bool = False) -> None:
+    def begin(self, message: RequestMessage, *, follows: bool = False) -> None:
         life, rid = Life(message, self.step, follows=follows), message.rid
         self.lives.append(life)
         if rid in self.live:

@@ -12,7 +12,7 @@ from scripted.core.named import adapter_named
 from scripted.core.run import EMPTY_STEPS_LIMIT
 from scripted.fleets.config import FleetConfig
 from scripted.fleets.run import MemberRun
-from scripted.script.fleet import Fleet, Member
+from scripted.script.fleet import BaseFleet, Member
 
 # Fewer than a run allows: machines that go round in circles, for instance because each needs what is on a link that is
 # held, count as standing still, so that what keeps them is undone.
@@ -59,7 +59,7 @@ class FleetMachine:
         # Steps in a row in which no client was told anything, and no machine either.
         self._silent = 0
         self.clock = VirtualClock()
-        self.fleet: Fleet[SearchedMember] = Fleet([self._new(name) for name in config.names])
+        self.fleet: BaseFleet[SearchedMember] = BaseFleet([self._new(name) for name in config.names])
 
     @property
     def living(self) -> list[SearchedMember]:

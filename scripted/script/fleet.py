@@ -106,7 +106,7 @@ class Member(ABC):
 _M = TypeVar("_M", bound=Member)
 
 
-class Fleet(Generic[_M]):
+class BaseFleet(Generic[_M]):
     """Machines by name, in the order of their steps, and a link each way between any two."""
 
     def __init__(self, members: Sequence[_M]) -> None:

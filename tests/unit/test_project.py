@@ -117,6 +117,17 @@ def test_all_names_what_the_module_has(path):
     assert [name for name in names if not hasattr(module, name)] == []
 
 
+def test_a_public_class_of_the_harness_has_a_name_of_its_own():
+    """F: two things of one name are taken for one another."""
+    names = Counter(
+        node.name
+        for path in modules("scripted")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_test_files_have_names_of_their_own():
     """F: pytest imports test files by their bare name, so two of one name hide each other."""
     names = Counter(path.name for path in modules("tests") if path.name != "conftest.py")

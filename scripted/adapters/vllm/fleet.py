@@ -100,7 +100,7 @@ class Kept:
 
 
 @dataclass
-class Prompt:
+class ProxiedPrompt:
     """Of a consumer: a request and who computes its prompt. ``message`` waits for that, and is None afterwards."""
 
     rid: str
@@ -137,7 +137,7 @@ class Proxy:
         self._producers = tuple(producers)
         self._reached: set[str] = set()
         self._count = 0
-        self.prompts: dict[int, Prompt] = {}
+        self.prompts: dict[int, ProxiedPrompt] = {}
         self.said: list[tuple[str, Any]] = []
 
     @property
@@ -168,7 +168,7 @@ class Proxy:
             return False
         self._count += 1
         at = reached[self._count % len(reached)]
-        self.prompts[self._count] = Prompt(event.rid, at, event)
+        self.prompts[self._count] = ProxiedPrompt(event.rid, at, event)
         self.said.append((at, Wanted(self._count, event.prompt_ids, event.priority, event.lora)))
         return True
 

@@ -22,7 +22,7 @@ from scripted.fleets.run import MemberRun
 _GONE: Final = "is gone"
 
 
-class Answered(msgspec.Struct, frozen=True):
+class PrefillAnswer(msgspec.Struct, frozen=True):
     """The answer of a prefill engine to the prompt of a transfer; ``error`` is None for one that was sent."""
 
     transfer: int
@@ -30,7 +30,7 @@ class Answered(msgspec.Struct, frozen=True):
     status: int | None
 
 
-class Load(msgspec.Struct, frozen=True):
+class PrefillLoad(msgspec.Struct, frozen=True):
     """What a look at a prefill engine shows; None while it drains."""
 
     load: dict[str, Any] | None
@@ -47,7 +47,7 @@ class SearchedEngine(EngineEnd, SearchedMember):
         super().__init__(name)
         self.run = run
         self.transfers.is_imagined = False
-        self._told: Load | None = None
+        self._told: PrefillLoad | None = None
         self._decoding = [other for other in others if other[0] == "d"]
         self.prefills: Prefills | None = None
         if self.limits.receives:
@@ -105,13 +105,13 @@ class SearchedEngine(EngineEnd, SearchedMember):
             super().tell((reply,))
 
     def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
-        self._said.append((receiver, Answered(transfer, error, status)))
+        self._said.append((receiver, PrefillAnswer(transfer, error, status)))
 
     def hear(self, sender: str, message: Any) -> None:
         match message:
-            case Answered():
+            case PrefillAnswer():
                 self._take_answer(message)
-            case Load():
+            case PrefillLoad():
                 assert self.prefills is not None
                 if message.load is None:
                     self.prefills.lost(sender, "is draining")
@@ -150,14 +150,14 @@ class SearchedEngine(EngineEnd, SearchedMember):
     # -- inside --
 
     @property
-    def _load(self) -> Load:
+    def _load(self) -> PrefillLoad:
         if self.is_draining:
-            return Load(None)
+            return PrefillLoad(None)
         scheduler = self.run.machine.scheduler
         cached = scheduler.memory.pages.cached
-        return Load(_load_of(scheduler.books.sleep_level, cached, scheduler.counters.weights_version))
+        return PrefillLoad(_load_of(scheduler.books.sleep_level, cached, scheduler.counters.weights_version))
 
-    def _take_answer(self, message: Answered) -> None:
+    def _take_answer(self, message: PrefillAnswer) -> None:
         assert self.prefills is not None
         self.asked.pop(message.transfer, None)
         if message.error is None:

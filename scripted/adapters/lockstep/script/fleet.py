@@ -36,7 +36,7 @@ from scripted.adapters.lockstep.step_words import call_names, log_of
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NotIdle
 from scripted.report.step_log import EngineLog, FleetLog, Message, Said, ShownStep, StepLog
-from scripted.script import fleet
+from scripted.script.fleet import BaseFleet
 from scripted.script.wait import Steps
 
 # The role of an engine, by the first letter of its name.
@@ -105,7 +105,7 @@ class _Sent:
     arrived: int | None = None
 
 
-class Fleet(fleet.Fleet[FleetEngine]):
+class Fleet(BaseFleet[FleetEngine]):
     """The engines of one script by name; ``fleet["d0"]`` is the ``t`` of one of them. ``make`` makes one of a name."""
 
     def __init__(self, names: Sequence[str], make: Callable[[str], FleetEngine]) -> None:
