@@ -42,7 +42,8 @@ class PromptVectors:
             count = len(segment.token_ids)
             total = states[first : first + count].sum(dim=0)
             first += count
-            if segment.start:
+            # There is none after a part that failed: its request has ended, and no other's must fail for it.
+            if segment.start and segment.row in self._sums:
                 total = total + self._sums.pop(segment.row)
             if segment.emits:
                 means.append((total / (segment.start + count))[None])

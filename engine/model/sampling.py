@@ -6,14 +6,16 @@ request's output. Owns each row's sampling spec and its place in its grammar; ne
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.errors import IntegrityError
 from engine.grammar import CompiledGrammars, GrammarError, Matcher
-from engine.messages import RequestError
+from engine.messages import RequestError, TokenLogprob
 from engine.model.choice import Choice, Sampled
 from engine.model.transfer import sent
 from engine.plan import SamplingSpec, Segment
@@ -25,6 +27,8 @@ History = Callable[[Segment], NDArray[np.int32]]
 # temperature is greedy in all but name.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 MIN_REPETITION_PENALTY = 1e-6
+
+_log = logging.getLogger(__name__)
 
 _MASK = 2**64 - 1
 _GREEDY = SamplingSpec(seed=0)
@@ -38,8 +42,9 @@ def uniform(seed: int, position: int) -> float:
 class Sampler:
     """Samples for the rows of one engine. ``never`` holds ids that no request may ever sample.
 
-    Of the last sample, ``errors`` has the requests whose grammar cannot be followed, and ``dead_ends`` the places after
-    a draft where it could not: what was chosen there is of no use, and the draft must not be accepted.
+    Of the last sample, ``errors`` has the requests whose grammar cannot be followed or whose token could not be chosen,
+    and ``dead_ends`` the places after a draft where that is so: what was chosen there is of no use, and the draft must
+    not be accepted.
     """
 
     def __init__(
@@ -83,10 +88,50 @@ class Sampler:
         """One token for each of ``segments`` from ``logits`` [segments, vocabulary], and logprobs where asked for.
 
         Logprobs are those of the model's own distribution over the tokens that the grammar allows, before biases,
-        penalties, temperature and filters.
+        penalties, temperature and filters. What is raised for one segment ends its request alone; raises what is raised
+        for every one.
         """
-        choice = self.choose(logits, segments, history)
-        return choice.told(choice.tensors)
+        try:
+            choice = self.choose(logits, segments, history)
+            return choice.told(choice.tensors)
+        except IntegrityError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whose fault it is, the segments tell
+            return self._sample_each(logits, segments, history, exc)
+
+    def _sample_each(
+        self, logits: torch.Tensor, segments: Sequence[Segment], history: History, failure: Exception
+    ) -> Sampled:
+        """The same one by one, after a failure of all together."""
+        ids: list[int] = []
+        logprobs: list[TokenLogprob | None] = []
+        errors: list[RequestError] = []
+        dead_ends: list[int] = []
+        raised, before = 0, None
+        for place, segment in enumerate(segments):
+            is_draft, before = segment.row == before, segment.row
+            own: tuple[RequestError, ...] = ()
+            try:
+                choice = self.choose(logits[place : place + 1], [segment], history)
+                (token,), said = choice.told(choice.tensors)
+                own = self.errors
+            except IntegrityError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - it is this segment's
+                _log.warning("no token can be chosen for %s", segment.rid, exc_info=exc)
+                why = f"no token can be chosen after {_position(segment)} tokens: {type(exc).__name__}: {exc}"
+                token, said, own = 0, (), (RequestError(segment.rid, why),)
+                raised += 1
+            ids.append(token)
+            logprobs.append(said[0] if said else None)
+            if own and is_draft:
+                dead_ends.append(place)
+            else:
+                errors += own
+        if raised == len(segments):
+            raise failure
+        self.errors, self.dead_ends = tuple(errors), tuple(dead_ends)
+        return tuple(ids), tuple(logprobs) if any(logprobs) else ()
 
     def choose(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Choice:
         """The same, left on the device. Waits for nothing there where no segment ``reads_history``."""

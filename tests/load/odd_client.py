@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import sys
 import tempfile
 import time
@@ -32,6 +34,20 @@ SHOWN_CHARS = 1500
 # A request without a right to go on this long has hung: none here says much.
 HANG_S = 40.0
 PROBE = {"text": "the same as ever", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+NEIGHBOUR = {"text": "a stream", "sampling_params": {"max_new_tokens": 64, "ignore_eos": True}}
+NEIGHBOURS = 3
+# Each ends in the stage by its own fault, or at a bound of its own, after its prompt was computed beside decodes.
+OWN_FAULTS: dict[str, dict[str, Any]] = {
+    "a grammar that leads nowhere": {"ebnf": "start: /[a-d]{4}/ more\nmore: more"},
+    "a grammar beyond a bound, late": {
+        "ebnf": "start: /[a-d]{4}/ t\nt: "
+        + " | ".join(f"r{number}" for number in range(2100))
+        + "".join(f'\nr{number}: "x" s{number}\ns{number}: "c"' for number in range(2100))
+    },
+    "choices of it": {"ebnf": "start: /[a-d]{4}/ more\nmore: more", "n": 3, "temperature": 1.0},
+    "biases without a number": {"logit_bias": {str(token): -1e308 for token in range(256)}, "temperature": 1e-300},
+    "nothing to say": {"max_new_tokens": 0},
+}
 DRAFTS = {"speculative_algorithm": "draft_model", "speculative_draft_model": "embedded"}
 LORAS = {"lora": "x=embedded-lora:1", "max_loras": 2}
 # Each has other features together, and another family of calls.
@@ -78,6 +94,7 @@ async def _send_all(server: LoadedServer, result: OddResult, seed: int, count: i
     requests = enumerate(odd_requests(seed, count))
     async with server.http() as http:
         before = await _probe(http)
+        await _fail_beside_streams(http, result)
         await asyncio.gather(*(_client(http, requests, result, seed) for _ in range(CLIENTS)))
         await http.post("/continue_generation")
         await server.wait_idle(http)
@@ -85,6 +102,29 @@ async def _send_all(server: LoadedServer, result: OddResult, seed: int, count: i
         if after != before:
             result.complaints.append(f"the same request must say the same after all others: {before}, then {after}")
         await server.wait_idle(http)
+
+
+async def _fail_beside_streams(http: httpx.AsyncClient, result: OddResult) -> None:
+    """Requests that fail alone, each while others decode: what ends there ends without them."""
+
+    async def neighbour(first: asyncio.Event) -> None:
+        answer, reason = OddAnswer(), None
+        async with http.stream("POST", "/generate", json=NEIGHBOUR | {"stream": True}) as response:
+            async for line in response.aiter_lines():
+                first.set()
+                if line:
+                    answer.events.append(line.removeprefix("data: "))
+        with contextlib.suppress(ValueError, LookupError):
+            reason = json.loads(answer.events[-2])["meta_info"]["finish_reason"]
+        if reason != "length":
+            result.complaints.append(f"a stream must not end for its neighbour's fault, beside {name}: got {answer}")
+
+    for name, fields in OWN_FAULTS.items():
+        begun = [asyncio.Event() for _ in range(NEIGHBOURS)]
+        streams = [asyncio.create_task(neighbour(first)) for first in begun]
+        await asyncio.gather(*(first.wait() for first in begun))
+        await http.post("/generate", json={"text": "a neighbour " * 20, "sampling_params": fields})
+        await asyncio.gather(*streams)
 
 
 async def _client(

@@ -33,3 +33,12 @@ def test_a_normalized_vector_has_length_one() -> None:
     taken = PromptVectors(Pooling(PoolingKind.LAST, is_normalized=True))
     (vector,) = vectors_of(taken.take(torch.tensor([[3.0, 4.0]]), [part(0, 0, 2, emits=True)]))
     assert np.allclose(vector, [0.6, 0.8])
+
+
+def test_a_part_that_failed_takes_no_other_prompt_along() -> None:
+    """The part before was in a microbatch that failed, and this one was already launched, beside another prompt."""
+    taken = PromptVectors(Pooling(PoolingKind.MEAN, is_normalized=False))
+    _, other = vectors_of(
+        taken.take(torch.tensor([[7.0, 1.0], [4.0, 2.0]]), [part(0, 8, 1, emits=True), part(1, 0, 1, emits=True)])
+    )
+    assert other == [4.0, 2.0]

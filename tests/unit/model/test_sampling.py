@@ -250,3 +250,47 @@ def test_a_row_s_new_tenant_brings_its_own_settings_wherever_it_starts(start: in
     assert list(chosen) == [sample(seeded, position=start + place) for place in range(1, 10)]
     assert set(chosen) != {0}
     assert len(logprobs) == 9
+
+
+def test_what_is_raised_for_one_request_ends_that_one_alone() -> None:
+    """B11: the others of its microbatch, prompts and decodes, go on as they would without it."""
+    penalty = SamplingSpec(seed=0, frequency_penalty=1.0, return_logprob=True)
+    specs = [penalty, SamplingSpec(seed=7, temperature=1.0), penalty]
+    segments = [Segment(f"r{row}", row, 4, (0,), 0, (), True, spec) for row, spec in enumerate(specs)]
+    sampler = SamplerHere(never=(), vocab_size=VOCAB)
+    for segment in segments:
+        sampler.adopt(segment)
+    whole_ids, whole_logprobs = sampler.sample(LOGITS.repeat(3, 1), segments, _short_history)
+    assert sampler.errors == ()
+
+    def broken(segment: Segment) -> np.ndarray:
+        if segment.row == 2:
+            raise ValueError("its history is lost")
+        return _short_history(segment)
+
+    ids, logprobs = sampler.sample(LOGITS.repeat(3, 1), segments, broken)
+    assert (ids[:2], logprobs[:2]) == (whole_ids[:2], whole_logprobs[:2])
+    (error,) = sampler.errors
+    assert error.rid == "r2"
+    assert error.error == "no token can be chosen after 5 tokens: ValueError: its history is lost"
+    with pytest.raises(ValueError, match="its history is lost"):
+        sampler.sample(LOGITS[None], segments[2:], broken)
+
+
+def test_what_is_raised_after_a_guess_refuses_the_guess() -> None:
+    penalty = SamplingSpec(seed=0, frequency_penalty=1.0)
+    places = [Segment("r", 0, 4, (0,) * count, 0, (), True, penalty) for count in (1, 2)]
+    sampler = SamplerHere(never=(), vocab_size=VOCAB)
+    sampler.adopt(places[0])
+
+    def broken(segment: Segment) -> np.ndarray:
+        if len(segment.token_ids) == 2:
+            raise ValueError("after the guess")
+        return _short_history(segment)
+
+    ids, _ = sampler.sample(LOGITS.repeat(2, 1), places, broken)
+    assert (ids[0], sampler.errors, sampler.dead_ends) == (0, (), (1,))
+
+
+def _short_history(segment: Segment) -> np.ndarray:
+    return np.array([3], np.int32)
