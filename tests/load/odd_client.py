@@ -107,7 +107,7 @@ async def _send_all(server: LoadedServer, result: OddResult, seed: int, count: i
 async def _fail_beside_streams(http: httpx.AsyncClient, result: OddResult) -> None:
     """Requests that fail alone, each while others decode: what ends there ends without them."""
 
-    async def neighbour(first: asyncio.Event) -> None:
+    async def neighbour(fault: str, first: asyncio.Event) -> None:
         answer, reason = OddAnswer(), None
         async with http.stream("POST", "/generate", json=NEIGHBOUR | {"stream": True}) as response:
             async for line in response.aiter_lines():
@@ -117,11 +117,11 @@ async def _fail_beside_streams(http: httpx.AsyncClient, result: OddResult) -> No
         with contextlib.suppress(ValueError, LookupError):
             reason = json.loads(answer.events[-2])["meta_info"]["finish_reason"]
         if reason != "length":
-            result.complaints.append(f"a stream must not end for its neighbour's fault, beside {name}: got {answer}")
+            result.complaints.append(f"a stream must not end for its neighbour's fault, beside {fault}: got {answer}")
 
     for name, fields in OWN_FAULTS.items():
         begun = [asyncio.Event() for _ in range(NEIGHBOURS)]
-        streams = [asyncio.create_task(neighbour(first)) for first in begun]
+        streams = [asyncio.create_task(neighbour(name, first)) for first in begun]
         await asyncio.gather(*(first.wait() for first in begun))
         await http.post("/generate", json={"text": "a neighbour " * 20, "sampling_params": fields})
         await asyncio.gather(*streams)
