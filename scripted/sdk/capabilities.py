@@ -48,9 +48,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     ``flush``: the prefix cache can be emptied, with ``forced_flush`` also while requests run. ``pause_modes``: how
     generation can be paused. ``fail``: a batch may fail and the engine goes on. ``chunked``: a prompt may take several
-    batches. ``preemption``: a request may lose its blocks and compute again. ``priority``: a higher one goes first.
-    ``speculative_tokens``: guesses that are verified in one share. ``answers_aborts``: an abort of a live request is
-    answered by a last reply with ``abort``; without it the request has ended for its client when it was aborted.
+    batches. ``continuous``: a request may begin while others run (continuous batching); without it, in static
+    batching, all of a batch end before others begin. ``preemption``: a request may lose its blocks and compute again.
+    ``priority``: a higher one goes first. ``speculative_tokens``: guesses that are verified in one share.
+    ``answers_aborts``: an abort of a live request is answered by a last reply with ``abort``; without it the request
+    has ended for its client when it was aborted.
     ``grammars``: the tokens of a request may be masked. ``loras``: so many LoRAs are known, of which requests that are
     computed together have ``loras_together`` at most. ``sessions``: a request may keep its KV for the next.
     ``images``: prompts may have images, and so many tokens of what the encoder made of them are kept.
@@ -64,6 +66,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     pause_modes: tuple[PauseMode, ...] = ()
     fail: bool = False
     chunked: bool = True
+    continuous: bool = True
     preemption: bool = True
     priority: bool = False
     speculative_tokens: int = 0

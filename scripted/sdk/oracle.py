@@ -85,7 +85,8 @@ class SdkOracle(Oracle):
         if any(life.message.session for life in self.account.lives):
             return False
         return (
-            self._tables * blocks <= self._limits.blocks
+            self._can.continuous
+            and self._tables * blocks <= self._limits.blocks
             and len(self.account.live) <= self._limits.batch_requests
             and len(loras) <= self._can.loras_together
             and sum(images.values()) <= self._can.images

@@ -528,3 +528,13 @@ def test_a_scheduler_that_is_not_idle_in_the_end(run: PlannedRun) -> None:
     run.machine.is_idle = False
     with refused("everything has ended, but the scheduler is not idle: waiting=0 blocks_free=8"):
         run.oracle.at_end(run.machine)
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_static_batching_lets_requests_wait_that_fit(*, continuous: bool) -> None:
+    """F: a scheduler that begins nothing while a batch runs was reported for every request that waits for its end."""
+    run = PlannedRun(continuous=continuous)
+    run.add("a")
+    run.add("b", seed=1)
+    run.step(share("a", 0, 6, 0, 1))
+    assert run.oracle.fit_together is continuous
