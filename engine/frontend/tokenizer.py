@@ -18,8 +18,8 @@ from engine.frontend.errors import ApiError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What Python calls the library's method that renders.
-_OWN_METHOD = re.compile(r"\w+\.apply_chat_template\(\)")
+# What Python calls a method of the library.
+_OWN_METHOD = re.compile(r"(?:[\w<>]+\.)+\w+\(\)")
 _DOCUMENTS = re.compile(r"\bdocuments\b")
 _TOOLS = re.compile(r"\btools\b")
 

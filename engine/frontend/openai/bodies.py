@@ -60,6 +60,7 @@ TEMPLATE_ARGUMENTS = {
     "chat_template",
     "continue_final_message",
     "conversation",
+    "conversations",
     "documents",
     "max_length",
     "messages",

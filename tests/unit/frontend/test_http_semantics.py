@@ -133,13 +133,15 @@ def test_a_real_server_sends_no_body_with_head(server) -> None:
 def test_no_variable_of_a_template_is_an_argument_of_the_library() -> None:
     """What the library would take for itself was answered with a message about its own method."""
     from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-    taken = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
-    assert taken - {"kwargs", "documents"} <= TEMPLATE_ARGUMENTS
+    for method in (PreTrainedTokenizerBase.apply_chat_template, render_jinja_template):
+        assert set(inspect.signature(method).parameters) - {"kwargs"} <= TEMPLATE_ARGUMENTS
     _, template = load_tokenizer(EngineConfig())
-    with pytest.raises(ApiError) as caught:
-        template.render([{"role": "user", "content": "x"}], {"self": 1})
-    assert "PreTrainedTokenizerBase" not in str(caught.value)
+    for name in ("self", "conversations", "messages"):
+        with pytest.raises(ApiError, match="but: it got multiple values for") as caught:
+            template.render([{"role": "user", "content": "x"}], {name: 1})
+        assert "()" not in str(caught.value)
 
 
 def test_the_description_is_made_beside_the_loop(play) -> None:
