@@ -112,7 +112,8 @@ class Bot:
             if command is None:
                 return "ignored: no command on the first line"
             name = name_of(command)
-            if self.github.find_comment(event.issue.number, marker) is not None:
+            # A job may be run again days later.
+            if self.github.find_comment(event.issue.number, marker, event.comment.created_at) is not None:
                 return "ignored: this comment is answered already"
             self._react(event, "eyes")
             pull = self.github.pull_request(event.issue.number)

@@ -151,10 +151,10 @@ class GitHub:
             lambda: self.find_comment(number, marker),
         )
 
-    def find_comment(self, number: int, marker: str) -> CommentRef | None:
-        """Return our comment with the marker, among those of the last hour; people may write markers too."""
-        since = datetime.fromtimestamp(self._now() - COMMENTS_LOOK_BACK_S, tz=UTC)
-        params = {"per_page": str(PAGE_SIZE), "since": since.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    def find_comment(self, number: int, marker: str, since: str = "") -> CommentRef | None:
+        """Return our comment with the marker, among those since a time or the last hour; people may write markers."""
+        hour_ago = datetime.fromtimestamp(self._now() - COMMENTS_LOOK_BACK_S, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        params = {"per_page": str(PAGE_SIZE), "since": since or hour_ago}
         comments = self._get(f"/issues/{number}/comments", list[CommentRef], params)
         ours = [comment for comment in comments if comment.user.type == "Bot"]
         return next((comment for comment in ours if f"<!-- {marker} -->" in (comment.body or "")), None)

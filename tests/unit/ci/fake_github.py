@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -38,6 +39,7 @@ class FakeGitHub:
         self.lists_runs = True
         self.trouble: list[tuple[str, Reply | Exception, bool]] = []
         self.slept: list[float] = []
+        self.now_s = 1_000_000.0
 
     # What tests read.
 
@@ -61,7 +63,7 @@ class FakeGitHub:
             "token",
             transport=httpx.MockTransport(self._mock),
             sleep=self.slept.append,
-            now=lambda: 1_000_000.0,
+            now=lambda: self.now_s,
         )
 
     def fail(self, path: str, reply: Reply | Exception, *, carried_out: bool = False) -> None:
@@ -117,7 +119,7 @@ class FakeGitHub:
             r"GET /pulls/(\d+)": self._pull,
             r"POST /issues/comments/(\d+)/reactions": self._react,
             r"POST /issues/(\d+)/comments": self._comment,
-            r"GET /issues/(\d+)/comments": lambda match, query, body: (200, [*self.chatter, *self.comments], {}),
+            r"GET /issues/(\d+)/comments": lambda match, query, body: (200, self._comments_since(query["since"]), {}),
             r"POST /issues/(\d+)/labels": self._label,
             r"POST /actions/workflows/([\w.-]+)/dispatches": self._dispatch,
             r"GET /actions/workflows/([\w.-]+)/runs": self._workflow_runs,
@@ -168,9 +170,13 @@ class FakeGitHub:
             "id": 900 + len(self.comments),
             "body": body["body"],
             "html_url": "https://github.com/acme/engine/pull/5",
+            "updated_at": datetime.fromtimestamp(self.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         self.comments.append(comment)
         return 201, comment, {}
+
+    def _comments_since(self, since: str) -> list[dict[str, object]]:
+        return [*self.chatter, *(one for one in self.comments if str(one["updated_at"]) >= since)]
 
     def _label(self, match: re.Match[str], query: dict[str, str], body: dict[str, object]) -> Reply:
         labels = body["labels"]

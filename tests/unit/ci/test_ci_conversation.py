@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -449,10 +450,13 @@ def test_broken_results_count_as_none(fake: FakeGitHub, tmp_path: Path, content:
     assert "no results" in fake.answer
 
 
-def test_the_same_event_twice_is_carried_out_once(fake: FakeGitHub, tree: SampleTree) -> None:
+@pytest.mark.parametrize("days", [0, 3])
+def test_the_same_event_twice_is_carried_out_once(fake: FakeGitHub, tree: SampleTree, days: int) -> None:
     """E05: a job that is run again, or an event that GitHub delivers twice, starts nothing and answers nothing."""
+    fake.now_s = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
     say(fake, tree, "/rerun-test test_flush.py")
     before = fake.changes
+    fake.now_s += days * 86400
     assert say(fake, tree, "/rerun-test test_flush.py") == "ignored: this comment is answered already"
     assert fake.changes == before
     assert len(fake.dispatches) == 1
