@@ -57,13 +57,14 @@ _STATES: Final = StateReader({
 
 def _default_of(name: str, config: type[msgspec.Struct]) -> Any:
     """The default configuration. Raises ScriptDefinitionError unless there is one, which never changes."""
+    rule = f"the configuration of {name} is a frozen msgspec.Struct whose fields all have defaults"
+    if not (isinstance(config, type) and issubclass(config, msgspec.Struct)):
+        raise ScriptDefinitionError(f"{rule}, got {config!r:.80}")
     try:
         default = config()
         hash(default)
     except TypeError as exc:
-        raise ScriptDefinitionError(
-            f"the configuration of {name} is a frozen msgspec.Struct whose fields all have defaults: {exc}"
-        ) from exc
+        raise ScriptDefinitionError(f"{rule}: {exc}") from exc
     return default
 
 
@@ -122,6 +123,11 @@ class SchedulerAdapter:
         self._may_grow = tuple(may_grow)
         self._fresh: dict[Any, Fresh] = {}
         default = _default_of(name, config)
+        for part, value, made in (("limits", limits, Limits), ("can", can, Capabilities)):
+            if not callable(value) or not isinstance(value(default), made):
+                raise ScriptDefinitionError(
+                    f"{part}= of {name} is a function that returns the {made.__name__} of a configuration"
+                )
         self.workloads: Mapping[str, str] = {
             **workloads_of(limits(default), can(default)),
             **(workloads or {}),

@@ -133,10 +133,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     ``block_ids`` is its block table: position ``p`` is in ``block_ids[p // block_size]``. The last ``len(draft_ids)``
     positions are guesses that are verified; -1 is the guess that the request's last result brought or will bring.
-    ``start`` is -1 where the scheduler cannot know it, because results that decide on guesses are in flight: then the
-    share begins where the one before it came to. ``known_tokens`` is how many tokens the request has, those in flight
-    included, where the scheduler knows better than the results that it was given: after it dropped some of them.
-    ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it does not know yet.
+    ``start`` is -1 where a scheduler with ``speculative_tokens`` cannot know it, because results that decide on guesses
+    are in flight: then the share begins where the one before it came to. ``known_tokens`` is how many tokens the
+    request has, those in flight included, where the scheduler knows better than the results that it was given: after it
+    dropped some of them. ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it
+    does not know yet.
     Where layers differ in what they attend to, ``windows`` and ``states`` are the tables of the other groups, in blocks
     of the same pool and size.
     """

@@ -257,6 +257,8 @@ class SimulatedRunner:
         """Fill in where it starts and what it guesses. Raises Violation for a request that never arrived."""
         tokens = self._tokens_of(share)
         if share.start < 0:
+            if share.start != -1 or not self._speculative_tokens:
+                raise Violation(f"{share.rid} computes from position {share.start} on")
             share = msgspec.structs.replace(share, start=tokens.computed)
         if -1 in share.draft_ids:
             known = dict(enumerate(tokens.guessed))

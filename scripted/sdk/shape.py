@@ -28,8 +28,9 @@ def wrong_in_machine(machine: Any) -> str | None:
     if wrong is not None:
         return wrong
     counts = machine.counts()
-    if not isinstance(counts, Mapping) or not all(isinstance(name, str) for name in counts):
-        return f"has counts() that return {counts!r:.80}; they are a dict of numbers by name"
+    are_named = isinstance(counts, Mapping) and all(isinstance(name, str) for name in counts)
+    if not are_named or not all(map(_is_whole, counts.values())):
+        return f"has counts() that return {counts!r:.80}; they are a dict of whole numbers by name"
     wrong = _wrong_in_call("is_idle", lambda: machine.is_idle)
     if wrong is not None:
         return wrong
@@ -47,6 +48,8 @@ def wrong_in_step(stepped: object) -> str | None:
     for name in ("replies", "preempted"):
         if type(getattr(stepped, name)) not in (tuple, list):
             return f"returns {name} as a tuple, got {getattr(stepped, name)!r:.80}"
+    if not isinstance(stepped.again, bool):
+        return f"returns True or False as again, got {stepped.again!r:.80}"
     for reply in stepped.replies:
         if not isinstance(reply, _REPLIES):
             return f"returns Tokens, Refused and Answer as replies, got {reply!r:.80}"
@@ -66,6 +69,8 @@ def _wrong_in_batch(batch: object) -> str | None:
             return f"returns a Share with the rid of a request, a text, got {share.rid!r:.80}"
         if not _is_whole(share.start) or not _is_whole(share.count):
             return f"returns a Share with whole numbers as start and count, got {share.start!r} and {share.count!r}"
+        if not all(type(table) in (tuple, list) for table in share.tables):
+            return f"returns a Share with its block table as a tuple, got {share.block_ids!r:.80}"
     return None
 
 

@@ -63,6 +63,13 @@ def test_no_position_at_all(run: PlannedRun) -> None:
         run.step(share("a", 0, 0, 0))
 
 
+def test_a_start_left_open_without_guesses(run: PlannedRun) -> None:
+    """F: -1 stood for whatever position came next, so a scheduler without guesses could get every start wrong."""
+    run.add("a")
+    with pytest.raises(Violation, match="a computes 6 positions from -1 on"):
+        run.step(share("a", -1, 6, 0, 1))
+
+
 def test_positions_before_their_tokens_are_there(run: PlannedRun) -> None:
     run.add("a", 4)
     with refused("a computes positions 0 to 5 with 0 guesses, but has 4 tokens"):

@@ -119,6 +119,40 @@ WRONG = {
         "ADAPTER = adapter(limits=LIMITS | {'depth': '2'})",
         "the limit depth is at least 1, a whole number, got '2'",
     ),
+    "a configuration that is no struct": (
+        "class Wrong:\n    blocks: int = 8\nADAPTER = adapter(config=Wrong)",
+        "is a frozen msgspec.Struct whose fields all have defaults, got <class",
+    ),
+    "capabilities that are no function": (
+        (
+            "ADAPTER = SchedulerAdapter('wrong', config=Config, machine=Machine, limits=lambda _: Limits(**LIMITS),\n"
+            "                           can=Capabilities())"
+        ),
+        "can= of wrong is a function that returns the Capabilities of a configuration",
+    ),
+    "limits of nothing": (
+        (
+            "ADAPTER = SchedulerAdapter('wrong', config=Config, machine=Machine, limits=lambda _: None,\n"
+            "                           can=lambda _: Capabilities())"
+        ),
+        "limits= of wrong is a function that returns the Limits of a configuration",
+    ),
+    "counts that are no numbers": (
+        "class Wrong(Machine):\n    def counts(self): return {'waiting': float('nan')}\nADAPTER = adapter(Wrong)",
+        "has counts() that return {'waiting': nan}; they are a dict of whole numbers by name",
+    ),
+    "again that is a word": (
+        "class Wrong(Machine):\n    def step(self, events, now): return Stepped(again='no')\nADAPTER = adapter(Wrong)",
+        "returns True or False as again, got 'no'",
+    ),
+    "a block table that can be read once": (
+        (
+            "class Wrong(Machine):\n    def step(self, events, now):\n        share = Share(rid='a', start=0, count=1, "
+            "block_ids=(b for b in (0,)))\n        return Stepped(microbatch=Batch(id=1, shares=(share,)))\n"
+            "ADAPTER = adapter(Wrong)"
+        ),
+        "returns a Share with its block table as a tuple, got <generator object",
+    ),
     "an import that fails": ("import no_such_module\nADAPTER = adapter()", "cannot be loaded: ModuleNotFoundError"),
     "no adapter": ("", "has no ADAPTER"),
 }
