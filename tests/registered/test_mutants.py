@@ -8,6 +8,7 @@ processes as well; every registered script by itself against the mutants that it
 import ast
 import inspect
 import itertools
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -148,6 +149,49 @@ def test_a_script_fails_under_a_mutant_of_its_file(file, script, mutants):
     pytest.fail(
         f"no mutant of {mutants} is caught but those that a script without an assertion catches: {noticed_by_all}"
     )
+
+
+NEW_FILE = '''
+"""A file as ``scripted new`` writes it. Mutants: {named}."""
+
+from engine import EngineConfig
+from scripted import scripted
+
+PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
+
+
+class TestNew:
+    @scripted(PP4)
+    def test_flush(self, t):
+        r = t.start_req(prompt_len=125, max_new_tokens=2)
+        yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)
+        flush = t.flush_cache()
+        yield from t.run_until_finished(r)
+        assert flush.status == 400
+
+
+@scripted(PP4)
+def test_flush(t):
+    yield from TestNew.test_flush.script(None, t)
+'''
+
+
+@pytest.mark.parametrize(
+    ("named", "is_enough"),
+    [
+        ("finished-requests-stay-registered, flush-ignores-in-flight", True),
+        ("finished-requests-stay-registered", False),
+    ],
+)
+def test_scripts_of_new_files_and_of_classes_are_held_to_it(tmp_path, monkeypatch, named, is_enough):
+    """A bug that a script without an assertion notices does not count."""
+    (tmp_path / "test_new.py").write_text(NEW_FILE.replace("{named}", named), encoding="utf-8")
+    monkeypatch.setitem(globals(), "REGISTERED", tmp_path)
+    tests = [param.values for param in _tests()]
+    assert [script for _, script, _ in tests] == ["TestNew.test_flush", "test_flush"]
+    for file, script, mutants in tests:
+        with nullcontext() if is_enough else pytest.raises(pytest.fail.Exception, match="but those that a script with"):
+            test_a_script_fails_under_a_mutant_of_its_file(file, script, mutants)
 
 
 def _empty(test):
