@@ -5,15 +5,19 @@ Owns what an argument may be and how a tuple stays one. It never pickles.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from scripted.errors import BadCall
 
-# msgpack knows arrays only; a tuple travels as an extension of this number.
+# Extensions of msgpack, which knows arrays and strings: a tuple, and a path.
 _TUPLE: Final = 1
+_PATH: Final = 2
+_PATHS: Final = type(Path())
 _LEAST_INT: Final = -(2**63)
 _MOST_INT: Final = 2**64 - 1
 
@@ -27,6 +31,8 @@ def check_plain(arguments: Mapping[str, Any]) -> None:
 def packed(value: Any) -> Any:
     if type(value) is tuple:
         return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode([packed(one) for one in value]))
+    if type(value) is _PATHS:
+        return msgspec.msgpack.Ext(_PATH, bytes(value))
     if type(value) is list:
         return [packed(one) for one in value]
     if type(value) is dict:
@@ -36,6 +42,8 @@ def packed(value: Any) -> Any:
 
 def unpacked(value: Any) -> Any:
     if isinstance(value, msgspec.msgpack.Ext):
+        if value.code == _PATH:
+            return Path(os.fsdecode(value.data))
         return tuple(unpacked(one) for one in msgspec.msgpack.decode(value.data))
     if isinstance(value, list):
         return [unpacked(one) for one in value]
@@ -57,9 +65,9 @@ def _check(where: str, value: Any) -> None:
     elif kind is int:
         if not _LEAST_INT <= value <= _MOST_INT:
             raise BadCall(f"{where} is {value}, which has more than 64 bits and cannot travel; pass it as a string")
-    elif value is not None and kind not in (bool, float, str, bytes):
+    elif value is not None and kind not in (bool, float, str, bytes, _PATHS):
         raise BadCall(
             f"{where} is a {kind.__name__}, which cannot travel to the scheduler process; pass numbers, strings, "
-            "bytes, None, lists, tuples or dicts (of an enum its .value, of a set a sorted list), and make objects of "
-            "them in the script"
+            "bytes, paths, None, lists, tuples or dicts (of an enum its .value, of a set a sorted list), and make "
+            "objects of them in the script"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ PLAIN: list[Any] = [
     1.5,
     "text",
     b"bytes",
+    Path("/a folder/b\udcff"),
     (),
     (1, 2),
     [(1, [2, (3,)]), ()],
