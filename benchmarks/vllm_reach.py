@@ -1,16 +1,18 @@
-"""How much of vLLM's scheduler the search runs: statements in function bodies, by file, and functions never entered.
+"""How much of vLLM's scheduler the search runs: statements in function bodies, by file, and why the others do not run.
 
 `python -m benchmarks.vllm_reach --seconds 60` runs all workloads of the adapter and generated targets, each with
-random events, for half of that process time each, and watches the scheduler's own files.
+random events, for half of that process time each, and watches the scheduler's own files. The reasons are those of
+`benchmarks/vllm_reach.toml`; `--markdown FILE` writes the table.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import itertools
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
@@ -27,12 +29,25 @@ _FILES: Final = (
 )
 
 
+_REASONS: Final = Path(__file__).with_suffix(".toml")
+_NO_REASON: Final = "(no reason is known)"
+
+
 class Statement(NamedTuple):
     """One in the body of ``function``, from its first line to the last that is its own."""
 
     function: str
     first: int
     last: int
+
+
+class Left(NamedTuple):
+    """Statements of one function that did not run, for one reason."""
+
+    file: str
+    function: str
+    lines: tuple[int, ...]
+    why: str
 
 
 def statements_in(source: str) -> list[Statement]:
@@ -88,24 +103,60 @@ class Watch:
         return self._step
 
 
-def report(source: str, lines: set[int]) -> tuple[int, int, list[str]]:
-    """Statements that ran, all of them, and the functions of which none did."""
-    counted = {}
-    for function, statements in itertools.groupby(sorted(statements_in(source)), key=lambda one: one.function):
-        found = [any(line in lines for line in range(one.first, one.last + 1)) for one in statements]
-        counted[function] = sum(found), len(found)
-    reached, every = (sum(column) for column in zip(*counted.values(), strict=True)) if counted else (0, 0)
-    return reached, every, [function for function, (ran, _) in counted.items() if not ran]
+def report(file: str, source: str, lines: set[int], reasons: Mapping[str, str]) -> tuple[int, int, list[Left]]:
+    """Statements that ran, all of them, and those that did not, by function and reason.
+
+    A reason is given to the statements whose ``file.function: text`` one of its patterns finds; the first that does
+    counts, and the statement's text begins with the conditions that it stands under.
+    """
+    statements = statements_in(source)
+    missed = [one for one in statements if not any(line in lines for line in range(one.first, one.last + 1))]
+    left: dict[tuple[str, str], list[int]] = {}
+    for one in missed:
+        text = f"{file}.{one.function}: {_text_of(one, source.splitlines())}"
+        why = next((why for pattern, why in reasons.items() if re.search(pattern, text)), _NO_REASON)
+        left.setdefault((one.function, why), []).append(one.first)
+    ordered = [Left(file, function, tuple(firsts), why) for (function, why), firsts in left.items()]
+    return len(statements) - len(missed), len(statements), ordered
+
+
+def _text_of(statement: Statement, lines: Sequence[str]) -> str:
+    """Its first line, behind those that it stands under."""
+    line, before = lines[statement.first - 1], []
+    depth, is_open = _depth(line), False
+    for above in reversed(lines[: statement.first - 1]):
+        if not above.strip():
+            continue
+        # A condition of several lines ends with its bracket.
+        if is_open or _depth(above) < depth:
+            is_open = above.lstrip().startswith(")") or (is_open and _depth(above) > depth)
+            depth = min(depth, _depth(above))
+            before.append(above.strip())
+            if above.lstrip().startswith(("def ", "class ")):
+                break
+    return " ".join([*reversed(before), line.strip()])
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def reasons() -> dict[str, str]:
+    """Why what does not run does not, by pattern, in the file's order."""
+    classes = tomllib.loads(_REASONS.read_text(encoding="utf-8"))["class"]
+    return {pattern: one["why"] for one in classes for pattern in one["found_in"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search, and say what ran; 2 where no vLLM is installed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_reach", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of process time (default: %(default)s)")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
     asked = parser.parse_args(arguments)
     if find_spec("vllm") is None:
         sys.stderr.write("no vLLM is installed; `make vllm` makes an environment with one\n")
         return 2
+    from scripted.adapters.vllm.adapter import installed_version
     from scripted.core.named import adapter_named
     from scripted.search.campaign import Campaign
     from scripted.search.strategies import StrategyName
@@ -120,17 +171,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
             half, random = asked.seconds / 2, StrategyName.RANDOM
             plan = SearchPlan(targets=targets, strategy=random, cpu_seconds=half, adapter="vllm")
             schedules += Campaign(plan).run().schedules
-    total = [0, 0]
+    rows, left = [], []
     for file in files:
-        ran, every, never = report(Path(file).read_text(encoding="utf-8"), watch.lines[file])
-        total = [total[0] + ran, total[1] + every]
-        sys.stdout.write(f"{Path(file).stem}: {_share(ran, every)}; never entered: {', '.join(never) or 'none'}\n")
-    sys.stdout.write(f"all: {_share(*total)}, by {schedules} schedules\n")
+        stem = Path(file).stem
+        ran, every, missed = report(stem, Path(file).read_text(encoding="utf-8"), watch.lines[file], reasons())
+        rows.append((stem, ran, every))
+        left += missed
+    text = markdown(
+        rows, left, f"`python -m benchmarks.vllm_reach --seconds {asked.seconds:g}`", schedules, installed_version()
+    )
+    sys.stdout.write(text)
+    if asked.markdown is not None:
+        asked.markdown.write_text(text, encoding="utf-8")
     return 0
 
 
-def _share(ran: int, every: int) -> str:
-    return f"{ran} of {every} statements, {ran / max(1, every):.0%}"
+def markdown(
+    rows: Sequence[tuple[str, int, int]], left: Sequence[Left], command: str, schedules: int, version: str
+) -> str:
+    """The page: files with their shares, then what is left, by reason and function."""
+    total = ("all", sum(ran for _, ran, _ in rows), sum(every for *_, every in rows))
+    lines = [
+        "# How much of vLLM's scheduler the search runs\n",
+        f"{command} on vLLM {version}: all workloads and generated",
+        f"targets, with random events, {schedules:,} schedules. Statements in function bodies.\n",
+        "| file | reached | of | |",
+        "| --- | ---: | ---: | ---: |",
+        *[f"| `{name}` | {ran:,} | {every:,} | {ran / max(1, every):.0%} |" for name, ran, every in (*rows, total)],
+        "\n## What is left, and why\n",
+        "By reason, then by function with the number of its statements that did not run.",
+    ]
+    for why in dict.fromkeys(one.why for one in sorted(left, key=lambda one: one.why)):
+        ours = [one for one in left if one.why == why]
+        lines += [f"\n**{sum(len(one.lines) for one in ours)}: {why}**\n"]
+        lines += [f"- `{one.file}`: `{one.function}` {len(one.lines)}" for one in ours]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

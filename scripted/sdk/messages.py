@@ -110,11 +110,17 @@ Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed | 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The block table of layers that attend to the last ``tokens`` positions alone, their own among them.
 
-    Blocks that are wholly before the window may be anything.
+    With ``is_chunk`` they attend to those that are in the same chunk of so many. Blocks that are wholly before the
+    window may be anything.
     """
 
     block_ids: tuple[int, ...]
     tokens: int
+    is_chunk: bool = False
+
+    def begins(self, position: int) -> int:
+        """The first position that this one attends to."""
+        return position // self.tokens * self.tokens if self.is_chunk else max(0, position + 1 - self.tokens)
 
 
 class StateTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +145,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     dropped some of them. ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it
     does not know yet.
     Where layers differ in what they attend to, ``windows`` and ``states`` are the tables of the other groups, in blocks
-    of the same pool and size.
+    of the same pool and size. Layers of a decoder read what an encoder made of the request's first image from the
+    blocks ``crossed``, which its first share writes; None where there are no such layers.
     """
 
     rid: str
@@ -151,6 +158,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] | None = None
     windows: tuple[Window, ...] = ()
     states: tuple[StateTable, ...] = ()
+    crossed: tuple[int, ...] | None = None
 
     @property
     def tables(self) -> tuple[tuple[int, ...], ...]:
@@ -180,7 +188,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     It is that of the positions from ``start`` to the end of ``token_ids``, which are the tokens of the request ``rid``
     from its first one on; ``block_ids`` is its block table. In the blocks ``missing`` nothing arrived: what is computed
-    from them is worthless, the scheduler will be told so, and must not tell it to anybody.
+    from them is worthless, the scheduler will be told so, and must not tell it to anybody. The ``windows`` and
+    ``states`` of other groups get what the next position needs, if nothing is missing.
     """
 
     rid: str
@@ -188,6 +197,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     missing: tuple[int, ...] = ()
+    windows: tuple[Window, ...] = ()
+    states: tuple[StateTable, ...] = ()
 
 
 # -- replies: what clients are told --

@@ -17,6 +17,7 @@ from scripted.core.masks import state_after
 from scripted.core.tokens import guesses, links_of, next_token, root_of
 from scripted.core.violation import Bounds, Violation
 from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.images import LARGEST_IMAGE
 from scripted.sdk.messages import (
     Add,
     Answer,
@@ -243,8 +244,9 @@ class SimulatedRunner:
             )
         for share in batch.shares:
             end = share.start + share.count
-            for image in self._requests[share.rid].message.images:
+            for image in self._requests[share.rid].message.images[: None if share.crossed is None else 1]:
                 is_read = image.start < end and share.start < image.start + image.count
+                is_read = is_read if share.crossed is None else share.start == 0
                 if is_read and image.number not in self._encoded:
                     raise Violation(
                         f"{share.rid} computes positions {share.start} to {end - 1}, but of its image at positions "
@@ -275,12 +277,22 @@ class SimulatedRunner:
     def _load(self, load: Load) -> None:
         """What comes from outside is written; of what does not come it is known that it is not there."""
         self._may_be_spoilt |= bool(load.missing)
-        root = self._requests[load.rid].fingerprints[0]
-        for position, fingerprint in enumerate(links_of(root, load.token_ids)[load.start + 1 :], load.start):
-            index, slot = divmod(position, self._size)
-            block = load.block_ids[index]
-            self._blocks.setdefault(block, [0] * self._size)[slot] = _SPOILT if block in load.missing else fingerprint
-            self._written[block] = self._flushes
+        fingerprints = links_of(self._requests[load.rid].fingerprints[0], load.token_ids)
+        tables = [(load.start, load.block_ids)]
+        end = len(load.token_ids)
+        if not load.missing:
+            tables += [(one.begins(end) // self._size * self._size, one.block_ids) for one in load.windows]
+        for start, block_ids in tables:
+            for position, fingerprint in enumerate(fingerprints[start + 1 :], start):
+                index, slot = divmod(position, self._size)
+                block = block_ids[index]
+                is_lost = block in load.missing
+                self._blocks.setdefault(block, [0] * self._size)[slot] = _SPOILT if is_lost else fingerprint
+                self._written[block] = self._flushes
+        for state in () if load.missing else load.states:
+            block = state.block_ids[(len(load.token_ids) - 1) // state.tokens]
+            self._states[block], self._written[block] = fingerprints[-1], self._flushes
+            self._blocks.pop(block, None)
 
     def _is_spoilt(self, share: Share) -> bool:
         if not self._may_be_spoilt:
@@ -330,6 +342,9 @@ class SimulatedRunner:
                 self._blocks.setdefault(block_ids[index], [0] * self._size)[slot] = fingerprint
                 self._written[block_ids[index]] = self._flushes
                 self._states.pop(block_ids[index], None)
+        if share.crossed is not None and share.start == 0:
+            for place, made in enumerate(self._made_of(share)):
+                self._blocks.setdefault(share.crossed[place // self._size], [0] * self._size)[place % self._size] = made
         for state in share.states:
             block = state.block_ids[(end - 1) // state.tokens]
             self._states[block] = fingerprints[-1]
@@ -366,13 +381,29 @@ class SimulatedRunner:
         end = share.start + share.count - len(share.draft_ids)
         self._check_reads(share, share.block_ids, 0, end)
         for window in share.windows:
-            self._check_reads(share, window.block_ids, max(0, share.start + 1 - window.tokens), end)
+            self._check_reads(share, window.block_ids, window.begins(share.start), end)
+        if share.crossed is not None:
+            self._check_crossed(share)
         tokens.computed = end
         if end < len(tokens.ids):
             return ()
         said = self._sample(tokens, share.draft_ids)
         tokens.computed = len(tokens.ids) - 1
         return said
+
+    def _made_of(self, share: Share) -> list[int]:
+        """What its encoder made of the image that a request has apart from its prompt."""
+        images = self._requests[share.rid].message.images[:1]
+        return [place + ~((image.number + 2) * LARGEST_IMAGE) for image in images for place in range(image.count)]
+
+    def _check_crossed(self, share: Share) -> None:
+        """The blocks hold it. Raises Violation."""
+        made, crossed = self._made_of(share), share.crossed or ()
+        there = [slot for block in crossed for slot in self._blocks.get(block, [0] * self._size)]
+        if there[: len(made)] != made:
+            raise Violation(
+                f"{share.rid} reads what its encoder made of its image, but its blocks {list(crossed)} do not hold it"
+            )
 
     def _check_reads(self, share: Share, block_ids: Sequence[int], begin: int, end: int) -> None:
         """These blocks hold the request's own KV from one position to another. Raises Violation."""

@@ -17,7 +17,7 @@ from scripted.core.mutant import MutantDoesNotFit
 from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import HarnessError
 from scripted.search.campaign import Campaign
-from scripted.search.execution import execute_recorded
+from scripted.search.execution import execute, execute_recorded
 from scripted.search.generated import first_of, generated_schedule, generated_target
 from scripted.search.mutant_search import adapter_of, find_mutant
 from scripted.search.strategies import StrategyName
@@ -135,17 +135,35 @@ def _search(mutant: str, strategy: str, seed: int, bound: int, cpu_bound_s: floa
             done, finding = found.schedules, found.finding
             target, failure = (finding.target, str(finding.failure)) if finding else ("", "")
         else:
-            campaign = Campaign(msgspec.structs.replace(plan, strategy=StrategyName(strategy)))
-            report = campaign.run()
-            done = report.schedules
-            first = next(iter(report.findings.values()), None)
-            target, failure = (first.target, str(first.failure)) if first else ("", "")
+            done, target, failure = _campaign(msgspec.structs.replace(plan, strategy=StrategyName(strategy)))
     except HarnessError as exc:
         failure = f"HarnessError: {exc}"
     except Exception as exc:  # noqa: BLE001 - outside of every step: with some mutants no scheduler can be made
         return msgspec.structs.replace(row, misfit=f"there is no run with it: {type(exc).__name__}: {exc}")
     spent = round(time.process_time() - started, 3)
     return msgspec.structs.replace(row, schedules=done, cpu_s=spent, target=target, failure=failure)
+
+
+def _campaign(plan: SearchPlan) -> tuple[int, str, str]:
+    """Up to the first failure that the scheduler does not have without the mutant too."""
+    done = 0
+    while True:
+        report = Campaign(plan).run()
+        done += report.schedules
+        finding = next(iter(report.findings.values()), None)
+        if finding is None:
+            return done, "", ""
+        schedule = finding.schedule
+        healthy = None if schedule is None else execute(schedule).failure
+        if healthy is None or healthy.signature != finding.failure.signature:
+            return done, finding.target, str(finding.failure)
+        assert plan.schedules is not None
+        left = plan.schedules - report.schedules
+        time_left = None if plan.cpu_seconds is None else plan.cpu_seconds - report.cpu_s
+        if left <= 0 or (time_left is not None and time_left <= 0):
+            return done, "", ""
+        number = int(finding.target.rpartition(":")[2])
+        plan = msgspec.structs.replace(plan, generated_from=number + 1, schedules=left, cpu_seconds=time_left)
 
 
 def _alone(plan: SearchPlan) -> tuple[int, str, str]:

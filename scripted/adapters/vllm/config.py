@@ -19,14 +19,17 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ``num_gpu_blocks`` counts the null block, which no request gets. ``model_runner`` is the version of vLLM's model
     runner that plans are made for. With a ``sliding_window`` some layers attend to so many tokens alone, and the cache
-    has two groups; with a ``mamba_cache_mode`` that is not ``off`` some layers are Mamba's, and have one more. With a
+    has two groups; with an ``attention_chunk_size`` to those of the same chunk, and it has one more; with a
+    ``mamba_cache_mode`` that is not ``off`` some layers are Mamba's, and have one more. Of prompts in windows and
+    states only each ``prefix_cache_retention_interval`` is cached, and where a prompt ends; -1 for all. With a
     ``prefix_match_unit``, 0 for none, a prefix hit ends at any multiple of it. ``kv_connector`` says how a connector
     loads, if there is one: ``kv_offered_tokens`` of each prompt are outside, and an ``async`` load or a save takes
     ``kv_transfer_steps``; with ``kv_saves`` the blocks of a request that ended are kept until it is saved. With
     ``structured_output`` requests may have grammars, each of which is compiled in ``grammar_steps``. With
     ``max_loras``, 0 for none, three LoRAs are known, and so many may be computed together. With an
     ``encoder_cache_size``, in tokens, prompts may have images, of which ``encoder_compute_budget`` tokens are computed
-    in a step.
+    in a step; with ``ec_connector`` every second one is outside, and comes in ``ec_transfer_steps``. A model with
+    ``is_encoder_decoder`` attends to its first image apart from the prompt. ``log_stats`` is that of the engine.
     """
 
     block_size: int = 4
@@ -37,14 +40,19 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
     scheduler_reserve_full_isl: bool = True
     watermark: float = 0.0
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = False
     pipeline_parallel_size: int = 1
     num_speculative_tokens: int = 0
+    speculative_method: Literal["ngram", "eagle"] = "ngram"
+    disable_lookahead_block_hashes: bool = False
     model_runner: Literal[1, 2] = 2
     sliding_window: int = 0
+    attention_chunk_size: int = 0
+    prefix_cache_retention_interval: int = -1
     mamba_cache_mode: Literal["off", "none", "align"] = "off"
     prefix_match_unit: int = 0
     enable_kv_cache_events: bool = False
@@ -61,6 +69,11 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     encoder_cache_size: int = 0
     encoder_compute_budget: int = 8
     disable_chunked_mm_input: bool = False
+    ec_connector: bool = False
+    ec_transfer_steps: int = 1
+    is_encoder_decoder: bool = False
+    prefill_schedule_interval: int = 1
+    log_stats: bool = False
 
     def __post_init__(self) -> None:
         room = (self.num_gpu_blocks - 1) * self.block_size
@@ -69,8 +82,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             (self.pipeline_parallel_size >= 1, "pipeline_parallel_size is 1 or more"),
             (self.num_speculative_tokens >= 0, "num_speculative_tokens is 0 or more"),
             (
-                min(self.sliding_window, self.grammar_steps, self.max_loras) >= 0,
-                "sliding_window, grammar_steps and max_loras are 0 or more",
+                min(self.sliding_window, self.attention_chunk_size, self.grammar_steps, self.max_loras) >= 0,
+                "sliding_window, attention_chunk_size, grammar_steps and max_loras are 0 or more",
             ),
             (
                 not self.encoder_cache_size
@@ -78,12 +91,31 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"with an encoder_cache_size, it and encoder_compute_budget hold the largest image, {LARGEST_IMAGE}",
             ),
             (
-                not self.disable_chunked_mm_input or self.max_num_batched_tokens >= LARGEST_IMAGE,
-                f"with disable_chunked_mm_input, max_num_batched_tokens is that of an image or more, {LARGEST_IMAGE}",
+                not self.disable_chunked_mm_input
+                or min(self.max_num_batched_tokens, self.long_prefill_token_threshold or LARGEST_IMAGE)
+                >= LARGEST_IMAGE,
+                f"with disable_chunked_mm_input, batches and parts of prompts are those of an image, {LARGEST_IMAGE}",
             ),
             (
-                not ((self.sliding_window or self.has_mamba) and self.has_connector),
-                "the connector of this adapter loads one group: sliding_window and Mamba go with kv_connector='none'",
+                self.enable_chunked_prefill or not self.long_prefill_token_threshold,
+                "a long_prefill_token_threshold cuts prompts, and goes with enable_chunked_prefill=True",
+            ),
+            (
+                not self.attention_chunk_size % self.block_size,
+                "vLLM's attention_chunk_size is a multiple of block_size",
+            ),
+            (
+                not (self.ec_connector or self.is_encoder_decoder) or self.encoder_cache_size > 0,
+                "ec_connector and is_encoder_decoder go with an encoder_cache_size",
+            ),
+            (
+                not self.is_encoder_decoder
+                or not (self.enable_prefix_caching or self.enable_chunked_prefill or self.has_connector),
+                "vLLM has no prefix cache, chunked prefill or KV connector for encoder-decoder models",
+            ),
+            (
+                not (self.attention_chunk_size and (self.has_mamba or self.speculative_method == "eagle")),
+                "vLLM has no attention_chunk_size beside Mamba or EAGLE",
             ),
             (
                 not (self.has_mamba and self.num_speculative_tokens),
@@ -131,18 +163,27 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise VllmSettingsError(f"{rule}; got {self}")
 
     @property
-    def windows(self) -> tuple[int, ...]:
-        return (self.sliding_window,) if self.sliding_window else ()
+    def windows(self) -> tuple[tuple[int, bool], ...]:
+        """Of the groups behind the first: their tokens, and whether these are a chunk."""
+        sizes = ((self.sliding_window, False), (self.attention_chunk_size, True))
+        return tuple([one for one in sizes if one[0]])
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the cache has more than one."""
+        return bool(self.windows) or self.has_mamba or self.is_encoder_decoder
 
     @property
     def _needed_blocks(self) -> int:
         """What a request of the whole context takes of all groups, as vLLM counts it at its start; 0 with one group."""
-        if not (self.sliding_window or self.has_mamba):
+        if not self.has_groups:
             return 0
         needed = -(-self.max_model_len // self.block_size)
-        if self.sliding_window:
-            held = min(self.sliding_window - 1 + self.depth * self.max_num_batched_tokens, self.max_model_len)
+        for size, _ in self.windows:
+            held = min(size + self.depth * self.max_num_batched_tokens, self.max_model_len)
             needed += 1 - (-held // self.block_size)
+        if self.is_encoder_decoder:
+            needed -= -LARGEST_IMAGE // self.block_size
         # The state before a chunk, and the one after it.
         return needed + {"off": 0, "none": 1, "align": 2}[self.mamba_cache_mode]
 

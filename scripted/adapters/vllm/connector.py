@@ -28,6 +28,8 @@ class Offered(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     is_async: bool
+    # The block tables of all groups; ``block_ids`` is the first.
+    tables: tuple[tuple[int, ...], ...] = ()
 
 
 class Planned(KVConnectorMetadata):  # type: ignore[misc] # vLLM is not there for mypy
@@ -49,6 +51,8 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.saving: list[str] = []
         self._is_async: bool = extra["is_async"]
         self._saves: bool = extra["saves"]
+        # States are loaded at the end of a block, and never that after the last token, which is computed again.
+        self._state_tokens: int = extra["state_tokens"]
         # In a fleet: how many tokens of a prompt another engine has, and its number there, by the rid of a request that
         # comes; then by the request, until blocks are there for them; those of which none were needed; the numbers of
         # all whose KV is not over; and the blocks that are kept for others.
@@ -60,6 +64,11 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.kept: dict[str, tuple[int, ...]] = {}
         self._from: dict[str, int] = {}
         self._asked: list[Offered] = []
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """A load brings all that its end needs of windows and states."""
+        return True
 
     def offer(self, tokens: int | None) -> None:
         """From now on so many of each prompt are outside; None: it cannot say yet."""
@@ -83,6 +92,8 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return None, False
         offered = self.promised.get(request.request_id, self.offered) if self.is_remote else self.offered
         there = min(offered, request.num_prompt_tokens if self._is_async else request.num_tokens - 1)
+        if self._state_tokens:
+            there = min(there, request.num_tokens - 1) // self._state_tokens * self._state_tokens
         count = max(0, min(there, request.num_prompt_tokens) - num_computed_tokens)
         self._from[request.request_id] = num_computed_tokens
         return count, self._is_async and count > 0
@@ -93,8 +104,8 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.unused.append(request.request_id)
         if num_external_tokens:
             tokens = tuple(request.all_token_ids[: start + num_external_tokens])
-            ids = tuple(blocks.get_block_ids()[0])
-            self._asked.append(Offered(request.request_id, start, tokens, ids, self._is_async))
+            tables = tuple(map(tuple, blocks.get_block_ids()))
+            self._asked.append(Offered(request.request_id, start, tokens, tables[0], self._is_async, tables))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         del scheduler_output

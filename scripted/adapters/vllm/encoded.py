@@ -8,6 +8,12 @@ from typing import Any
 from scripted.adapters.vllm.readers import positions_of
 
 
+def made_by(plan: Any) -> list[tuple[str, list[int]]]:
+    """Which images of which requests the workers have with a plan: their encoder makes them, or they come."""
+    come = [(name, [place]) for name, place in getattr(plan.ec_connector_metadata, "loads", ())]
+    return [*plan.scheduled_encoder_inputs.items(), *come]
+
+
 def missing_in(plans: Sequence[Any]) -> list[tuple[str, str]]:
     """Of all plans of a scheduler in order: each request that reads an image which the workers do not have then."""
     features: dict[str, Any] = {}
@@ -16,7 +22,7 @@ def missing_in(plans: Sequence[Any]) -> list[tuple[str, str]]:
     for plan in plans:
         features |= {new.req_id: new.mm_features for new in plan.scheduled_new_reqs}
         there -= set(plan.free_encoder_mm_hashes)
-        for name, places in plan.scheduled_encoder_inputs.items():
+        for name, places in made_by(plan):
             there |= {features[name][place].identifier for place in places}
         for name in plan.num_scheduled_tokens:
             read = positions_of(plan, name)

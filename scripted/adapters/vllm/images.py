@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from scripted.adapters.vllm.encoded import made_by
 from scripted.adapters.vllm.ids import rid_of
 from scripted.sdk.images import Image, with_images
 
@@ -44,7 +45,7 @@ class Images:
     def take(self, plan: Any, requests: Mapping[str, Any]) -> None:
         """The workers see a plan of these requests."""
         self._dropped += tuple(map(_number_of, plan.free_encoder_mm_hashes))
-        for name, places in plan.scheduled_encoder_inputs.items():
+        for name, places in made_by(plan):
             self._encoded += tuple((rid_of(name), place) for place in places)
             self._known |= {_number_of(requests[name].mm_features[place].identifier) for place in places}
 

@@ -93,7 +93,9 @@ class VllmMachine:
         if settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
-        self._runner = RunnerView(settings.model_runner, settings.windows, settings.states)
+        self._runner = RunnerView(
+            settings.model_runner, settings.windows, settings.states, is_crossed=settings.is_encoder_decoder
+        )
         # In order.
         self._in_flight: deque[_Flight] = deque()
         # The last plan samples behind tokens in flight, on which its masks depend: vLLM's engine computes it, and waits
@@ -120,6 +122,8 @@ class VllmMachine:
         self._replies, self._flushed = [], set()
         self._steps += 1
         self._transfers.begin(self._steps)
+        if self.scheduler.ec_connector is not None:
+            self.scheduler.ec_connector.now = self._steps
         self._grammars.begin(self._steps)
         self._verified = []
         self._sessions = {rid: name for rid, name in self._sessions.items() if name in self.scheduler.requests}
@@ -134,7 +138,8 @@ class VllmMachine:
             self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.block_pool)
         moved = batch is not None or preempted or self._transfers.ended
         self._empty = 0 if moved else self._empty + 1
-        go_on = self._transfers.go_on or self._grammars.go_on
+        outside = self.scheduler.ec_connector
+        go_on = self._transfers.go_on or self._grammars.go_on or (outside is not None and outside.is_waited_for)
         again = (
             (self._empty < _EMPTY_PLANS or go_on)
             and len(self._in_flight) < self.depth
@@ -158,7 +163,7 @@ class VllmMachine:
 
     def counts(self) -> Mapping[str, int]:
         """Requests by queue, batches in flight, transfers, blocks that are free or hold what can be evicted."""
-        scheduler = self.scheduler
+        scheduler, images = self.scheduler, self.scheduler.encoder_cache_manager
         return {
             "waiting": len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
             "running": len(scheduler.running),
@@ -166,7 +171,8 @@ class VllmMachine:
             "requests": len(scheduler.requests),
             "transfers": len(self._transfers.under_way),
             "blocks_free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            "images_free": scheduler.encoder_cache_manager.num_freeable_slots,
+            # vLLM's manager for encoder-decoder models counts places as free once more with every token.
+            "images_free": getattr(images, "num_freeable_slots", 0),
         }
 
     @property
@@ -255,7 +261,10 @@ class VllmMachine:
             lora=event.lora,
             grammar=event.grammar,
             session=event.session > 0,
-            images=[(image.start, image.count, name_of(image)) for image in images],
+            images=[
+                (0 if self._settings.is_encoder_decoder else image.start, image.count, name_of(image))
+                for image in (images[:1] if self._settings.is_encoder_decoder else images)
+            ],
         )
         if self.scheduler.connector is not None:
             self.scheduler.connector.arrive(event.rid, request_id)

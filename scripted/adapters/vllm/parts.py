@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -11,6 +12,7 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    ECTransferConfig,
     KVEventsConfig,
     KVTransferConfig,
     LoRAConfig,
@@ -22,12 +24,14 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -39,6 +43,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from scripted.adapters.vllm.connector import ScheduledConnector
+from scripted.adapters.vllm.encoder_cache import OutsideImages
 from scripted.adapters.vllm.grammar import Compiler
 
 _HASH_BYTES: Final = 8
@@ -51,13 +56,17 @@ def new_scheduler(settings: Any) -> Scheduler:
     sizes = {"block_size": settings.scheduler_block_size, "hash_block_size": settings.hash_block_size}
     if settings.mamba_cache_mode == "none":
         sizes["hash_block_size"] = settings.scheduler_block_size
-    scheduler = kind(config, kv_cache, structured, **sizes)
+    # An engine that counts is told who has ended, as those that share their load are.
+    told = settings.log_stats
+    scheduler = kind(config, kv_cache, structured, include_finished_set=told, log_stats=told, **sizes)
     if settings.structured_output:
         structured.backend = Compiler(scheduler.requests)
     if settings.encoder_cache_size:
         # vLLM asks the model how large its images are.
         scheduler.max_num_encoder_input_tokens = settings.encoder_compute_budget
-        scheduler.encoder_cache_manager = EncoderCacheManager(settings.encoder_cache_size)
+        manager = EncoderDecoderCacheManager if settings.is_encoder_decoder else EncoderCacheManager
+        scheduler.encoder_cache_manager = manager(settings.encoder_cache_size)
+        scheduler.is_encoder_decoder = settings.is_encoder_decoder
     # vLLM's own property asks the environment and the graphics card.
     scheduler.use_v2_model_runner = settings.model_runner == 2
     return scheduler
@@ -69,7 +78,10 @@ def request_hasher(settings: Any) -> Callable[[Any], list[Any]] | None:
     if not settings.enable_prefix_caching:
         return None
     init_none_hash(sha256)
-    hasher: Callable[[Any], list[Any]] = get_request_block_hasher(settings.hash_block_size, _hash)
+    # Since 0.33 a hash may cover the tokens that a drafter reads behind the block.
+    ahead = getattr(_parts(settings)[0], "num_hash_lookahead_tokens", 0)
+    hasher: Callable[[Any], list[Any]]
+    hasher = get_request_block_hasher(settings.hash_block_size, _hash, *((ahead,) if ahead else ()))
     return hasher
 
 
@@ -140,9 +152,11 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
             max_num_seqs=settings.max_num_seqs,
             policy=settings.policy,
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
             scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
             watermark=settings.watermark,
             disable_chunked_mm_input=settings.disable_chunked_mm_input,
+            prefill_schedule_interval=settings.prefill_schedule_interval,
         ),
         cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
         # A released vLLM finds no device on a machine without a graphics card.
@@ -153,6 +167,11 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
     config.scheduler_config.enable_chunked_prefill = settings.enable_chunked_prefill
     config.parallel_config.pipeline_parallel_size = settings.pipeline_parallel_size
     config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
+    if settings.log_stats:
+        config.observability_config.kv_cache_metrics = True
+        config.observability_config.kv_cache_metrics_sample = 1.0
+        config.observability_config.enable_logging_iteration_details = True
+        config.observability_config.per_request_spec_decode_metrics = "detailed"
     config.model_config = _ModelConfig(max_model_len=settings.max_model_len)
     if settings.num_speculative_tokens:
         config.speculative_config = SpeculativeConfig(
@@ -161,6 +180,9 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
             prompt_lookup_max=2,
             prompt_lookup_min=1,
         )
+        # A drafter that is a model would have to be loaded.
+        config.speculative_config.method = settings.speculative_method
+        config.speculative_config.disable_lookahead_block_hashes = settings.disable_lookahead_block_hashes
     if settings.max_loras:
         config.lora_config = LoRAConfig(max_loras=settings.max_loras, lora_dtype="float16")
     if settings.has_connector:
@@ -173,14 +195,28 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
                 "offered": settings.kv_offered_tokens,
                 "is_async": settings.kv_connector == "async",
                 "saves": settings.kv_saves,
+                "state_tokens": math.lcm(*settings.states) if settings.has_mamba else 0,
             },
+        )
+    if settings.ec_connector:
+        config.ec_transfer_config = ECTransferConfig(
+            ec_connector="OutsideImages",
+            ec_connector_module_path=OutsideImages.__module__,
+            ec_role="ec_both",
+            ec_connector_extra_config={"steps": settings.ec_transfer_steps},
         )
     if settings.enable_kv_cache_events:
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     shape = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
     groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
     groups += [
-        KVCacheGroupSpec(["window"], SlidingWindowSpec(sliding_window=size, **shape)) for size in settings.windows
+        KVCacheGroupSpec(
+            [f"window {size}"],
+            ChunkedLocalAttentionSpec(attention_chunk_size=size, **shape)
+            if is_chunk
+            else SlidingWindowSpec(sliding_window=size, **shape),
+        )
+        for size, is_chunk in settings.windows
     ]
     if settings.has_mamba:
         config.cache_config.mamba_cache_mode = settings.mamba_cache_mode
@@ -196,7 +232,11 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
                 ),
             )
         )
+    if settings.is_encoder_decoder:
+        groups.append(KVCacheGroupSpec(["crossed"], CrossAttentionSpec(**shape)))
+    interval = settings.prefix_cache_retention_interval
     kv_cache = KVCacheConfig(
+        prefix_cache_retention_interval=None if interval < 0 else interval,
         num_blocks=settings.num_gpu_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=groups,

@@ -25,15 +25,45 @@ class _Request:
         self.known = known
 
 
+def tables_of_groups(
+    blocks: Sequence[Sequence[int]], windows: Sequence[tuple[int, bool]], states: Sequence[int]
+) -> tuple[tuple[Window, ...], tuple[StateTable, ...]]:
+    """Those of the groups behind the first."""
+    others = [tuple(table) for table in blocks[1:]]
+    return (
+        tuple(
+            [
+                Window(block_ids=table, tokens=tokens, is_chunk=is_chunk)
+                for table, (tokens, is_chunk) in zip(others, windows, strict=False)
+            ]
+        ),
+        tuple(
+            [
+                StateTable(block_ids=table, tokens=tokens)
+                for table, tokens in zip(others[len(windows) :], states, strict=True)
+            ]
+        ),
+    )
+
+
 class RunnerView:
     """``version`` is that of the model runner; ``windows`` are those of the groups behind the first, and ``states`` the
-    tokens from one state to the next of those behind them.
+    tokens from one state to the next of those behind them; with ``is_crossed`` the last group is what a decoder reads
+    of its encoder.
     """
 
-    def __init__(self, version: int, windows: tuple[int, ...] = (), states: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        version: int,
+        windows: tuple[tuple[int, bool], ...] = (),
+        states: tuple[int, ...] = (),
+        *,
+        is_crossed: bool = False,
+    ) -> None:
         self._version = version
         self._windows = windows
         self._states = states
+        self._is_crossed = is_crossed
         self._requests: dict[str, _Request] = {}
         # Those that begin again with what they have.
         self.sessions: set[str] = set()
@@ -50,8 +80,8 @@ class RunnerView:
                 raise Violation(f"the plan computes {count} tokens of {rid_of(rid)}, but says nothing else of it")
             request = self._requests[rid]
             drafts = plan.scheduled_spec_decode_tokens.get(rid, ())
-            others = [tuple(table) for table in request.blocks[1:]]
-            count_of_windows = len(self._windows)
+            blocks = request.blocks[:-1] if self._is_crossed else request.blocks
+            windows, states = tables_of_groups(blocks, self._windows, self._states)
             unknown = rid in guessing and request.known is None
             shares.append(
                 Share(
@@ -59,18 +89,9 @@ class RunnerView:
                     start=-1 if unknown else starts[rid],
                     count=count,
                     block_ids=tuple(request.blocks[0]),
-                    windows=tuple(
-                        [
-                            Window(block_ids=table, tokens=tokens)
-                            for table, tokens in zip(others[:count_of_windows], self._windows, strict=True)
-                        ]
-                    ),
-                    states=tuple(
-                        [
-                            StateTable(block_ids=table, tokens=tokens)
-                            for table, tokens in zip(others[count_of_windows:], self._states, strict=True)
-                        ]
-                    ),
+                    windows=windows,
+                    states=states,
+                    crossed=tuple(request.blocks[-1]) if self._is_crossed else None,
                     draft_ids=tuple(drafts),
                     known_tokens=request.known,
                 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from scripted.adapters.vllm import announced, connector, encoded, grammar, parts
+from scripted.adapters.vllm import announced, connector, encoded, encoder_cache, grammar, parts
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.ids import rid_of
 from scripted.adapters.vllm.readers import launches, moves, positions_of, said_of
@@ -36,6 +36,7 @@ class VllmStandalone(Standalone):
         connectors = (connector,) if config.has_connector else ()
         grammars = (masks, grammar) if config.structured_output else ()
         images = (encoded,) if config.encoder_cache_size else ()
+        connectors += (encoder_cache,) if config.ec_connector else ()
         return (*connectors, *grammars, parts, *images, *((announced,) if config.enable_kv_cache_events else ()))
 
     def opening(self, config: VllmSettings) -> Sequence[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from vllm.v1.outputs import KVConnectorOutput
@@ -13,7 +13,11 @@ from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.connector import Offered
 from scripted.adapters.vllm.ids import rid_of
 from scripted.adapters.vllm.images import seen_in
+from scripted.adapters.vllm.runner_view import tables_of_groups
 from scripted.sdk import Load, Signal
+
+# vLLM 0.32 and later.
+_TAKES_NAMES: Final = "failed_recving" in KVConnectorOutput.__dataclass_fields__
 
 
 class _Transfer(msgspec.Struct, frozen=True):
@@ -40,6 +44,10 @@ class Transfers:
         self._connector = connector
         self._steps = settings.kv_transfer_steps
         self._block_size = settings.block_size
+        self._windows, self._states = settings.windows, settings.states
+        # With several groups, vLLM takes the name of a request, and of an asynchronous load alone.
+        self._by_name = settings.has_groups
+        self._may_fail = not self._by_name or (settings.kv_connector == "async" and _TAKES_NAMES)
         self._now = 0
         # From which block on the next load fails.
         self._failing: int | None = None
@@ -47,6 +55,7 @@ class Transfers:
         self.is_remote = False
         self._over: dict[str, bool] = {}
         self._asked: list[Offered] = []
+        self._ended: list[_Transfer] = []
 
     def take_asked(self) -> list[Offered]:
         """The loads that began, for a fleet that carries them."""
@@ -66,6 +75,7 @@ class Transfers:
     def begin(self, step: int) -> None:
         self._now = step
         self.arrived = ()
+        self._ended = []
         self.ended = False
 
     def take(self, signal: Signal) -> None:
@@ -89,6 +99,7 @@ class Transfers:
         over = [] if self.holds else [one for one in self.under_way if self._is_over(one)]
         self.under_way = [one for one in self.under_way if one not in over]
         self.ended = bool(over)
+        self._ended = over
         asked = [
             msgspec.structs.replace(load, token_ids=seen_in(load.token_ids, requests[load.request_id].mm_features))
             for load in plan.kv_connector_metadata.loads
@@ -105,8 +116,15 @@ class Transfers:
         return KVConnectorOutput(
             finished_sending={one.request_id for one in over if one.load is None},
             finished_recving={one.request_id for one in over if one.load is not None},
-            invalid_block_ids={block for load in self.arrived for block in load.missing},
+            **self._failed(),
         )
+
+    def _failed(self) -> dict[str, set[Any]]:
+        lost = [load for load in self.arrived if load.missing]
+        if not self._by_name:
+            return {"invalid_block_ids": {block for load in lost for block in load.missing}}
+        names = {rid_of(one.request_id): one.request_id for one in self._ended}
+        return {"failed_recving": {names[load.rid] for load in lost}} if lost else {}
 
     def _is_over(self, one: _Transfer) -> bool:
         return one.request_id in self._over if self.is_remote else one.due <= self._now
@@ -116,13 +134,16 @@ class Transfers:
         missing: tuple[int, ...] = ()
         if self._over.get(load.request_id):
             missing = load.block_ids[first:last]
-        elif self._failing is not None:
-            missing = load.block_ids[max(first, min(self._failing, last - 1)) : last]
+        elif self._failing is not None and self._may_fail:
+            missing = load.block_ids[first if self._by_name else max(first, min(self._failing, last - 1)) : last]
             self._failing = None
+        windows, states = tables_of_groups(load.tables, self._windows, self._states)
         return Load(
             rid=rid_of(load.request_id),
             start=load.start,
             token_ids=load.token_ids,
             block_ids=load.block_ids,
             missing=missing,
+            windows=windows,
+            states=states,
         )

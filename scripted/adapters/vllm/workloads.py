@@ -46,6 +46,11 @@ _TALKING_ON: Final = (
     "16 more b tokens=2"
 )
 _MAMBA: Final = "mamba_cache_mode=align num_gpu_blocks=16"
+_EAGLE: Final = "num_speculative_tokens=2 speculative_method=eagle"
+_CROSSED: Final = (
+    "is_encoder_decoder=True encoder_cache_size=8 enable_prefix_caching=False enable_chunked_prefill=False "
+    "max_num_batched_tokens=32"
+)
 _TIGHTER: Final = "num_gpu_blocks=12"
 # Prompts that share blocks, whole and in part, at once and later, and go on.
 _TWINS_AND_CHUNKS: Final = (
@@ -170,6 +175,32 @@ WORKLOADS: Final = {
             "1 start a prompt=25 seed=1 images=2 new=3; 2 start b prompt=24 seed=2 images=2 new=3"
         ),
         "mamba-uncached": f"mamba_cache_mode=none enable_prefix_caching=False {_TIGHTER}; {_GROWING}",
+        "eagle": f"{_EAGLE}; {_TWINS}",
+        "eagle-async": f"{_TIGHT} {_EAGLE} {_ASYNC}; {_GROWING}",
+        "eagle-windows": f"{_EAGLE} {_WINDOW}; {_TWINS}",
+        "eagle-windows-dropped": f"{_EAGLE} {_WINDOW} disable_lookahead_block_hashes=True; {_TWINS}",
+        "eagle-loads": f"{_EAGLE} {_LOADS}; {_TWINS}",
+        "eagle-images": f"{_EAGLE} encoder_cache_size=8 max_num_batched_tokens=8; {_SEEN}",
+        "eagle-chunks": f"{_EAGLE} max_num_batched_tokens=8 {_ASYNC} enable_kv_cache_events=True; {_CHUNKS}",
+        "attention-chunks": f"attention_chunk_size=8 num_gpu_blocks=20 max_num_batched_tokens=8 {_TWINS_AND_CHUNKS}",
+        "attention-chunks-async": f"attention_chunk_size=8 num_gpu_blocks=24 {_ASYNC}; {_LONG}",
+        "attention-chunks-loads": f"attention_chunk_size=8 num_gpu_blocks=20 {_LOADS}; {_TWINS}",
+        "windows-retained": f"{_WINDOW} prefix_cache_retention_interval=8 {_TWINS_AND_CHUNKS}",
+        "windows-retained-eagle": f"{_WINDOW} {_EAGLE} prefix_cache_retention_interval=0 {_TWINS_AND_CHUNKS}",
+        "mamba-retained": f"{_MAMBA} prefix_cache_retention_interval=8 {_TWINS_AND_CHUNKS}",
+        "mamba-retained-once": f"{_MAMBA} prefix_cache_retention_interval=0 {_ASYNC} {_TWINS_AND_CHUNKS}",
+        "prefills-apart": f"prefill_schedule_interval=3 max_num_batched_tokens=8 log_stats=True; {_CHUNKS}",
+        "counted": f"{_TIGHT} log_stats=True num_speculative_tokens=2 {_ASYNC}; {_GROWING}",
+        "loads-counted": f"{_LOADS} log_stats=True {_FAILS} kv_saves=True; {_TWINS}",
+        "loads-windows": f"{_LOADS} {_WINDOW}; {_TWINS}",
+        "loads-now-windows": f"{_LOADS_NOW} {_WINDOW} {_ASYNC}; {_TWINS}",
+        "loads-mamba": f"{_LOADS} {_MAMBA} kv_offered_tokens=16 {_TWINS_AND_CHUNKS}",
+        "loads-now-mamba": f"{_LOADS_NOW} {_MAMBA} kv_offered_tokens=16 {_TWINS_AND_CHUNKS}",
+        "loads-mamba-parts": f"{_LOADS} {_MAMBA} kv_offered_tokens=12 prefix_match_unit=2 {_TWINS_AND_CHUNKS}",
+        "images-outside": f"encoder_cache_size=8 ec_connector=True; {_SEEN}",
+        "images-outside-late": f"{_TIGHT} encoder_cache_size=8 ec_connector=True ec_transfer_steps=3 {_ASYNC}; {_SEEN}",
+        "encoder-decoder": f"{_CROSSED}; {_SEEN}",
+        "encoder-decoder-async": f"{_CROSSED} {_ASYNC} {_TIGHTER}; {_SEEN}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()
 }

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.vllm_reach` counts statements in function bodies, and says which functions were never entered.
+"""`python -m benchmarks.vllm_reach` counts statements in function bodies, and says why the others did not run.
 
 Goal: the share that the page states is of statements that can run. Method: a small module, of which some runs. Origin:
 issue about the reach of vLLM's adapter. Mutant: count docstrings, or the lines of a body as those of its `if`.
@@ -6,9 +6,10 @@ issue about the reach of vLLM's adapter. Mutant: count docstrings, or the lines 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from benchmarks.vllm_reach import Watch, report
+from benchmarks.vllm_reach import Left, Watch, markdown, reasons, report
 
 SOURCE = '''
 LIMIT = 3
@@ -34,8 +35,21 @@ def test_statements_that_ran_are_counted(tmp_path: Path) -> None:
     exec(compile(SOURCE, str(file), "exec"), names)
     with Watch([str(file)]) as watch:
         names["Box"]().first(1)
-    assert report(SOURCE, watch.lines[str(file)]) == (2, 4, ["Box.never"])
+    left = [Left("box", "Box.first", (12,), "many is never empty"), Left("box", "Box.never", (15,), "nobody asks")]
+    why = {"many$|return None": "many is never empty", r"box\.Box\.never: def never": "nobody asks"}
+    assert report("box", SOURCE, watch.lines[str(file)], why) == (2, 4, left)
 
 
 def test_without_a_run_nothing_is_reached() -> None:
-    assert report(SOURCE, set()) == (0, 4, ["Box.first", "Box.never"])
+    reached, every, left = report("box", SOURCE, set(), {})
+    assert (reached, every, [one.function for one in left]) == (0, 4, ["Box.first", "Box.never"])
+
+
+def test_the_page_lists_what_is_left_by_its_reason() -> None:
+    page = markdown([("box", 2, 4)], [Left("box", "Box.never", (14,), "nobody asks")], "`this`", 3, "1.0")
+    assert "| `box` | 2 | 4 | 50% |" in page
+    assert "**1: nobody asks**\n\n- `box`: `Box.never` 1\n" in page
+
+
+def test_each_pattern_of_a_reason_can_be_looked_for() -> None:
+    assert all(re.compile(pattern) for pattern in reasons())

@@ -6,11 +6,14 @@ vLLM that fail. Mutant: none; each test has a plan that breaks the promise, or o
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 from planned_run import PlannedRun, alone, share
 
 from scripted.core.tokens import tokens_alone
-from scripted.sdk import Add, Load, Tokens, Violation
+from scripted.sdk import Add, Load, StateTable, Tokens, Violation, Window
 
 
 def load(message: Add, tokens: int, *blocks: int, missing: tuple[int, ...] = (), start: int = 0) -> Load:
@@ -76,3 +79,31 @@ def test_a_load_into_blocks_of_another_is_found() -> None:
     run.launch("b", 0, 6, 1, 2)
     with pytest.raises(Violation, match="b reads KV that is not its own"):
         run.step(share("b", 6, 1, 1, 2), loads=(load(a, 4, 1, 3),))
+
+
+def test_windows_and_states_get_what_the_next_position_needs() -> None:
+    """After eight positions a window of three begins at 6, in its second block."""
+    window, state = Window(block_ids=(0, 5, 7), tokens=3), StateTable(block_ids=(0, 6, 8), tokens=4)
+    run = PlannedRun()
+    message = run.add("a", prompt=10)
+    run.step(loads=(msgspec.structs.replace(load(message, 8, 1, 2), windows=(window,), states=(state,)),))
+    run.step(share("a", 8, 2, 1, 2, 3, windows=(window,), states=(state,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("windows", (Window(block_ids=(0, 5, 7), tokens=3),)),
+        ("states", (StateTable(block_ids=(0, 5, 8), tokens=4),)),
+    ],
+)
+def test_of_a_load_that_did_not_arrive_they_get_nothing(name: str, what: Any) -> None:
+    run = PlannedRun()
+    message = run.add("a", prompt=10)
+    lost = load(message, 8, 1, 2, missing=(1, 2))
+    run.step(loads=(msgspec.structs.replace(lost, **{name: what}),))
+    # Its first blocks are computed again, and the others are not.
+    run.step(share("a", 0, 8, 1, 2))
+    run.take_result()
+    with pytest.raises(Violation, match=r"not its own"):
+        run.step(share("a", 8, 2, 1, 2, 3, **{name: what}))

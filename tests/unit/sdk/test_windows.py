@@ -48,3 +48,22 @@ def test_the_window_has_room_for_what_is_computed() -> None:
     run.add("a", prompt=8)
     with pytest.raises(Violation, match=r"has room for 4 in its blocks \[3\]"):
         run.step(share("a", 0, 8, 1, 2, windows=window(3)))
+
+
+def test_a_chunk_is_read_from_its_first_position() -> None:
+    """Positions 4 to 7 are a chunk: 6 reads from 4 on, where a window of four would begin at 3."""
+    run = PlannedRun()
+    run.add("a", prompt=8, new=2)
+    run.step(share("a", 0, 6, 1, 2, windows=chunk(3, 4)))
+    run.take_result()
+    run.step(share("a", 6, 2, 1, 2, windows=chunk(0, 4)))
+    run = PlannedRun()
+    run.add("a", prompt=8, new=2)
+    run.step(share("a", 0, 3, 1, windows=chunk(3)))
+    run.take_result()
+    with pytest.raises(Violation, match=r"slot 0 of block 5, its position 0"):
+        run.step(share("a", 3, 1, 1, windows=chunk(5)))
+
+
+def chunk(*blocks: int) -> tuple[Window, ...]:
+    return (Window(block_ids=blocks, tokens=4, is_chunk=True),)

@@ -1,0 +1,61 @@
+"""A connector to an encoder cache that is outside: every second image is there, and comes in so many steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata
+
+
+class Loaded(ECConnectorMetadata):  # type: ignore[misc] # vLLM is not there for mypy
+    def __init__(self, loads: list[tuple[str, int]]) -> None:
+        self.loads = loads
+
+
+class OutsideImages(ECConnectorBase):  # type: ignore[misc] # the same
+    """The role that vLLM's scheduler talks to. ``now`` is the step; an image that was asked for is there when due."""
+
+    def __init__(self, vllm_config: Any, role: Any) -> None:
+        super().__init__(vllm_config, role)
+        self.now = 0
+        self.due: dict[str, int] = {}
+        self._steps: int = vllm_config.ec_transfer_config.ec_connector_extra_config["steps"]
+        self._asked: list[tuple[str, int]] = []
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Something is on its way."""
+        return any(due >= self.now for due in self.due.values())
+
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        needed = [
+            one.identifier
+            for one in request.mm_features
+            if one.mm_position.offset + one.mm_position.length > num_computed_tokens and is_outside(one.identifier)
+        ]
+        self.due |= {name: self.now + self._steps for name in needed if name not in self.due}
+        return all(self.due[name] <= self.now for name in needed)
+
+    def has_cache_item(self, identifier: str) -> bool:
+        return self.due.get(identifier, self.now + 1) <= self.now
+
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        if self.has_cache_item(request.mm_features[index].identifier):
+            self._asked.append((request.request_id, index))
+
+    def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
+        del scheduler_output
+        asked, self._asked = self._asked, []
+        return Loaded(asked)
+
+    # -- what workers do, which here is the machine's --
+
+    def start_load_caches(self, encoder_cache: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("the machine loads")
+
+    def save_caches(self, encoder_cache: Any, mm_hash: str, **kwargs: Any) -> None:
+        raise NotImplementedError("the machine saves")
+
+
+def is_outside(identifier: str) -> bool:
+    return int(identifier.rpartition("-")[2]) % 2 == 1
