@@ -78,7 +78,8 @@ class SchedulerAdapter:
     further base schedules by name, ``settings`` further values of settings that generated targets try. ``actions`` are
     further ones, each with the settings, and their values, without which it has nothing to act on, and ``undoing`` what
     undoes them. ``needed`` are settings of the same kind by what needs them: another setting, which makes no machine or
-    no difference without, or requests that have priorities, loras, grammars or images.
+    no difference without, or requests that have priorities, loras, grammars, sessions or images. With ``crowded``,
+    settings with which requests meet, some generated targets are of such requests and little else.
     ``packages`` are those of the scheduler: what their code raises is a finding, also where it was only looked at.
     ``standalone`` says how a finding is written without the adapter, ``live`` how a real server is started, for the
     server tier of scripts. ``api`` is the version of this interface that the adapter is written for.
@@ -97,6 +98,7 @@ class SchedulerAdapter:
         workloads: Mapping[str, str] | None = None,
         settings: Mapping[str, Sequence[Any]] | None = None,
         needed: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+        crowded: Mapping[str, Sequence[Any]] | None = None,
         actions: Mapping[type[Action], Mapping[str, Sequence[Any]]] | None = None,
         undoing: Sequence[Action] = (),
         mutants: Sequence[Mutant] = (),
@@ -132,7 +134,7 @@ class SchedulerAdapter:
             **workloads_of(limits(default), can(default)),
             **(workloads or {}),
         }
-        self.space = SchedulerSpace(self, config, settings or {}, actions or {}, needed or {})
+        self.space = SchedulerSpace(self, config, settings or {}, actions or {}, needed or {}, crowded or {})
         # What some configuration can do is part of the language of schedules.
         self.actions: tuple[type[Action], ...] = (*actions_of(can(default)), *(actions or {}))
         self.resuming: Action | None = ResumeAll() if can(default).pause_modes else None

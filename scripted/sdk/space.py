@@ -17,7 +17,16 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.capabilities import Capabilities
-from scripted.search.generated import EVENT, REQUEST_FEATURES, Marks, Row, drawn_events, drawn_requests, event_kinds
+from scripted.search.generated import (
+    EVENT,
+    REQUEST_FEATURES,
+    TWIST,
+    Marks,
+    Row,
+    drawn_events,
+    drawn_requests,
+    event_kinds,
+)
 
 _OTHER: Final = "other"
 _TRIPLES: Final = ("requests", "prompts", "sharing")
@@ -36,7 +45,8 @@ class SchedulerSpace:
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
     values the others, and a number is halved, doubled or moved by one. A target with an event of ``actions`` has the
     settings that it needs, and so has one with a setting, or with requests of a kind (priorities, loras, grammars,
-    images), of ``needed``.
+    images), of ``needed``. With ``crowded``, settings with which requests meet, some targets are scenes: these
+    settings, requests of one kind, and little else.
     """
 
     def __init__(
@@ -46,6 +56,7 @@ class SchedulerSpace:
         settings: Mapping[str, Sequence[Any]],
         actions: Mapping[type[Action], Mapping[str, Sequence[Any]]],
         needed: Mapping[str, Mapping[str, Sequence[Any]]],
+        crowded: Mapping[str, Sequence[Any]],
     ) -> None:
         self._adapter = adapter
         self._default = config()
@@ -57,6 +68,8 @@ class SchedulerSpace:
             self._settings[name] = tuple(dict.fromkeys(value for value in values if value != default))
         self._needed = {EVENT + str(action.__struct_config__.tag): settings for action, settings in actions.items()}
         self._needed |= needed
+        self._is_crowded = bool(crowded)
+        self._needed[TWIST] = crowded
         self._is_possible: Callable[[Any], bool] = functools.lru_cache(maxsize=4096)(self._makes_a_machine)
 
     @functools.cached_property
@@ -74,6 +87,11 @@ class SchedulerSpace:
             **self._declared(),
             **dict.fromkeys((*event_kinds(alone), *self._kinds_needing()), ("on",)),
         }
+
+    @functools.cached_property
+    def scenes(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Requests of each kind that there is, by its name."""
+        return {name: {name: levels} for name, levels in self._declared().items()} if self._is_crowded else {}
 
     @property
     def triples(self) -> tuple[str, ...]:

@@ -357,14 +357,14 @@ def _call(called: str, given: Sequence[str]) -> str:
     return "\n".join([f"{called}(", *(_INDENT + part for part in wrapped), ")"])
 
 
-def what_is_wrong(text: str, expected: str | None) -> str | None:
+def what_is_wrong(text: str, expected: str | None, python: str = sys.executable) -> str | None:
     """Why a file does not fail as expected where nothing of this project can be imported; None if it does."""
     with tempfile.TemporaryDirectory() as folder:
         path, settings = Path(folder) / "test_standalone.py", Path(folder) / "pytest.ini"
         path.write_text(text, encoding="utf-8")
         settings.write_text("[pytest]\n", encoding="utf-8")
         ended = subprocess.run(  # noqa: S603 - what was just written
-            [sys.executable, "-c", _ALONE, str(path), str(settings), folder],
+            [python, "-c", _ALONE, str(path), str(settings), folder],
             cwd=folder,
             env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             capture_output=True,

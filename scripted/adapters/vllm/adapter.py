@@ -151,6 +151,8 @@ ADAPTER: Final = VllmAdapter(
     can=_capabilities,
     workloads=WORKLOADS,
     settings={
+        # Too few for two requests that grow.
+        "num_gpu_blocks": (9, 10),
         "sliding_window": (3, 5, 6),
         "attention_chunk_size": (8, 4, 12),
         "long_prefill_token_threshold": (1, 5),
@@ -187,6 +189,8 @@ ADAPTER: Final = VllmAdapter(
         "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
         **NEEDED_BY_SETTINGS,
     },
+    # Too few blocks for two requests that grow, and more than one batch in flight.
+    crowded={"num_gpu_blocks": (9, 10, 12), "pipeline_parallel_size": (1, 2, 2), "async_scheduling": (False, True)},
     undoing=(ReleaseConnector(), ReleaseCompilation()),
     mutants=MUTANTS,
     packages=("vllm",),

@@ -33,10 +33,10 @@ class VllmStandalone(Standalone):
         return f"vLLM {self._version()}"
 
     def modules(self, config: VllmSettings) -> Sequence[ModuleType]:
-        connectors = (connector,) if config.has_connector else ()
+        connectors = [connector] if config.has_connector else []
         grammars = (masks, grammar) if config.structured_output else ()
         images = (encoded,) if config.encoder_cache_size else ()
-        connectors += (encoder_cache,) if config.ec_connector else ()
+        connectors += [encoder_cache] if config.ec_connector else []
         return (*connectors, *grammars, parts, *images, *((announced,) if config.enable_kv_cache_events else ()))
 
     def opening(self, config: VllmSettings) -> Sequence[str]:

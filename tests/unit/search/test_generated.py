@@ -25,6 +25,7 @@ from scripted.sdk import Capabilities, Limits, SchedulerAdapter
 from scripted.search.execution import Prefixes, execute
 from scripted.search.extras import extras_of
 from scripted.search.generated import (
+    TWIST,
     Marks,
     Row,
     Space,
@@ -425,3 +426,20 @@ def test_a_setting_is_drawn_with_what_it_needs() -> None:
     configs = [WINDOWED.space.draw({"mode": "other"}, random.Random(seed)).config for seed in range(20)]
     assert {(one.mode, one.window) for one in configs} == {("full", 3)}
     assert {one.blocks for one in configs} == {20, 24}, "what is needed needs blocks"
+
+
+def test_where_requests_meet_a_target_is_of_one_kind_and_little_else() -> None:
+    crowded = SchedulerAdapter(
+        f"{__name__}:CROWDED",
+        config=_Windowed,
+        machine=_example_machine,
+        limits=lambda _: Limits(block_size=4, blocks=8, batch_tokens=16, batch_requests=4, context_tokens=32),
+        can=lambda _: Capabilities(sessions=True),
+        crowded={"blocks": (9, 10)},
+    )
+    assert crowded.space.scenes == {"sessions": {"sessions": ("some",)}}
+    row = {"sessions": "some", TWIST: "sessions"}
+    drawn = [crowded.space.draw(row, random.Random(seed)) for seed in range(20)]
+    assert {one.config.blocks for one in drawn} == {9, 10}
+    assert any(getattr(placed.action, "session", 0) for one in drawn for placed in one.placed)
+    assert not WINDOWED.space.scenes

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from scripted.cli import app
-from scripted.core.named import adapter_named
+from scripted.core.named import OWN, adapter_named
+from scripted.core.schedule import Schedule
+from scripted.search import search_table
+from scripted.search.execution import Outcome, execute
+from scripted.search.generated import number_of
 from scripted.search.search_table import ALONE, TimedSearch, measure, measured_in, table_of
 
 FOUND_SOON = "flush-answers-but-does-nothing"
@@ -113,3 +118,21 @@ def test_the_page_of_transfers_is_what_was_measured_of_them_all() -> None:
     table = table_of(measured_in(tables / "transfers.jsonl"), adapter.mutant_names, about=adapter.about)
     assert "not searched" not in table
     assert (tables / "transfers.md").read_text(encoding="utf-8").endswith(table)
+
+
+def test_what_fails_without_the_mutant_too_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler fails as the mutant does in the first target that shows it."""
+    (plain,) = measure(tmp_path / "plain.jsonl", [FOUND_SOON], ["random"], [0], schedules=200)
+    asked: list[Schedule] = []
+
+    def execute_on_a_sick_scheduler(schedule: Schedule) -> Outcome:
+        asked.append(schedule)
+        with adapter_named(OWN).switched_on(FOUND_SOON if len(asked) == 1 else None):
+            return execute(schedule)
+
+    monkeypatch.setattr(search_table, "execute", execute_on_a_sick_scheduler)
+    (row,) = measure(tmp_path / "sick.jsonl", [FOUND_SOON], ["random"], [0], schedules=200)
+    assert row.is_found
+    assert len(asked) == 2
+    assert row.schedules > plain.schedules
+    assert (number_of(row.target) or 0) > (number_of(plain.target) or 0)

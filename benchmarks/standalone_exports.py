@@ -1,0 +1,84 @@
+"""How many of the defects on docs/tables/defects.md are exported as files of the engine's own classes, and run alone.
+
+`python -m benchmarks.standalone_exports --adapter vllm --python PYTHON` writes a file for each schedule of the page
+that fails on the installed version, and runs it with that Python, where nothing of this project can be imported. The
+engine's examples are run as well. It prints one row, and says of each schedule that is left out why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_PAGE: Final = _ROOT / "docs" / "tables" / "defects.md"
+_SECTIONS: Final = {"vllm": "vLLM", "sglang": "SGLang", "transformers": "transformers"}
+# A schedule begins with its settings, or at once with its first step.
+_SCHEDULE: Final = re.compile(r"[^`']*\b\d+ \w+ ?[^`']*; \d+ [^`']*|[^`']*\b\d+ start [^`']*")
+_LIMIT_S: Final = 300
+
+
+def schedules_on(page: str, adapter: str) -> list[str]:
+    """Those of an adapter's section, with the adapter, in order and once."""
+    part = re.search(rf"^## {_SECTIONS[adapter]}.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    text = "" if part is None else part[0]
+    fenced = re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)
+    spans = [one for block in fenced for one in re.findall(r"'(adapter=[^']+)'", block)]
+    for block in fenced:
+        text = text.replace(block, "")
+    texts = [" ".join(one.split()) for one in [*spans, *re.findall(r"`([^`]+)`", text)]]
+    found = [text for text in texts if _SCHEDULE.fullmatch(text) and not text.startswith("scripted ")]
+    return list(dict.fromkeys(text if text.startswith("adapter=") else f"adapter={adapter} {text}" for text in found))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Export each, run each, count."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.standalone_exports", description=__doc__)
+    parser.add_argument("--adapter", choices=tuple(_SECTIONS), required=True, help="whose defects")
+    parser.add_argument("--python", default=sys.executable, help="runs the files (default: this one)")
+    asked = parser.parse_args(arguments)
+    from scripted.core.named import adapter_named
+    from scripted.core.schedule import Schedule
+    from scripted.sdk.standalone import text_of, what_is_wrong
+    from scripted.search.execution import execute
+
+    standalone = getattr(adapter_named(asked.adapter), "standalone", None)
+    failing = ran = 0
+    texts = schedules_on(_PAGE.read_text(encoding="utf-8"), asked.adapter)
+    for text in texts:
+        schedule = Schedule.parse(text)
+        if execute(schedule).failure is None:
+            sys.stdout.write(f"passes here: {text}\n")
+            continue
+        failing += 1
+        file, why = (None, "the adapter writes none") if standalone is None else text_of(standalone, schedule, "export")
+        why = why if file is None else what_is_wrong(file, why, asked.python)
+        ran += why is None
+        if why is not None:
+            sys.stdout.write(f"no file: {text}: {why}\n")
+    shown = [one for one in sorted((_ROOT / "examples" / asked.adapter).glob("*.py")) if "__main__" in one.read_text()]
+    works = [one.name for one in shown if _shows(asked.python, one)]
+    sys.stdout.write(
+        f"| {asked.adapter} | {len(texts)} schedules | {failing} fail here | {ran} exported and run | "
+        f"{len(works)} of {len(shown)} examples |\n"
+    )
+    return 0
+
+
+def _shows(python: str, example: Path) -> bool:
+    """It says that the defect is there, where this project is not on the path."""
+    done = subprocess.run(  # noqa: S603 - a file of ours
+        [python, "-I", str(example)], cwd=example.parent, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    if done.returncode != 1:
+        sys.stdout.write(f"{example.name}: {(done.stdout + done.stderr).strip()[-300:]}\n")
+    return done.returncode == 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
