@@ -25,8 +25,8 @@ from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, forget_
 _for_life: Final = ExitStack()
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
-# Runs of a generated target beside the one by itself: the next target finds more than more runs of one.
-_GENERATED_RUNS: Final = 1
+# Of so many generated targets nothing is added to one.
+_ALONE_EVERY: Final = 3
 _COLLECTED_EVERY_OBJECTS: Final = 20_000
 # Parts that a complete strategy over one target is cut into for several processes, so that none has to wait long.
 _PARTS: Final = 4
@@ -106,15 +106,17 @@ class Campaign:
                 yield Unit(target, batch * _BATCH_RUNS, 1, count, until)
 
     def _generated(self, until: float | None) -> Iterator[Unit]:
-        """One target after the other: by itself, then a run of it, all of them where the strategy is complete."""
-        most = None if strategy_of(self._plan).complete else 1 + _GENERATED_RUNS
-        left = self._plan.schedules
+        """One target after the other: one run of each, because the next target finds more than more runs of one.
+
+        A third is run by itself. Where the strategy is complete each is, and then all other runs of it follow.
+        """
+        complete, left = strategy_of(self._plan).complete, self._plan.schedules
         for number in itertools.count(self._plan.generated_from):
-            count = most if left is None else min(most or left, left)
-            yield Unit(generated_target(number), 0, 1, count, until, alone_first=True)
-            if left is not None and most is not None:
-                left -= most
-                if left <= 0:
+            alone_first = complete or not number % _ALONE_EVERY
+            yield Unit(generated_target(number), 0, 1, left if complete else 1, until, alone_first=alone_first)
+            if left is not None and not complete:
+                left -= 1
+                if not left:
                     return
 
     def _parts(self, targets: tuple[str, ...], left: int | None, until: float | None) -> Iterator[Unit]:

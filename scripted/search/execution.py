@@ -38,6 +38,8 @@ _LOOKS_IN_VAIN: Final = 3
 _REJOINING_EVENTS: Final = 3
 # To copy a run costs as much as to go so many steps.
 _WALKED_STEPS: Final = 16
+# After its last action the median workload goes on for so long.
+_USUAL_REST_STEPS: Final = 8
 _NOT_DETERMINISTIC: Final = "its machine is not deterministic; look for time, random numbers and the order of sets"
 OVERDUE: Final = "does not return from {name}: it was there after {:g} s"
 _HARNESS: Final = "scripted"
@@ -243,11 +245,15 @@ class Prefixes:
     state equals the base's before the same step, and nothing that was added is left. ``rejoined`` counts those.
     ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
     Where a run cannot be copied, or is not to be, every schedule starts at the beginning. ``is_thorough``: the base is
-    judged by its records, and must take the same steps again. Raises HarnessError.
+    judged by its records, and must take the same steps again. One that is neither is run by itself when its ``outcome``
+    is asked for; what ``is_restored`` is restored from a checkpoint in the others. Raises HarnessError.
     """
 
-    def __init__(self, base: Schedule, *, is_thorough: bool = True, is_copied: bool = True) -> None:
+    def __init__(
+        self, base: Schedule, *, is_thorough: bool = True, is_copied: bool = True, is_restored: bool = False
+    ) -> None:
         self.base = base
+        self._is_restored = is_restored
         self.rejoined = 0
         self._is_readable = is_copied
         # By the step that comes next; there is always one before the first, if there are any.
@@ -259,30 +265,36 @@ class Prefixes:
         self._alike: Counter[int] = Counter()
         self._in_vain: Counter[tuple[str, ...]] = Counter()
         self._digests: dict[int, tuple[bytes | None, ...]] = {}
+        self._outcome: Outcome | None = None
         if is_thorough:
-            self.outcome = execute_recorded(base, watch=self._note)
+            self._outcome = execute_recorded(base, watch=self._note)
+        elif is_copied:
+            self._outcome, _ = _finish(lambda: self._unrecorded(watch=self._note), None)
         else:
-            self.outcome, _ = _finish(lambda: self._unrecorded(base), None)
+            return
         if self.outcome.failure is not None and self.outcome.failure.hangs:
             return
         with contextlib.suppress(Left):
             # It is left unless the machine does not let itself be copied.
             if is_copied:
-                self.outcome, _ = _finish(lambda: Run(base, watch=self._leave_copied), None)
+                self._outcome, _ = _finish(lambda: Run(base, watch=self._leave_copied), None)
                 return
         if is_thorough and self.outcome.failure is None:
             self._check_determinism()
 
-    def _unrecorded(self, base: Schedule) -> Run:
-        """With all checks but those of the records, which are not kept."""
-        gate = Run(base, record=True, watch=self._note)
+    def _unrecorded(self, watch: Callable[[Run], None] | None = None) -> Run:
+        """The base with all checks but those of the records, which are not kept."""
+        gate = Run(self.base, record=True, watch=watch)
         gate.records = None
         return gate
+
+    def _begun(self) -> Run:
+        return self._unrecorded() if self._is_restored else Run(self.base)
 
     def _check_determinism(self) -> None:
         again = execute(self.base)
         if again.failure is not None:
-            self.outcome = again
+            self._outcome = again
         elif (again.steps, again.cells) != (self.outcome.steps, self.outcome.cells):
             raise HarnessError(
                 f"the schedule {str(self.base)!r} took {again.steps} steps, and then {self.outcome.steps} or others: "
@@ -290,8 +302,16 @@ class Prefixes:
             )
 
     @property
+    def outcome(self) -> Outcome:
+        """How the base ends by itself."""
+        if self._outcome is None:
+            self._outcome, _ = _finish(self._begun, None)
+        return self._outcome
+
+    @property
     def steps(self) -> int:
-        return len(self._passed)
+        """As many as the base takes; where it was not run, those that it mostly takes."""
+        return len(self._passed) or self.base.last_step + _USUAL_REST_STEPS
 
     def execute(self, *extra: Placed) -> Outcome:
         """Run the base schedule with these actions more. Raises HarnessError."""
@@ -329,7 +349,7 @@ class Prefixes:
 
     def execute_drawn(self, drawn: Drawn) -> Outcome:
         """Run the base schedule and choose, when a step of an addition has come, what it is. Raises HarnessError."""
-        first, last = drawn.steps[0], drawn.steps[-1]
+        first, last = (drawn.steps[0], drawn.steps[-1]) if drawn.steps else (1, 0)
 
         def watch(run: Run) -> None:
             if drawn.come(run.step + 1, lambda action: run.met_by(action) if action.reaches(run) else None):
@@ -338,7 +358,7 @@ class Prefixes:
                 run.watch = None
 
         def begin() -> Run:
-            gate = self._copied(min(first, self.steps), drawn.name) if self._copies else Run(self.base)
+            gate = self._copied(min(first, self.steps), drawn.name) if self._copies else self._begun()
             gate.follow(self.base, until=last)
             gate.watch = watch
             return gate

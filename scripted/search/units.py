@@ -133,8 +133,8 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     """Do one unit of a campaign in this process, with the mutant of its plan switched on."""
     started, counted = time.process_time(), Coverage()
     strategy = strategy_of(plan)
-    # For a run or two a copy costs more than it saves.
-    target = _prepared_target(unit.target, plan, is_copied=strategy.complete or not unit.alone_first)
+    # For one run a copy costs more than it saves.
+    target = _prepared_target(unit.target, plan, is_copied=unit.count != 1)
     rejoined = target.rejoined
     findings: dict[str, Finding] = {}
     schedules = unreached = 0

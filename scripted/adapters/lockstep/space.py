@@ -192,6 +192,8 @@ class EngineSpace:
             **{name: tuple(levels) for name, levels in _SETTINGS.items()},
             **_SIZES,
             **REQUEST_FEATURES,
+            # A stream takes as long as ten others; it is a scene.
+            "requests": ("one", "several", "many"),
             **{name: tuple(levels) for name, levels in _KINDS.items()},
             _HELD_GRAMMARS: ("on",),
             _PROFILE: ("on",),
@@ -335,7 +337,7 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
         "page": (page,),
         "ragged": (page + 1, 2 * page - 1, 3 * page + 1, 18, 21),
         "small": (max(1, page // 2), max(1, page - 1)),
-        "roomy": (128, 512),
+        "roomy": (1024, 2048) if large else (128, 512),
         "off": (-1,),
     }
     values["chunked_prefill_size"] = chunk = rng.choice(chunks[row.get("chunk")])

@@ -41,12 +41,24 @@ PRESSED: Final = "pressed-again"
 EQUALS: Final = "equals"
 LOADS: Final = "loads"
 STREAM: Final = "stream"
+AHEAD: Final = "caught-ahead"
+SHORT: Final = "short-of-pages"
 # Those that only add, by how often each is drawn.
-TWISTS: Final = (CAUGHT, CROWD, CAUGHT, PRESSED)
+TWISTS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
 # Of the others the features that each needs, with what they are drawn from.
 SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    EQUALS: {"scale": ("large",)},
-    LOADS: {"host": ("small", "large")},
+    # Several microbatches, in each of which a whole prompt finds room, or in some of them.
+    EQUALS: {"scale": ("large",), "stages": ("two", "more"), "chunk": ("roomy", "off", "ragged"), "requests": ("one",)},
+    LOADS: {"host": ("small", "small", "large"), "requests": ("one",)},
+    # Two microbatches of one request are in flight when it is ended.
+    AHEAD: {"stages": ("async",), "requests": ("several",)},
+    # Decodes find no page, and who gives way is not the one that was launched last.
+    SHORT: {
+        "pool": ("tight",),
+        "outputs": ("long",),
+        "requests": ("several",),
+        "policy": ("priority", "preempting", "priority", "lpm"),
+    },
     STREAM: {
         "requests": ("stream",),
         "policy": ("lpm", "dfs-weight", "priority", "preempting"),
@@ -67,7 +79,7 @@ def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) 
         return _equals(rng, schedule, limits)
     if twist == LOADS and limits.host_pages:
         return _loads(rng, limits)
-    if twist == STREAM:
+    if twist in (STREAM, SHORT):
         return iter(())
     tokens = 6 * limits.total_pages * limits.page_size // 10
     tokens = min(tokens, limits.context_length - 2, tokens if limits.chunking else limits.prefill_budget_tokens)
@@ -101,11 +113,11 @@ def _ended_in_flight(rng: random.Random, rid: str, held: int, schedule: Schedule
     back = PauseServing(mode=PauseMode.RETRACT)
     ends: list[Action] = [AbortRequest(rid=rid), DisconnectClient(rid=rid), back, back]
     ends += [AbortRequest(rid=rid), AbortEverything(), PauseServing(mode=PauseMode.ABORT)]
-    end = held + rng.randint(1, 3)
+    end, by = held + rng.randint(1, 3), rng.choice(ends)
     yield Placed(held, HoldResults())
-    yield Placed(end, rng.choice(ends))
-    if rng.random() < 0.5:
-        # Where it was a pause, so that others go on beside what is in flight.
+    yield Placed(end, by)
+    if isinstance(by, PauseServing) and rng.random() < 0.8:
+        # So that others go on beside what is in flight.
         yield Placed(end + rng.randint(0, 1), ResumeServing())
     if schedule is not None and rng.random() < 0.7:
         others = [*ends, *[extra for extra in extras_of(schedule) if not extra.is_start]]
@@ -131,8 +143,8 @@ def _equals(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[
     for number in range(rng.randint(0, 2)):
         small = StartRequest(rid=f"f{number}", prompt=rng.randint(1, page + 1), new=rng.randint(1, 3), seed=5)
         yield Placed(step + rng.randint(0, 2), small)
-    held = first + rng.randint(0, 3)
-    if rng.random() < 0.5:
+    held = first + rng.choice((0, 0, 1, 1, 2, 4))
+    if rng.random() < 0.7:
         yield from _ended_in_flight(rng, "e0", held)
     elif rng.random() < 0.6:
         yield Placed(held, HoldResults())

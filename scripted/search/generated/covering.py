@@ -32,8 +32,9 @@ def covering_rows(
     """Endless; all pairs are covered, and all triples of the features ``triples``, then all are covered again.
 
     Equal arguments yield the same. Greedy: a row begins with a pair that no row has yet, every other one with such a
-    triple, and is given the level that brings the most new pairs, until it is as large as it was drawn to be. Of equal
-    levels it is the one that the fewest rows have: each is in one of the first few.
+    triple, and is given the level that brings the most new pairs, and of such ones the most new triples, until it is as
+    large as it was drawn to be. Of equal levels it is the one that the fewest rows have: each is in one of the first
+    few.
     """
     rng = random.Random(seed)  # noqa: S311 - the same from the same seed
     pairs = pairs_of(features, allows)
@@ -57,16 +58,26 @@ def covering_rows(
         rng.shuffle(pairs)
         rng.shuffle(threes)
         missing, wanted, used = together.copy(), set(threes), [0] * len(levels)
+        # Of each two of the triples' levels those that no row has yet with both.
+        thirds: dict[int, dict[int, int]] = {}
+        for three in threes:
+            for here, there in itertools.permutations(three, 2):
+                beside = thirds.setdefault(here, {})
+                beside[there] = beside.get(there, 0) | 1 << sum(three) - here - there
         for start in _in_turn(
             ((numbers[one], numbers[other]) for one, other in pairs if missing[numbers[one]] >> numbers[other] & 1),
             (three for three in threes if three in wanted and allows(dict(levels[number] for number in three))),
         ):
-            row = _row(levels, start, together, missing, used, allows, rng)
+            row = _row(levels, start, together, missing, thirds, used, allows, rng)
             on = sum(1 << number for number in row)
             for number in row:
                 missing[number] &= ~on
                 used[number] += 1
-            wanted.difference_update(itertools.combinations(sorted(core.intersection(row)), 3))
+            met = wanted.intersection(itertools.combinations(sorted(core.intersection(row)), 3))
+            wanted -= met
+            for three in met:
+                for here, there in itertools.permutations(three, 2):
+                    thirds[here][there] &= ~(1 << sum(three) - here - there)
             yield dict(levels[number] for number in row)
 
 
@@ -86,6 +97,7 @@ def _row(
     start: tuple[int, ...],
     together: Sequence[int],
     missing: Sequence[int],
+    thirds: Mapping[int, Mapping[int, int]],
     used: Sequence[int],
     allows: Callable[[Row], bool],
     rng: random.Random,
@@ -98,9 +110,19 @@ def _row(
         candidates = [number for number in candidates if together[number] & on == on]
         if not candidates:
             break
-        best = max(candidates, key=lambda number: ((missing[number] & on).bit_count(), -used[number]))
+        news = [(missing[number] & on).bit_count() for number in candidates]
+        most, inside = max(news), [number for number in row if number in thirds]
+        best = max(
+            (number for number, new in zip(candidates, news, strict=True) if new == most),
+            key=lambda number: (_triples(thirds.get(number), inside, on), -used[number]),
+        )
         candidates.remove(best)
         if allows(dict(levels[number] for number in (*row, best))):
             row.append(best)
             on |= 1 << best
     return row
+
+
+def _triples(thirds: Mapping[int, int] | None, inside: Sequence[int], on: int) -> int:
+    """How many new triples a level makes with two of those that are on."""
+    return 0 if thirds is None else sum([(thirds.get(number, 0) & on).bit_count() for number in inside])

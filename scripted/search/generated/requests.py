@@ -28,9 +28,9 @@ REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 EVENT: Final = "event-"
 # Requests of a target by its level; None is the default.
-_COUNTS: Final = {None: (2, 4), "one": (1, 1), "several": (5, 8), "many": (18, 24), "stream": (26, 34)}
+_COUNTS: Final = {None: (2, 4), "one": (1, 1), "several": (5, 8), "many": (9, 14), "stream": (26, 34)}
 # Of a stream, how many come in a step, in tenths: at each rate some configuration has always one that waits.
-_STREAM_RATES: Final = (3, 5, 10, 20)
+_STREAM_RATES: Final = (5, 10, 20, 30)
 # Steps between two requests that begin.
 _GAPS: Final = {None: (0, 1, 1, 2, 4, 9), "together": (0,), "in-line": (1,), "apart": (7, 9, 12, 16)}
 _OUTPUTS: Final = {None: (1, 2, 2, 3, 5, 9), "one": (1,), "long": (8, 12, 20, 27)}
@@ -86,16 +86,20 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
 
 
 def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Small requests that share a prefix keep coming, and among the first of them are one or two that are other."""
+    """Small requests that share a prefix keep coming, and near the first of them are one or two that are other."""
     count, rate = rng.randint(*_COUNTS["stream"]), rng.choice(_STREAM_RATES)
-    others = set(rng.sample(range(6), rng.choice((1, 1, 2))))
-    alike = rng.randint(1, 2 * marks.block + 1)
+    others = sorted(rng.sample(range(2, 9), rng.choice((1, 1, 2))))
+    lengths = {index: _length(row, rng, marks) for index in others}
+    # What has left comes back: now it finds more than those that are alike, and is alone with it.
+    again = rng.choice((None, rng.randint(12, 20)))
+    # A whole block is what they find in a cache, so that a policy may prefer them.
+    alike = rng.randint(*rng.choice(((1, marks.block), (marks.block + 1, 2 * marks.block + 1))))
     for index in range(count):
-        is_other = index in others
-        length = _length(row, rng, marks) if is_other else alike
-        fields = {"rid": _rid(row, rng, index), "prompt": length, "new": rng.choice((1, 1, 2, 3)), "seed": 0}
-        if is_other:
-            fields |= {"seed": index + 1, "new": rng.choice(_OUTPUTS[row.get("outputs")])}
+        fields = {"rid": _rid(row, rng, index), "prompt": alike, "new": rng.choice((1, 1, 2, 3)), "seed": 0}
+        other = others[0] if index == again else index
+        if other in lengths:
+            new = rng.choice(_OUTPUTS[row.get("outputs")])
+            fields |= {"prompt": lengths[other], "seed": other + 1, "new": new}
         yield 1 + index * 10 // rate, fields
 
 

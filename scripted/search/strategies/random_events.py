@@ -15,6 +15,10 @@ from scripted.search.strategies.base import Drawn, Meets, mostly_survivable
 
 DEFAULT_MOST_EVENTS = 12
 _LATE_STEPS = 10
+# Half of the runs have no more than these.
+_FEW_EVENTS: Final = 3
+# In half of the runs the events come one close after the other: what one has begun, the next one meets.
+_GAPS: Final = (0, 0, 1, 1, 2, 4)
 # The share of events that are drawn until one has something to act on, and how often at most.
 _ACTING: Final = 0.8
 _TRIES: Final = 30
@@ -24,7 +28,7 @@ class RandomEvents:
     """Up to ``most_events`` extra events a run, each of any kind at any step; most where they have something to act on.
 
     Bound: each run of k such events that are not fatal has at least the probability
-    (1 / most_events) * (1 / (5 * steps * kinds)) ** k; one with a fatal one an eighth of that, and one with
+    (1 / (2 * most_events)) * (1 / (5 * steps * kinds)) ** k; one with a fatal one an eighth of that, and one with
     events after the end of the workload a third.
     """
 
@@ -43,7 +47,10 @@ class RandomEvents:
             extras = self._drawn_from(rng, mostly_survivable(rng, every))
             # Events may come after the workload's own end: earlier ones make it longer.
             last = steps + rng.choice((0, 0, _LATE_STEPS))
-            at = sorted(rng.randint(1, last) for _ in range(rng.randint(1, self._most_events)))
+            most = rng.choice((_FEW_EVENTS, self._most_events))
+            at = sorted(rng.randint(1, last) for _ in range(rng.randint(1, most)))
+            if rng.random() < 0.5:
+                at = list(itertools.accumulate(rng.choices(_GAPS, k=len(at) - 1), initial=rng.choice(at)))
             yield Drawn(key, at, functools.partial(self._choose, rng, extras))
 
     def _drawn_from(self, rng: random.Random, extras: Sequence[Action]) -> Sequence[Action]:

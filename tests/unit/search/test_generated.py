@@ -219,10 +219,10 @@ def test_a_stream_has_others_among_requests_that_are_alike() -> None:
     for number in range(10):
         starts = _starts_of({"requests": "stream", "loras": "several"}, number)
         odd = [one for one in starts if one.action.seed]  # type: ignore[attr-defined]
-        assert len(odd) in (1, 2)
+        assert len(odd) in (1, 2, 3)
         assert len({one.action.prompt for one in starts if one not in odd}) == 1  # type: ignore[attr-defined]
         assert {one.action.lora for one in odd} == {"y"}  # type: ignore[attr-defined]
-        assert starts.index(odd[0]) < 6 < 20 < len(starts)
+        assert 2 <= starts.index(odd[0]) < 9 < 20 < len(starts)
 
 
 def test_prompts_come_again_and_longer_in_turns() -> None:
@@ -350,12 +350,7 @@ def test_what_generated_targets_found_stays_mended(line: str) -> None:
 
 def test_a_search_without_a_target_generates_them() -> None:
     report = api.search(schedules=5, seed=2)
-    first = first_of(2)
-    assert report.by_target == {
-        generated_target(first): 2,
-        generated_target(first + 1): 2,
-        generated_target(first + 2): 1,
-    }
+    assert report.by_target == {generated_target(first_of(2) + number): 1 for number in range(5)}
     assert report.schedules == 5
     assert not report.findings
 
@@ -383,14 +378,14 @@ def test_a_finding_of_a_generated_target_is_shrunk_and_replayed() -> None:
     assert failure.signature == finding.failure.signature
 
 
-def test_one_generated_target_in_ten_shows_that_the_machine_is_deterministic(
+def test_one_generated_target_in_21_shows_that_the_machine_is_deterministic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     twice: list[Schedule] = []
     monkeypatch.setattr(Prefixes, "_check_determinism", lambda prefixes: twice.append(prefixes.base))
-    for number in range(9, 12):
-        target_named(generated_target(number))
-    assert twice == [generated_schedule(10, OWN)]
+    for number in range(20, 23):
+        target_named(generated_target(number), is_copied=False)
+    assert twice == [generated_schedule(21, OWN)]
 
 
 class _Windowed(msgspec.Struct, frozen=True):
