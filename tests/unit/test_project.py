@@ -265,3 +265,20 @@ def test_the_script_guide_names_everything_that_a_script_can_use(kind):
     internal |= {"line_notes", "note_failure", "note_line", "rid_of", "wait_for"}
     names = [name for name in dir(kind) if not name.startswith("_") and name not in internal]
     assert [name for name in names if not re.search(rf"\b{name}\b", guide)] == []
+
+
+def anchors_of(page):
+    """What GitHub makes of headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    heads = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head) for head in re.findall(r"^#+ (.*)", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    """F: a guide linked to figures that no page had."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        file, _, anchor = target.partition("#")
+        there = page.parent / file if file else page
+        assert "://" in target or there.exists(), target
+        assert "://" in target or not anchor or anchor in anchors_of(there), target
