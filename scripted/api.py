@@ -330,8 +330,8 @@ def _ended(
         with closing(LiveServers()) as servers:
             return servers.lend(known, test.config).run(test, dict(arguments), options, mutant)
     if tier == "server":
-        from scripted.adapters.lockstep.server.runner import ScriptedServer
+        from scripted.adapters.lockstep.server.pool import start_server
 
-        with ScriptedServer.start(test.config, mutant=mutant, placement=test.placement) as server:
+        with start_server(test.config, mutant=mutant, placement=test.placement) as server:
             return server.run(test.script, options=options, **arguments)
     return known.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)

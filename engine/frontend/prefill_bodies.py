@@ -85,7 +85,7 @@ def prefill_order(data: bytes, served: ServedModel) -> Order:
     message = Generate(
         rid=body.rid or uuid.uuid4().hex,
         prompt_ids=tuple(body.prompt_ids),
-        sampling=SamplingParams(max_new_tokens=0),
+        sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
         priority=body.priority,
         timeout_s=body.timeout_s,
         cache_salt=body.cache_salt,

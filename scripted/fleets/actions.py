@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -29,10 +30,22 @@ def clause_of(action: Action) -> str:
     return str(Placed(1, action)).partition(" ")[2]
 
 
+class _OnFleet(Action, frozen=True, kw_only=True, omit_defaults=True):
+    """Something happens, so machines that went round in circles may get further."""
+
+    def apply(self, run: RunLike) -> None:
+        run.machine.stir()
+        self.act(run)
+
+    @abstractmethod
+    def act(self, run: RunLike) -> None:
+        """Do it."""
+
+
 # -- what happens to one machine --
 
 
-class OnEngine(Action, frozen=True, kw_only=True, omit_defaults=True):
+class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
     """What a schedule of one machine can do, done to this one: ``do`` is its clause, without a step."""
 
     on: str
@@ -54,7 +67,7 @@ class OnEngine(Action, frozen=True, kw_only=True, omit_defaults=True):
         """The seconds after which the request that begins ends by itself."""
         return getattr(self.inner, "time_limits", ())
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         """As in a run of that machine; nothing where it is dead, or drains and is to begin something."""
         engine = run.machine.engine(self.on)
         if not (engine.is_dead or (engine.is_draining and self.inner.is_start)):
@@ -108,7 +121,7 @@ def actions_on_engines(of: str) -> tuple[type[OnEngine], type[OnEngine]]:
 # -- what happens to links and machines --
 
 
-class _OnLink(Action, frozen=True, kw_only=True, omit_defaults=True):
+class _OnLink(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
     """Something happens to the link from one machine to another."""
 
     sender: str
@@ -134,7 +147,7 @@ class HoldTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="h
 
     examples: ClassVar = ("hold-link sender=d0 receiver=p0", "hold-link sender=p0 receiver=d0 pages=True")
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         fleet = run.machine.fleet
         (fleet.hold_pages if self.pages else fleet.hold)(self.sender, self.receiver)
 
@@ -151,7 +164,7 @@ class ReleaseTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag
 
     examples: ClassVar = ("release-link sender=d0 receiver=p0",)
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         run.machine.fleet.release(self.sender, self.receiver)
 
 
@@ -162,7 +175,7 @@ class SlowTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="s
 
     examples: ClassVar = ("slow-link sender=p0 receiver=d0", "slow-link sender=p0 receiver=d0 steps=7")
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         run.machine.fleet.slow(self.sender, self.receiver, self.steps)
 
 
@@ -171,7 +184,7 @@ class CutTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="cu
 
     examples: ClassVar = ("cut-link sender=p0 receiver=d0",)
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         run.machine.fleet.cut(self.sender, self.receiver)
 
     @classmethod
@@ -185,7 +198,7 @@ class HealTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="h
 
     examples: ClassVar = ("heal-link sender=p0 receiver=d0",)
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         run.machine.fleet.heal(self.sender, self.receiver)
 
     @classmethod
@@ -195,7 +208,7 @@ class HealTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="h
         return ()
 
 
-class KillEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill-engine"):
+class KillEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True, tag="kill-engine"):
     """A machine dies with all that it holds; with ``comes_back`` it is a new one in the same step."""
 
     on: str
@@ -204,7 +217,7 @@ class KillEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kil
     examples: ClassVar = ("kill-engine on=p0", "kill-engine on=p0 comes_back=True")
     is_control: ClassVar[bool] = True
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         machine = run.machine
         if not machine.engine(self.on).is_dead:
             machine.fleet.kill(self.on)
@@ -221,7 +234,7 @@ class KillEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kil
         return [cls(on=name, comes_back=comes_back) for name in config.names for comes_back in (False, True)]
 
 
-class DrainEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="drain-engine"):
+class DrainEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True, tag="drain-engine"):
     """A machine takes nothing new, and leaves when it is done."""
 
     on: str
@@ -229,7 +242,7 @@ class DrainEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="dr
     examples: ClassVar = ("drain-engine on=p0",)
     is_control: ClassVar[bool] = True
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         run.machine.engine(self.on).is_draining = True
 
     def reaches(self, run: RunLike) -> bool:
@@ -242,7 +255,7 @@ class DrainEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="dr
         return [cls(on=name) for name in base.config.names]
 
 
-class JoinEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="join-engine"):
+class JoinEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True, tag="join-engine"):
     """A machine that has left or died is there again, as a new one."""
 
     on: str
@@ -250,7 +263,7 @@ class JoinEngine(Action, frozen=True, kw_only=True, omit_defaults=True, tag="joi
     examples: ClassVar = ("join-engine on=p0",)
     is_control: ClassVar[bool] = True
 
-    def apply(self, run: RunLike) -> None:
+    def act(self, run: RunLike) -> None:
         if run.machine.engine(self.on).is_dead:
             run.machine.restart(self.on)
 

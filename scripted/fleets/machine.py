@@ -93,6 +93,10 @@ class FleetMachine:
         self._silent = 0 if replies or self.fleet.has_heard else self._silent + 1
         return FleetOutput(replies, self.is_moving, min(deadlines, default=None))
 
+    def stir(self) -> None:
+        """Something happens to them that is no step."""
+        self._silent = 0
+
     @property
     def is_moving(self) -> bool:
         """The next step has something to do, without help."""

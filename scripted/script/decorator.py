@@ -173,6 +173,11 @@ def _check_placement(placement: object, config: EngineConfig) -> None:
             f"placement={placement!r} places stages, and with pp_size=1 there is none beside the scheduler; "
             "write EngineConfig(pp_size=2) or more"
         )
+    if placement != "local" and config.role != "both":
+        raise ScriptDefinitionError(
+            f"placement={placement!r} is for role='both', and the stages of an engine with role={config.role!r} are "
+            "local; leave placement out"
+        )
 
 
 def _check_options(adapter: str, *, oracle: bool) -> None:

@@ -96,7 +96,7 @@ def test_head(config: EngineConfig, body: str) -> TestHead:
         text = "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
     return TestHead(
         # The engine at the other end of its transfers is an imagined one.
-        decorator="@scripted(CONFIG)" if config.role == "both" else '@scripted(CONFIG, tiers=("sim",))',
+        decorator="@scripted(CONFIG)",
         imports=("from engine import EngineConfig",),
         more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
         before=("", f"CONFIG = {text}"),

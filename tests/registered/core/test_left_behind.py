@@ -12,7 +12,6 @@ import pytest
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from scripted import ScriptedSim
 from scripted.adapters.lockstep import actions
 
 register_cpu_ci(est_time=20, suite="base-cpu")
@@ -106,14 +105,7 @@ def _check_what_is_left(engine, kind, busy):
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in OF_TRANSFERS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_left_behind_reaches_nothing(harness, kind, busy):
-    with harness(CONFIG) as engine:
-        _check_what_is_left(engine, kind, busy)
-
-
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-@pytest.mark.parametrize("kind", sorted(OF_TRANSFERS))
-def test_transfers_left_behind_reach_nothing(kind, busy):
-    with ScriptedSim.start(RECEIVES) as engine:
+    with harness(RECEIVES if kind in OF_TRANSFERS else CONFIG) as engine:
         _check_what_is_left(engine, kind, busy)

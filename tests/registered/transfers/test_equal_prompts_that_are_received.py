@@ -32,7 +32,7 @@ def _wanted(t):
     return [one.rid for record in t.history for one in record.replies if isinstance(one, PrefillWanted)]
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[WAITS])
+@scripted(DECODE, must_reach=[WAITS])
 def test_the_kv_of_equal_prompts_comes_once(t):
     first, other = yield from _start_two(t)
     t.release_transfers()
@@ -41,7 +41,7 @@ def test_the_kv_of_equal_prompts_comes_once(t):
     assert other.cached_tokens == 1184
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[WAITS])
+@scripted(DECODE, must_reach=[WAITS])
 def test_an_aborted_receiver_leaves_the_other_whole(t):
     first, other = yield from _start_two(t)
     t.abort(first)
@@ -52,7 +52,7 @@ def test_an_aborted_receiver_leaves_the_other_whole(t):
     assert (first.finish_reason, other.cached_tokens) == ("abort", 0)
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[WAITS])
+@scripted(DECODE, must_reach=[WAITS])
 def test_a_transfer_that_fails_leaves_the_other_whole(t):
     first, other = yield from _start_two(t)
     assert _wanted(t) == [first.rid], "the KV of equal prompts is asked for twice"
@@ -62,7 +62,7 @@ def test_a_transfer_that_fails_leaves_the_other_whole(t):
     assert first.finish_reason == other.finish_reason == "length"
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[WAITS])
+@scripted(DECODE, must_reach=[WAITS])
 def test_what_is_computed_here_waits_for_no_transfer(t):
     first, other = yield from _start_two(t, return_logprob=True, logprob_start_len=1100)
     for _ in range(20):

@@ -39,7 +39,7 @@ def _delivers(t):
     return a
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[CAME])
+@scripted(DECODE, must_reach=[CAME])
 def test_a_flush_sees_kv_that_has_come(t):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=4)
@@ -56,7 +56,7 @@ def test_a_flush_sees_kv_that_has_come(t):
     yield from t.run_until_finished(a)
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[SENDS])
+@scripted(PREFILL, must_reach=[SENDS])
 def test_a_flush_sees_what_is_sent(t):
     a = yield from _delivers(t)
     flush = yield from _done(t, t.flush_cache())
@@ -67,7 +67,7 @@ def test_a_flush_sees_what_is_sent(t):
     assert (yield from _done(t, t.flush_cache())).status == 200
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[SENDS])
+@scripted(PREFILL, must_reach=[SENDS])
 def test_an_update_waits_for_what_is_sent(t):
     a = yield from _delivers(t)
     update = t.update_weights(OTHER, timeout_s=5.0)
@@ -79,7 +79,7 @@ def test_an_update_waits_for_what_is_sent(t):
     assert (update.status, a.finish_reason) == (200, "length")
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[ON_ITS_WAY])
+@scripted(DECODE, must_reach=[ON_ITS_WAY])
 def test_a_sleep_waits_for_transfers(t):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=4)
@@ -95,7 +95,7 @@ def test_a_sleep_waits_for_transfers(t):
     assert a.retractions == 1
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[BETWEEN])
+@scripted(PREFILL, must_reach=[BETWEEN])
 def test_no_kv_of_other_weights_is_delivered(t):
     update = t.update_weights(OTHER)
     yield
@@ -110,7 +110,7 @@ def test_no_kv_of_other_weights_is_delivered(t):
     assert OTHER in a.error
 
 
-@scripted(DECODE, tiers=("sim",))
+@scripted(DECODE)
 def test_prompts_are_asked_for_under_the_weights_of_now(t):
     update = yield from _done(t, t.update_weights(OTHER))
     assert update.status == 200

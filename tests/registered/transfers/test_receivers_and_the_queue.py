@@ -14,16 +14,13 @@ from scripted import scripted
 
 register_cpu_ci(est_time=3, suite="base-cpu")
 
-SIZES = {"role": "decode", "page_size": 4, "chunked_prefill_size": 16}
-DECODE = EngineConfig(**SIZES, max_total_tokens=256)
-THREE_ROWS = EngineConfig(**SIZES, max_total_tokens=256, max_running_requests=3)
-SIXTEEN_PAGES = EngineConfig(**SIZES, max_total_tokens=64)
+DECODE = EngineConfig(role="decode", page_size=4, chunked_prefill_size=16, max_total_tokens=256)
 HELD = "the KV of one request does not come"
 QUEUE = "others wait for a row when the KV comes"
 FULL = "a receiver and the prompt after it fill the pool"
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[HELD])
+@scripted(DECODE, must_reach=[HELD])
 def test_others_start_beside_a_receiver(t):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=2)
@@ -38,8 +35,9 @@ def test_others_start_beside_a_receiver(t):
     yield from t.run_until_all_finished([a, c])
 
 
-@scripted(THREE_ROWS, tiers=("sim",), must_reach=[QUEUE])
+@scripted(DECODE, must_reach=[QUEUE])
 def test_what_was_received_goes_before_the_queue(t):
+    t.exhaust_rows(3)
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=2)
     yield
@@ -55,19 +53,20 @@ def test_what_was_received_goes_before_the_queue(t):
     yield from t.run_until_all_finished(others)
 
 
-@scripted(SIXTEEN_PAGES, tiers=("sim",), must_reach=[FULL])
+@scripted(DECODE, must_reach=[FULL])
 def test_a_receiver_is_admitted_when_its_own_pages_are_there(t):
+    t.exhaust_kv(16)
     t.hold_transfers()
     both = [t.start_req(prompt_len=length, prompt_seed=length, max_new_tokens=2) for length in (30, 33)]
     yield
-    t.sometimes(FULL, t.state.kv.total == 7 + 9)
+    t.sometimes(FULL, t.state.kv.free == 1)
     assert len(t.state.transferring) == 2, "pages are kept free for a request that runs nothing"
-    assert t.state.kv.held == 7 + 8
+    assert t.state.kv.held - t.state.kv.reserved == 7 + 8
     t.release_transfers()
     yield from t.run_until_all_finished(both)
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[HELD])
+@scripted(DECODE, must_reach=[HELD])
 def test_what_another_engine_computes_is_no_load(t):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=2)

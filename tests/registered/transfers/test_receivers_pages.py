@@ -42,7 +42,7 @@ def _ended(t):
 
 
 @pytest.mark.parametrize("leaves", ["abort", "disconnect", "timeout"])
-@scripted(DECODE, tiers=("sim",), must_reach=[ON_ITS_WAY])
+@scripted(DECODE, must_reach=[ON_ITS_WAY])
 def test_a_receiver_that_leaves_keeps_its_pages_until_the_stages_are_done(t, leaves):
     a = yield from _receives(t, timeout_s=5.0 if leaves == "timeout" else None)
     if leaves == "timeout":
@@ -61,7 +61,7 @@ def test_a_receiver_that_leaves_keeps_its_pages_until_the_stages_are_done(t, lea
     assert flush.status == 200, flush.text
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[ON_ITS_WAY])
+@scripted(DECODE, must_reach=[ON_ITS_WAY])
 def test_a_retracted_receiver_waits_when_the_stages_are_done(t):
     a = yield from _receives(t)
     t.pause_generation("retract")
@@ -76,10 +76,10 @@ def test_a_retracted_receiver_waits_when_the_stages_are_done(t):
     assert a.retractions == 1
 
 
-@scripted(TWO_STAGES, tiers=("sim",), must_reach=[ON_ITS_WAY])
+@scripted(TWO_STAGES, must_reach=[ON_ITS_WAY])
 def test_a_death_ends_every_transfer(t):
     a = yield from _receives(t)
-    t.abort(a)
+    t.disconnect(a)
     t.kill_stage(0)
     yield from t.run_until(lambda: a.finished)
     yield

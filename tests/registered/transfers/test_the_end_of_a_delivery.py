@@ -37,7 +37,7 @@ def _ends(t):
     return [event for record in t.history for event in record.events if isinstance(event, PagesSent)]
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[THREE])
+@scripted(PREFILL, must_reach=[THREE])
 def test_a_delivery_ends_when_all_is_sent(t):
     a = yield from _delivers(t)
     assert not a.finished, "a prompt is delivered before it is sent"
@@ -49,7 +49,7 @@ def test_a_delivery_ends_when_all_is_sent(t):
     assert t.state.kv.held == 0
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[THREE])
+@scripted(PREFILL, must_reach=[THREE])
 def test_a_send_that_fails_ends_the_delivery(t):
     a = yield from _delivers(t)
     t.fail_transfer()
@@ -64,7 +64,7 @@ def test_a_send_that_fails_ends_the_delivery(t):
     assert t.state.kv.held == 0
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[THREE])
+@scripted(PREFILL, must_reach=[THREE])
 def test_an_aborted_delivery_keeps_its_pages_until_no_stage_reads_them(t):
     a = yield from _delivers(t)
     t.abort(a)
@@ -75,7 +75,7 @@ def test_an_aborted_delivery_keeps_its_pages_until_no_stage_reads_them(t):
     assert t.state.kv.held == 0, "the pages of a delivery that was aborted are held for ever"
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[AND_A_CHUNK])
+@scripted(PREFILL, must_reach=[AND_A_CHUNK])
 def test_a_transfer_and_a_chunk_are_both_waited_for(t):
     t.hold_transfers()
     a = t.prefill(prompt_len=40)

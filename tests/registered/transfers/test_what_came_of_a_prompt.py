@@ -42,7 +42,7 @@ def _ended(t):
 
 
 @pytest.mark.parametrize(("length", "rest"), [(32, 4), (30, 2), (33, 1), (5, 1)])
-@scripted(DECODE, tiers=("sim",))
+@scripted(DECODE)
 def test_what_came_is_not_computed_and_the_last_token_is(t, length, rest):
     a = t.start_req(prompt_len=length, max_new_tokens=3)
     for _ in range(8):
@@ -51,7 +51,7 @@ def test_what_came_is_not_computed_and_the_last_token_is(t, length, rest):
     assert _computed(t) == rest
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[IN_PART])
+@scripted(DECODE, must_reach=[IN_PART])
 def test_what_did_not_come_is_computed(t):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=4)
@@ -66,7 +66,7 @@ def test_what_did_not_come_is_computed(t):
     assert len(_told(t, PrefillWanted)) == 1
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[IN_PART])
+@scripted(DECODE, must_reach=[IN_PART])
 def test_what_came_is_counted_after_the_cached_prefix(t):
     yield from t.warmup_radix(PROMPT)
     before = _computed(t)
@@ -82,7 +82,7 @@ def test_what_came_is_counted_after_the_cached_prefix(t):
     assert _computed(t) - before == 42 - 12 - 12, "what came is counted without the cached prefix"
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[LATE])
+@scripted(DECODE, must_reach=[LATE])
 def test_late_kv_is_not_waited_for_and_writes_into_no_page_in_use(t):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=4)
@@ -97,7 +97,7 @@ def test_late_kv_is_not_waited_for_and_writes_into_no_page_in_use(t):
     assert _computed(t) == 30 - 4 * _ended(t)[0].pages
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[ALL_LATE])
+@scripted(DECODE, must_reach=[ALL_LATE])
 def test_an_engine_that_was_late_is_not_asked_again(t):
     first = t.start_req(prompt_len=6, prompt_seed=1, max_new_tokens=1)
     yield from t.run_until_finished(first)
@@ -116,7 +116,7 @@ def test_an_engine_that_was_late_is_not_asked_again(t):
     yield from t.run_until_finished(a)
 
 
-@scripted(DECODE, tiers=("sim",), must_reach=[IN_PART])
+@scripted(DECODE, must_reach=[IN_PART])
 def test_a_prompt_that_came_in_part_is_not_asked_for_again(t):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=4)
@@ -131,7 +131,7 @@ def test_a_prompt_that_came_in_part_is_not_asked_for_again(t):
 
 
 @pytest.mark.parametrize("pages", [1, None])
-@scripted(DECODE, tiers=("sim",), must_reach=[ALONE])
+@scripted(DECODE, must_reach=[ALONE])
 def test_the_end_of_a_transfer_wakes_an_engine_without_work(t, pages):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=2)
@@ -147,7 +147,7 @@ def test_the_end_of_a_transfer_wakes_an_engine_without_work(t, pages):
     yield from t.run_until_finished(a)
 
 
-@scripted(DECODE, tiers=("sim",))
+@scripted(DECODE)
 def test_a_receiver_that_left_is_freed_once(t):
     t.hold_transfers()
     a = t.start_req(prompt_len=30, max_new_tokens=2)

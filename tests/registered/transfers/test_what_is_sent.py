@@ -18,7 +18,6 @@ register_cpu_ci(est_time=4, suite="base-cpu")
 
 PREFILL = EngineConfig(role="prefill", page_size=4, chunked_prefill_size=16, max_total_tokens=256)
 TWO_STAGES = PREFILL.model_copy(update={"pp_size": 2})
-TIGHT = PREFILL.model_copy(update={"max_total_tokens": 64})
 LATER = "the decode engine has the first three pages"
 WARM = "six pages are cached"
 TWO_IN_FLIGHT = "the next chunk is in flight when the first one is confirmed"
@@ -35,7 +34,7 @@ def _sends(order):
     return isinstance(order, SendPages)
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[LATER])
+@scripted(PREFILL, must_reach=[LATER])
 def test_what_is_sent_lands_at_its_place(t):
     a = t.prefill(prompt_len=40, first_page=3)
     yield from t.run_until_finished(a)
@@ -43,7 +42,7 @@ def test_what_is_sent_lands_at_its_place(t):
     assert _sent(t) == [(0, 1), (1, 4), (5, 2)], "pages are sent twice, or to the wrong place"
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[WARM])
+@scripted(PREFILL, must_reach=[WARM])
 def test_the_cached_prefix_is_sent(t):
     yield from t.run_until_finished(t.prefill(prompt_len=24))
     before = len(_sent(t))
@@ -53,7 +52,7 @@ def test_the_cached_prefix_is_sent(t):
     assert _sent(t)[before:] == [(0, 8)], "the cached prefix of a prompt is not sent"
 
 
-@scripted(TWO_STAGES, tiers=("sim",), must_reach=[TWO_IN_FLIGHT])
+@scripted(TWO_STAGES, must_reach=[TWO_IN_FLIGHT])
 def test_nothing_is_sent_before_its_result(t):
     t.hold_results()
     a = t.prefill(prompt_len=40)
@@ -68,9 +67,9 @@ def test_nothing_is_sent_before_its_result(t):
     assert _sent(t) == [(0, 4), (4, 4), (8, 2)]
 
 
-@scripted(PREFILL, tiers=("sim",), must_reach=[BETWEEN])
+@scripted(PREFILL, must_reach=[BETWEEN])
 def test_a_retraction_sends_nothing_again(t):
-    a = t.prefill(prompt_len=56, first_page=1)
+    a = t.prefill(prompt_len=56)
     yield from t.run_until(lambda: len(_sent(t)) == 2)
     t.pause_generation("retract")
     yield from t.run_until(lambda: a.status == "waiting")
@@ -79,11 +78,12 @@ def test_a_retraction_sends_nothing_again(t):
     t.continue_generation()
     yield from t.run_until_finished(a)
     assert (a.retractions, a.finish_reason) == (1, "length")
-    assert _sent(t) == [(0, 3), (3, 4), (7, 4), (11, 2)], "pages are sent again after a retraction"
+    assert _sent(t) == [(0, 4), (4, 4), (8, 4), (12, 2)], "pages are sent again after a retraction"
 
 
-@scripted(TIGHT, tiers=("sim",), must_reach=[PUBLISHED])
+@scripted(PREFILL, must_reach=[PUBLISHED])
 def test_what_is_sent_is_not_given_back_for_the_page_of_another(t):
+    t.exhaust_kv(16)
     t.hold_transfers()
     a = t.prefill(prompt_len=24)
     yield from t.run_until(lambda: t.state.transferring == [a.rid])

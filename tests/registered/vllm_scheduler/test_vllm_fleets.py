@@ -61,6 +61,17 @@ def test_a_generated_fleet_keeps_every_promise(number: int) -> None:
     assert execute(generated_schedule(number, NAME)).failure is None
 
 
+def test_machines_that_went_in_circles_go_on_when_something_is_released() -> None:
+    """A consumer computes s17 and preempts it, for ever, because held transfers keep its blocks. It is no one's end."""
+    circles = (
+        "engines=p0,d0 enable_prefix_caching=False scheduler_reserve_full_isl=False; "
+        '1 begin on=d0 do="start e prompt=1 new=1"; 1 begin on=d0 do="start d prompt=1 new=1"; '
+        '1 begin on=d0 do="start h prompt=5 new=1"; 1 at on=d0 do=hold-transfers; '
+        '1 begin on=d0 do="start s8 prompt=5 new=1"; 2 begin on=d0 do="start s17 prompt=8 new=20"; 3 drain-engine on=p0'
+    )
+    assert execute(Schedule.parse(circles, of=NAME)).failure is None
+
+
 def test_blocks_that_a_producer_does_not_keep_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM gives them to the next request, and the consumer reads that one's KV."""
     finished = ScheduledConnector.request_finished

@@ -301,6 +301,10 @@ def logged(script):
         ("class TestA:\n    @scripted(ONE)\n    def test_a(self, x):\n        yield\n", "must take t as its first"),
         ("@scripted(ONE, must_reach='window')\ndef test_a(t):\n    yield\n", "write must_reach=.'window'."),
         ("@scripted(ONE)\ndef test_a(x):\n    yield\n", "must take t as its first parameter"),
+        (
+            "@scripted(EngineConfig(role='decode', pp_size=2), placement='join')\ndef test_a(t):\n    yield\n",
+            "is for role='both'",
+        ),
         ("@scripted\ndef test_a(t):\n    yield\n", "@scripted takes an EngineConfig"),
         ("@scripted(ONE, tiers='sim')\ndef test_a(t):\n    yield\n", "tiers must be a tuple"),
         (

@@ -10,6 +10,7 @@ import pytest
 from engine import EngineConfig
 from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed
+from scripted.adapters.lockstep.server.role_runner import ScriptedRole
 
 CONFIG = EngineConfig(chunked_prefill_size=64)
 STAGED = EngineConfig(pp_size=2, chunked_prefill_size=64, kv_sanitizer=True)
@@ -126,5 +127,17 @@ def test_a_process_that_keeps_something_is_named(
     monkeypatch.chdir(tmp_path)
     with ScriptedServer.start(config, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=found):
+            server.run(does_everything)
+        assert not server.usable
+
+
+def test_an_engine_with_a_role_that_keeps_a_descriptor_is_named(
+    parent: PreloadedParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spoil.py").write_text(f"KEPT = 'a descriptor'\n{KEEPERS}")
+    monkeypatch.chdir(tmp_path)
+    with ScriptedRole(EngineConfig(role="decode"), mutant=None, parent=parent) as server:
+        server.run(does_everything)
+        with pytest.raises(ScriptFailed, match=r"engine d0: .* it has grown: frontend has \d+ open descriptors"):
             server.run(does_everything)
         assert not server.usable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from engine.limits import Limits
 from engine.messages import (
@@ -38,22 +38,28 @@ UNAVAILABLE: Final = 503
 Heard = Generate | Abort | PrefillFailed | SentPages | ConfirmedPages
 
 
+class Named(Protocol):
+    """An engine."""
+
+    name: str
+
+
 class Wires:
     """What carries between processes what the links of a fleet carry. Between simulated engines there is nothing.
 
     Each method returns when it has happened: what was said has left a process, or has arrived at the other one's gate.
     """
 
-    def leave(self, engine: EngineEnd, said: PrefillWanted | PrefillDropped) -> None:
+    def leave(self, engine: Named, said: PrefillWanted | PrefillDropped) -> None:
         """A decode engine has said this."""
 
-    def answer(self, engine: EngineEnd, receiver: str, transfer: int, *, failed: bool) -> None:
+    def answer(self, engine: Named, receiver: str, transfer: int, *, failed: bool) -> None:
         """A prefill engine has answered a decode engine; what failed goes on with ``bring``."""
 
-    def bring(self, sender: str, engine: EngineEnd, heard: Heard) -> None:
+    def bring(self, sender: str, engine: Named, heard: Heard) -> None:
         """It arrives at an engine."""
 
-    def break_off(self, engine: EngineEnd, heard: Abort | PrefillFailed) -> None:
+    def break_off(self, engine: Named, heard: Abort | PrefillFailed) -> None:
         """A connection of an engine breaks, which it hears so."""
 
     def kill(self, engine: Any) -> None:
@@ -207,7 +213,7 @@ def _prompt_of(wanted: PrefillWanted, sender: str, limits: Limits) -> Generate:
     return Generate(
         rid=f"{sender}-{wanted.transfer}-{wanted.rid}",
         prompt_ids=wanted.ids,
-        sampling=SamplingParams(max_new_tokens=0),
+        sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
         priority=wanted.priority,
         timeout_s=limits.prefill_timeout_s,
         cache_salt=wanted.cache_salt,

@@ -95,11 +95,8 @@ class World(ABC):
 
     @property
     def transfers(self) -> SimulatedTransfers:
-        """KV on its way between engines, where it is simulated. Raises BadCall."""
-        raise BadCall(
-            f"transfers of one engine can be held only where they are simulated, not in {self.tier}; write "
-            "@scripted(config, tiers=('sim',))"
-        )
+        """What is said of KV on its way to and from other engines. Raises BadCall."""
+        raise BadCall("an engine of role='both' has no transfers; set the role")
 
     def ended_transfers(self, replies: Sequence[Reply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
         """Transfers that have ended. ``replies`` are those of the last step, ``prompts`` what may be sent."""

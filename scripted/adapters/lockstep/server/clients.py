@@ -5,37 +5,33 @@ The scheduler's thread only posts and waits; an asyncio loop in the thread sends
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import socket
 import ssl
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
 import httpx
 
-from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
+from engine.frontend.prefill_client import PATH as PREFILL_PATH
+from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.adapters.lockstep.actions.bodies import view_of
+from scripted.adapters.lockstep.server.loop_thread import LoopThread
 from scripted.errors import BadCall, NoAnswer
-from scripted.script.clients import Call, ClientView, receive_event, receive_events
+from scripted.script.clients import Call, Chunk, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 
-CLOSE_TIMEOUT_S: Final = 2.0
 _NO_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 # A frozen engine answers when it goes on; how long that takes is the script's business.
 _NO_TIMEOUT: Final = httpx.Timeout(None)
 # The server is on loopback, without TLS. To read the authorities' certificates would take longer than most scripts.
 NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-_WAKE_BYTES: Final = 4096
 
 
-class HttpClients:
-    """Talks to ``base_url``. ``fileno()`` is readable when a client has heard something since the last ``clear``.
+class HttpClients(LoopThread):
+    """Talks to ``base_url``. Something has happened when a client has heard something.
 
     ``answer_timeout_s`` bounds the wait for a front end that should answer at once.
     """
@@ -43,25 +39,23 @@ class HttpClients:
     def __init__(self, base_url: str, *, pause: Callable[[float], object]) -> None:
         self._pause = pause
         self.answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
-        self._ours, self._theirs = socket.socketpair()
-        self._ours.setblocking(False)
-        self._theirs.setblocking(False)
-        self._loop = asyncio.new_event_loop()
+        super().__init__("scripted-clients")
         self._http = httpx.AsyncClient(
             base_url=base_url, timeout=_NO_TIMEOUT, limits=_NO_LIMITS, trust_env=False, verify=NO_AUTHORITIES
         )
         self._open: dict[int, Future[None]] = {}
         self._expected: dict[str, int] = {}
-        self._thread = self._started()
 
     # -- the Clients protocol --
 
     def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
         if first_page is not None:
-            raise BadCall("prefill() needs a simulated decode engine; write @scripted(config, tiers=('sim',))")
-        view = view_of(rid, body)
+            raise BadCall("prefill() is for an engine whose config has role='prefill', not for one of t.engines(...)")
+        return self._post("/generate", view_of(rid, body), body)
+
+    def _post(self, path: str, view: ClientView, body: dict[str, Any]) -> ClientView:
         self._expected.update({choice.rid: 0 for choice in view.choices})
-        self._open[id(view)] = self._spawn(self._generate(view, body))
+        self._open[id(view)] = self._spawn(self._generate(path, view, body))
         return view
 
     def call(self, action: AdministrativeCall) -> Call:
@@ -92,34 +86,6 @@ class HttpClients:
         self._open.clear()
         self._expected.clear()
 
-    # -- for the world --
-
-    def fileno(self) -> int:
-        return self._ours.fileno()
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._ours.recv(_WAKE_BYTES):
-                continue
-
-    def stop(self) -> None:
-        """End the thread between two of its turns; its connections stay as they are."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_TIMEOUT_S)
-
-    def go_on(self) -> None:
-        """Start the thread again, in whichever process this is now."""
-        self._thread = self._started()
-
-    def close(self) -> None:
-        """End the thread and its connections, with a bound."""
-        self.forget()
-        with contextlib.suppress(TimeoutError):
-            self._spawn(self._http.aclose()).result(CLOSE_TIMEOUT_S)
-        self.stop()
-        self._ours.close()
-        self._theirs.close()
-
     # -- waiting --
 
     def _settle_output(self, output: TokenOutput, view: ClientView) -> None:
@@ -142,29 +108,20 @@ class HttpClients:
                 raise NoAnswer(f"a client waited {self.answer_timeout_s} s in vain for {what}: the front end hangs")
             self._pause(left_s)
 
-    def _started(self) -> threading.Thread:
-        # A daemon: a script that failed must not keep its process alive.
-        thread = threading.Thread(target=self._run, name="scripted-clients", daemon=True)
-        thread.start()
-        return thread
-
     # -- in the thread --
 
-    def _run(self) -> None:
-        self._loop.run_forever()
+    async def _end(self) -> None:
+        await super()._end()
+        await self._http.aclose()
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._theirs.send(b".")
-
-    async def _generate(self, view: ClientView, body: dict[str, Any]) -> None:
+    async def _generate(self, path: str, view: ClientView, body: dict[str, Any]) -> None:
         try:
-            async with self._http.stream("POST", "/generate", json=body) as response:
+            async with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     view.fail(_error_text(await response.aread()), response.status_code)
+                elif path == PREFILL_PATH:
+                    view.receive(Chunk(text="", token_ids=(), finish_reason=FinishReason.LENGTH.value))
+                    view.status = response.status_code
                 elif view.streams:
                     view.status = response.status_code
                     await self._read_events(view, response)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
-import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,8 +23,10 @@ from engine.model.page_image import PageLayout
 from engine.pipeline.kv_addresses import KVAddress, parse_kv_address
 from engine.pipeline.kv_frames import END, HEADER, KV_PROTOCOL, PAGE, Greeting, Verdict, decode_greeting, decode_verdict
 from engine.plan import SendPages
-from scripted.adapters.lockstep.script.fleet_ends import EngineEnd, Heard, Wires
+from scripted.adapters.lockstep.script.fleet import role_of
+from scripted.adapters.lockstep.script.fleet_ends import Heard, Named, Wires
 from scripted.adapters.lockstep.server.clients import NO_AUTHORITIES
+from scripted.adapters.lockstep.server.loop_thread import LoopThread
 from scripted.adapters.lockstep.server.remote import RemoteWorld
 from scripted.adapters.lockstep.simulated.transfers import SentPages
 from scripted.core.violation import Violation
@@ -35,8 +35,9 @@ from scripted.core.violation import Violation
 MOST_PREFILLS: Final = 4
 _LOOPBACK: Final = "127.0.0.1"
 _RUN: Final = "fleet"
-_CLOSE_TIMEOUT_S: Final = 2.0
 _WORK_TIMEOUT_S: Final = 30.0
+# How the thread's work on a connection ends: by the other side, or with the thread.
+_OVER: Final = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)
 _BUSY: Final = (503, b'{"error": {"message": "an engine of a script stands still"}}')
 
 # The sender, the receiver, its number for the transfer, the place of the first page.
@@ -62,10 +63,11 @@ class _Call:
     is_shown: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class RealWires(Wires):
-    """Of all fleets of a script's process, one after the other. ``fileno()`` is readable when something has come."""
+class RealWires(LoopThread, Wires):
+    """Of all fleets of a script's process, one after the other."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__("fleet-wires")
         self._folder = folder
         self.worlds: dict[str, RemoteWorld] = {}
         self._calls: dict[tuple[str, int], _Call] = {}
@@ -75,23 +77,9 @@ class RealWires(Wires):
         self._pages: dict[_Order, dict[int, bytes]] = {}
         self._layouts: dict[tuple[str, str, int], PageLayout] = {}
         self._onward: dict[tuple[str, str, int], tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
-        self._ours, self._theirs = socket.socketpair()
-        self._ours.setblocking(False)
-        self._theirs.setblocking(False)
-        self._loop = asyncio.new_event_loop()
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(None), trust_env=False, verify=NO_AUTHORITIES)
-        self._thread = threading.Thread(target=self._run, name="fleet-wires", daemon=True)
-        self._thread.start()
 
     # -- for the host --
-
-    def fileno(self) -> int:
-        return self._ours.fileno()
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._ours.recv(4096):
-                continue
 
     def urls_for(self, decode: str) -> list[str]:
         """Where a decode engine of this name finds its prefill engines, whichever they will be."""
@@ -121,11 +109,11 @@ class RealWires(Wires):
 
     @property
     def _prefills(self) -> list[str]:
-        return [name for name, world in self.worlds.items() if world.limits.prefills]
+        return [name for name in self.worlds if role_of(name) == "prefill"]
 
     @property
     def _decodes(self) -> list[str]:
-        return [name for name, world in self.worlds.items() if world.limits.receives]
+        return [name for name in self.worlds if role_of(name) == "decode"]
 
     def take(self, prefill: str, order: SendPages) -> None:
         """Wait until the pages of an order are here."""
@@ -133,25 +121,16 @@ class RealWires(Wires):
         stages, key = self.worlds[decode].limits.pp_size, (prefill, decode, order.to_transfer, order.first)
         self._wait(prefill, lambda: len(self._pages.get(key, ())) == stages, f"{order} to leave {prefill}")
 
-    def close(self) -> None:
-        """End the thread and its connections, with a bound."""
-        with contextlib.suppress(TimeoutError):
-            self._do(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_TIMEOUT_S)
-        self._ours.close()
-        self._theirs.close()
-
     # -- Wires --
 
-    def leave(self, engine: EngineEnd, said: PrefillWanted | PrefillDropped) -> None:
+    def leave(self, engine: Named, said: PrefillWanted | PrefillDropped) -> None:
         key = engine.name, said.transfer
         if isinstance(said, PrefillWanted):
             self._wait(engine.name, lambda: key in self._calls, f"{said} to leave {engine.name}")
         elif self._calls[key].shown is None:
             self._wait(engine.name, lambda: self._calls[key].is_gone, f"{said} to leave {engine.name}")
 
-    def answer(self, engine: EngineEnd, receiver: str, transfer: int, *, failed: bool) -> None:
+    def answer(self, engine: Named, receiver: str, transfer: int, *, failed: bool) -> None:
         call = self._calls.get((receiver, transfer))
         if call is None or call.is_left:
             return
@@ -163,7 +142,7 @@ class RealWires(Wires):
         if not failed:
             self._show(call, call.answer)
 
-    def bring(self, sender: str, engine: EngineEnd, heard: Heard) -> None:
+    def bring(self, sender: str, engine: Named, heard: Heard) -> None:
         world = self.worlds[engine.name]
         if isinstance(heard, Generate):
             assert heard.deliver is not None
@@ -177,7 +156,8 @@ class RealWires(Wires):
             if world.as_real(heard) != came:
                 raise Violation(f"{engine.name} was to be asked {heard}, but its front end made {came} of it")
         elif isinstance(heard, SentPages):
-            self._do(self._hand_on((sender, engine.name, heard.transfer, heard.first)))
+            key = sender, engine.name, heard.transfer, heard.first
+            self._do(self._hand_on(key, self._pages.pop(key)))
         elif isinstance(heard, Abort):
             self.break_off(engine, heard)
         elif isinstance(heard, PrefillFailed):
@@ -185,12 +165,12 @@ class RealWires(Wires):
             self._show(call, call.answer)
             self._await_failure(world, heard)
 
-    def break_off(self, engine: EngineEnd, heard: Abort | PrefillFailed) -> None:
+    def break_off(self, engine: Named, heard: Abort | PrefillFailed) -> None:
         world = self.worlds[engine.name]
         if isinstance(heard, PrefillFailed):
             call = self._calls[engine.name, heard.transfer]
-            # A front end that was answered hears of nothing more.
-            if call.shown is None:
+            # A front end that was answered, or has left, hears of nothing more.
+            if call.shown is None and not call.is_gone:
                 self._show(call, None)
                 self._await_failure(world, heard)
             return
@@ -224,20 +204,13 @@ class RealWires(Wires):
         self.worlds[name].wait_until(done, what)
 
     def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_WORK_TIMEOUT_S)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._theirs.send(b".")
+        return self._spawn(work).result(_WORK_TIMEOUT_S)
 
     def _show(self, call: _Call, answer: tuple[int, bytes] | None) -> None:
         call.shown = answer
         self._loop.call_soon_threadsafe(call.is_shown.set)
 
     # -- in the thread: prompts that are asked for --
-
-    def _run(self) -> None:
-        self._loop.run_forever()
 
     async def _listen_for(self, decode: str) -> list[int]:
         ports = []
@@ -251,7 +224,7 @@ class RealWires(Wires):
 
     async def _converse(self, decode: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Be a prefill engine on one connection. What is no prompt is answered that it is not the time."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+        with contextlib.suppress(*_OVER), contextlib.closing(writer):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = head.partition(b"content-length:")[2].split(b"\r\n", 1)[0].strip()
@@ -319,7 +292,7 @@ class RealWires(Wires):
 
     def _taking(self, prefill: str, decode: str, stage: int) -> Any:
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            with contextlib.suppress(*_OVER), contextlib.closing(writer):
                 await self._take_all(prefill, decode, stage, reader, writer)
 
         return take
@@ -341,18 +314,21 @@ class RealWires(Wires):
             if key is not None:
                 self._pages.setdefault(key, {})[stage] = bytes(pages)
                 self._wake()
-            # The next pages come behind this answer. That these have come is known when the link says so.
+                await self._until_confirmed(key)
             writer.write(framed(encode(Verdict(None))))
             pages, key = bytearray(), None
 
-    async def _hand_on(self, key: _Order) -> None:
+    async def _until_confirmed(self, key: _Order) -> None:
+        """The next pages come behind the answer to these, so it is given. That they came is for the link to say."""
+
+    async def _hand_on(self, key: _Order, pages: Mapping[int, bytes]) -> None:
         """Be the stages of a prefill engine: give pages to those of a decode engine, which may not want them."""
-        for stage, pages in sorted(self._pages.pop(key).items()):
+        for stage, images in sorted(pages.items()):
             way = (*key[:2], stage)
             if way not in self._onward:
                 self._onward[way] = await self._greet(way)
             reader, writer = self._onward[way]
-            writer.write(pages + HEADER.pack(END, key[2], 0))
+            writer.write(images + HEADER.pack(END, key[2], 0))
             await writer.drain()
             decode_verdict(await _frame(reader))
 
@@ -370,9 +346,10 @@ class RealWires(Wires):
         for way in [way for way in self._onward if name in way[:2]]:
             self._onward.pop(way)[1].close()
 
-    async def _close(self) -> None:
+    async def _end(self) -> None:
         for server in self._servers.values():
             server.close()
+        await super()._end()
         for name in list(self.worlds):
             await self._forget_onward(name)
         await self._http.aclose()

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent
 from scripted.adapters.lockstep.server.placed import RAY_CPUS
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
+from scripted.adapters.lockstep.server.role_runner import ScriptedRole
 from scripted.adapters.lockstep.server.runner import ScriptedServer
 
 # Each server is up to six processes; more than two of them on one worker only take memory from each other.
@@ -22,6 +23,21 @@ MAX_SERVERS: Final = 2
 CLUSTER_NODES: Final = 4
 
 _Key = tuple[EngineConfig, str | None, str]
+_Server = ScriptedServer | ScriptedRole
+
+
+def start_server(
+    config: EngineConfig,
+    *,
+    mutant: str | None,
+    parent: PreloadedParent | None = None,
+    placement: str = "local",
+    cluster: LocalCluster | None = None,
+) -> _Server:
+    """What scripts of this configuration run on. Raises StartupError with the cause when it does not come up."""
+    if config.role != "both":
+        return ScriptedRole(config, mutant=mutant, parent=parent)
+    return ScriptedServer.start(config, mutant=mutant, parent=parent, placement=placement, cluster=cluster)
 
 
 class ServerPool:
@@ -33,12 +49,12 @@ class ServerPool:
     def __init__(self, parent: PreloadedParent | None = None) -> None:
         self._parent = parent
         self._owns_parent = parent is None
-        self._servers: OrderedDict[_Key, ScriptedServer] = OrderedDict()
+        self._servers: OrderedDict[_Key, _Server] = OrderedDict()
         # Shared by all servers whose stages Ray places: a cluster takes seconds to start.
         self._cluster: LocalCluster | None = None
 
     @contextlib.contextmanager
-    def lend(self, config: EngineConfig, mutant: str | None, placement: str = "local") -> Iterator[ScriptedServer]:
+    def lend(self, config: EngineConfig, mutant: str | None, placement: str = "local") -> Iterator[_Server]:
         """A server for one script or several; it goes back to the pool unless they left it unusable."""
         key = (config, mutant, placement)
         server = self._take(key)
@@ -59,7 +75,7 @@ class ServerPool:
             self._cluster.close()
             self._cluster = None
 
-    def _take(self, key: _Key) -> ScriptedServer:
+    def _take(self, key: _Key) -> _Server:
         if key in self._servers and not self._servers[key].is_alive:
             self._drop(key)  # It died after its last script, which is not the fault of a later test.
         if key not in self._servers:
@@ -70,7 +86,7 @@ class ServerPool:
             config, mutant, placement = key
             if placement == "ray" and self._cluster is None:
                 self._cluster = LocalCluster(CLUSTER_NODES, cpus=RAY_CPUS)
-            self._servers[key] = ScriptedServer.start(
+            self._servers[key] = start_server(
                 config, mutant=mutant, parent=self._parent, placement=placement, cluster=self._cluster
             )
         self._servers.move_to_end(key)

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import msgspec
 import zmq
@@ -105,6 +105,10 @@ class _Stages:
     def spare_next_step(self) -> None:
         self._ask("spare_next_step")
 
+    def forget(self) -> None:
+        """Together with the engine's scheduler, which is idle."""
+        self._ask("start_over")
+
     def describe(self) -> tuple[StageView, ...]:
         """Each stage's own view."""
         return self._ask("describe", kind=tuple[StageView, ...])  # type: ignore[no-any-return]
@@ -129,6 +133,8 @@ class RemoteWorld(World):
     """
 
     tier = "server"
+    clients: FleetClients
+    clients_type: ClassVar = FleetClients
 
     def __init__(self, place: EnginePlace, context: zmq.Context[Any], pause: Callable[[float], object]) -> None:
         self.name = place.name
@@ -154,7 +160,7 @@ class RemoteWorld(World):
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
         self.socket.set_hwm(0)
         self.socket.connect(follower_address(self._private_dir))
-        self.clients: FleetClients = FleetClients(place.base_url, pause=pause)
+        self.clients = self.clients_type(place.base_url, pause=pause)
         self.pipeline: Any = _Stages(self._ask)
 
     # -- for the host --
@@ -168,12 +174,16 @@ class RemoteWorld(World):
     def begin(self, answer_timeout_s: float) -> None:
         """Be as good as new for the next script. Raises EngineError for an engine that is not idle."""
         self.limit_waits(answer_timeout_s)
+        self.forget()
+        self.pipeline.forget()
+        self._transfers.is_imagined = False
+
+    def forget(self) -> None:
+        """Nothing of another script is here any more."""
         self.clients.forget()
         self._messages.clear()
         self._ordered.clear()
-        self._ask("start_over")
         self._transfers = SimulatedTransfers(self.limits.page_size)
-        self._transfers.is_imagined = False
 
     def receive(self) -> None:
         """Take what the engine's gate has said, without waiting."""
@@ -283,19 +293,29 @@ class RemoteWorld(World):
         for pages in self._transfers.sent:
             self.on_sent(self._ordered[pages.sending])
         for event in ended:
-            del self._ordered[event.transfer]
+            self._bring_about(event, self._ordered.pop(event.transfer), prompts)
             real = self._ask("take_transfer", event.transfer, kind=TransferEvent | None)
-            if _shape(real) != _shape(event):
+            if self._shape(real) != self._shape(event):
                 raise Violation(f"engine {self.name}: {event} was due, but its stages say {real}")
         return ended
+
+    def _bring_about(self, event: TransferEvent, order: SendPages | ReceivePages, prompts: Sequence[Generate]) -> None:
+        """Do what a transfer ends by, where that is not another engine's to do."""
+
+    def _shape(self, event: TransferEvent | None) -> object:
+        """What must be equal of two ends of a transfer. Whether what was sent has come, is the link's to say."""
+        return event.transfer if isinstance(event, PagesSent) else event
 
     def carry_out(self, step: Step, result: StepResult) -> None:
         """Have the real engine make the step that was made here, and compare."""
         events = tuple([self.as_real(event) for event in step.events])
+        self._note_orders(result)
         told = self._ask(Do(step=msgspec.structs.replace(step, events=events)))
         if bytes(told) != encode(self._real_result(result)):
             here, there = msgspec.to_builtins(self._real_result(result)), msgspec.msgpack.decode(told)
             raise Violation(f"engine {self.name} made another step than its scheduler here: {there}, not {here}")
+
+    def _note_orders(self, result: StepResult) -> None:
         for order in result.transfers:
             self._transfers.order(order)
             if not isinstance(order, StopTransfer):
@@ -375,8 +395,3 @@ class RemoteWorld(World):
             f"{verb}() is for the stages of t's own engine; fleet.hold, slow, cut and heal are for the links between "
             "engines"
         )
-
-
-def _shape(event: TransferEvent | None) -> object:
-    """What must be equal of two ends of a transfer. Whether what was sent has come, is the link's to say."""
-    return event.transfer if isinstance(event, PagesSent) else event

@@ -142,8 +142,14 @@ class ScriptedServer(ScriptRunner):
 
         ``parent`` is a preloaded parent to fork it from; without one, it brings its own and starts in seconds, not in a
         fraction of one. ``placement`` is where its stages are, with 'ray' on ``cluster`` or on one of its own. Raises
-        StartupError with the cause when the server does not come up.
+        StartupError with the cause when the server does not come up. Raises ScriptDefinitionError for an
+        engine with a role.
         """
+        if config.role != "both":
+            raise ScriptDefinitionError(
+                f"ScriptedServer has engines of role='both', got role={config.role!r}; decorate the script with "
+                "@scripted and run it with pytest, or with run_script()"
+            )
         server = cls(config, mutant=mutant, parent=parent, placement=placement, cluster=cluster)
         try:
             server._await_hook()
@@ -267,6 +273,7 @@ class ScriptedServer(ScriptRunner):
         assert self._growth is not None
         try:
             self._growth.check()
+            self._fleet.check_growth()
         except (Violation, psutil.Error) as exc:
             self.usable = False
             if not self.is_alive:

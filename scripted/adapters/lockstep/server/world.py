@@ -33,6 +33,7 @@ from engine.messages import (
 )
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
+from engine.settings import ServerSettings
 from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.adapters.lockstep.script.link_orders import DropLink, LinkOrder
 from scripted.adapters.lockstep.script.world import StagePipeline, World
@@ -46,6 +47,13 @@ from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 DEATH_TIMEOUT_S: Final = 5.0
 # A death is never found by a timeout: the front end hears of it at once.
 TOLD_WITHIN_S: Final = 2.0
+
+
+def decoder_of(settings: ServerSettings) -> Decoder:
+    """The tokenizer of a server, as far as it turns tokens into text."""
+    if embedded_seed(settings.model, settings.seed) is not None:
+        return ByteDecoder()
+    return load_tokenizer(settings)[0]
 
 
 class ShutdownAsked(Exception):
@@ -103,10 +111,7 @@ class ServerWorld(World):
 
     def decoder(self) -> Decoder:
         """Loaded when a script first needs it; the embedded model's needs no loading."""
-        settings = self._context.settings
-        if embedded_seed(settings.model, settings.seed) is not None:
-            return ByteDecoder()
-        return load_tokenizer(settings)[0]
+        return decoder_of(self._context.settings)
 
     def wait(self) -> None:
         """Wait for a message or for news of a client."""

@@ -61,6 +61,7 @@ class SimClients:
         self._heard: dict[int, tuple[Session, ClientView]] = {}
         self._calls: dict[str, Call] = {}
         self._numbers = itertools.count()
+        self._deliveries = itertools.count(1)
         # What the messages of an engine with a role depend on; None for one that does all by itself.
         self.scheduler: Scheduler | None = None
         # The prefill engine of the next request of a decode engine; None for none.
@@ -74,7 +75,7 @@ class SimClients:
             self._check_grammar(order)
             if (scheduler := self.scheduler) is not None:
                 at = self.choose_prefill()
-                messages = [of_role(one, scheduler, first_page, next(self._numbers), at) for one in order.messages]
+                messages = [of_role(one, scheduler, first_page, next(self._deliveries), at) for one in order.messages]
                 order = msgspec.structs.replace(order, messages=tuple(messages))
             session = Session(self._sessions, order, NativeShape(order.n), self._served.tokenizer)
             session.on_output = lambda: self._heard.update({id(view): (session, view)})

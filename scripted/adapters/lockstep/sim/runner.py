@@ -100,15 +100,19 @@ class SimWorld(World):
         self.pipeline.resume_stage(stage)
 
 
-class _EngineScript(OneScript):
+class EngineScript(OneScript):
     """One script, with the report of how it failed, as it was then."""
 
-    def __init__(self, script: EngineExecution, mutant: str | None, config: EngineConfig) -> None:
+    def __init__(
+        self, script: EngineExecution, mutant: str | None, config: EngineConfig, *, standard_files: bool
+    ) -> None:
         super().__init__(script)
         self.report: FailureReport | None = None
         self._mutant = mutant
         # What a test may not change for those after it.
-        self._state = ProcessState(settings=configs_of(script.function, config)) if script.options.must_assert else None
+        settings = configs_of(script.function, config)
+        must_assert = script.options.must_assert
+        self._state = ProcessState(standard_files=standard_files, settings=settings) if must_assert else None
 
     def close(self) -> None:
         self.left()
@@ -129,6 +133,9 @@ class _EngineScript(OneScript):
 
 class ScriptedSim(ScriptRunner):
     """Runs scripts in the sim tier. Every script gets its own scheduler and pipeline."""
+
+    # Real ones in this process, with connections of their own.
+    _has_clients = False
 
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
@@ -151,21 +158,21 @@ class ScriptedSim(ScriptRunner):
                 stack.enter_context(mutant_named(self.mutant).switched_on())
             stack.enter_context(watchdog(options.timeout_s))
             execution.deadline = stack.enter_context(Deadline(options.timeout_s))
-            source = _EngineScript(execution, self.mutant, self.config)
-            self._run_loop(source)
+            source = EngineScript(execution, self.mutant, self.config, standard_files=self._has_clients)
+            try:
+                self._run_loop(source)
+            except Exception:
+                if source.report is None:
+                    raise
         if source.report is not None:
             raise error_of(source.report, self.config, self.mutant) from source.error
         return execution.succeeded()
 
-    def _run_loop(self, source: _EngineScript) -> None:
+    def _run_loop(self, source: EngineScript) -> None:
         scheduler, world = new_engine(self.config, copy.deepcopy(self._limits))
         run = EngineRun(scheduler, world, source)
         run.new_fleet = functools.partial(new_fleet, self.config)
-        try:
-            run_loop(run, scheduler, world.pipeline, world.clients)
-        except Exception:
-            if source.report is None:
-                raise
+        run_loop(run, scheduler, world.pipeline, world.clients)
 
     def shutdown(self) -> None:
         self._open = False

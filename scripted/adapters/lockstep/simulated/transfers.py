@@ -17,7 +17,7 @@ from engine.messages import Generate, PagesReceived, PagesSent, PrefillWanted, R
 from engine.plan import ReceivePages, SendPages, StopTransfer, TransferOrder
 from scripted.core.tokens import links_of
 
-_GONE: Final = "the decode engine is gone"
+GONE: Final = "the decode engine is gone"
 
 # The KV of a full page: the fingerprint before it and of each of its slots.
 PageContent = list[int]
@@ -86,8 +86,11 @@ class SimulatedTransfers:
         """Begin a transfer, or stop one."""
         if not isinstance(order, StopTransfer):
             self._open[order.transfer] = _Open(order)
-        elif order.transfer in self._open:
-            self._open[order.transfer].is_stopped = True
+        elif (one := self._open.get(order.transfer)) is not None:
+            one.is_stopped = True
+            if self.is_imagined and isinstance(one.order, ReceivePages) and one.failed_at is None:
+                # A stop crosses what is on its way: all of it is there already, or all but the last page.
+                one.failed_at = len(one.order.pages) - order.transfer % 2 if one.wanted is not None else 0
 
     def want(self, replies: Iterable[Reply]) -> None:
         """What is asked of prefill engines."""
@@ -116,11 +119,16 @@ class SimulatedTransfers:
         """Whether this engine is the one that receives."""
         return isinstance(self._open[number].order, ReceivePages)
 
+    def comes(self, number: int) -> int:
+        """The pages that come of a transfer that was stopped."""
+        return self._open[number].failed_at or 0
+
     # -- the other end --
 
     def fail(self, number: int, pages: int) -> None:
-        """The other engine is gone, after so many pages of a transfer."""
-        self._open[number].failed_at = pages
+        """The other engine is gone, after so many pages of a transfer. Of one that was stopped nothing comes anyway."""
+        if not self._open[number].is_stopped:
+            self._open[number].failed_at = pages
 
     def confirm(self, number: int) -> None:
         """What a transfer sends has come."""
@@ -171,10 +179,8 @@ class SimulatedTransfers:
         """All pages have come, or it was stopped: then those count that came without a gap."""
         count, number = len(order.pages), order.transfer
         if self.is_imagined and one.wanted is not None:
-            # A stop crosses what is on its way: all of it is there already, or all but the last page.
-            most = count - number % 2 if one.is_stopped else 0 if self.is_holding else count
-            contents = self._contents_of(one.wanted, root)[: most if one.failed_at is None else one.failed_at]
-            one.came |= dict(enumerate(contents))
+            most = (0 if self.is_holding else count) if one.failed_at is None else one.failed_at
+            one.came |= dict(enumerate(self._contents_of(one.wanted, root)[:most]))
         whole = next((index for index in range(count) if index not in one.came), count)
         if whole < count and not one.is_stopped:
             return None
@@ -184,7 +190,7 @@ class SimulatedTransfers:
 
     def _why_not_sent(self, one: _Open, order: SendPages) -> PagesSent | None:
         if one.is_stopped or one.failed_at is not None:
-            return PagesSent(transfer=order.transfer, error="stopped" if one.is_stopped else _GONE)
+            return PagesSent(transfer=order.transfer, error="stopped" if one.is_stopped else GONE)
         return None
 
     def _send(

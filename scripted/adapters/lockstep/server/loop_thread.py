@@ -1,0 +1,78 @@
+"""An asyncio loop in a thread of its own, which can wake the thread that waits for what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+_CLOSE_TIMEOUT_S: Final = 2.0
+_WAKE_BYTES: Final = 4096
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """``fileno()`` is readable when something has happened since the last ``clear``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._theirs.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._thread = self._started()
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._ours.recv(_WAKE_BYTES):
+                continue
+
+    def stop(self) -> None:
+        """End the thread between two of its turns; its connections stay as they are."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def go_on(self) -> None:
+        """Start the thread again, in whichever process this is now."""
+        self._thread = self._started()
+
+    def close(self) -> None:
+        """End the thread and its connections, with a bound."""
+        with contextlib.suppress(TimeoutError):
+            self._spawn(self._end()).result(_CLOSE_TIMEOUT_S)
+        self.stop()
+        if not self._thread.is_alive():
+            self._loop.close()
+        self._ours.close()
+        self._theirs.close()
+
+    async def _end(self) -> None:
+        """Leave what is under way, and the connections."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._theirs.send(b".")
+
+    def _started(self) -> threading.Thread:
+        # A daemon: a script that failed must not keep its process alive.
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        # Of this module: what a script leaves is told from the harness's own threads by where they begin.
+        self._loop.run_forever()
