@@ -215,7 +215,7 @@ def test_what_real_engines_cannot_do_is_refused_by_name(server: Any, capsys: pyt
     for words in (
         "fleet.kill('d0') kills an engine",
         "fleet.hold, slow, cut and heal",
-        "needs a simulated decode",
+        "not for one of t.engines",
     ):
         assert words in said
 

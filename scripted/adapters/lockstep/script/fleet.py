@@ -268,7 +268,7 @@ def _words(said: Any) -> str:
         case PrefillFailed():
             return f"transfer {said.transfer} FAILED"
         case ConfirmedPages():
-            return f"confirms pages, transfer {said.sending} there"
+            return f"{'drops' if said.error else 'confirms'} pages, transfer {said.sending} there"
     return f"{len(said.contents)} pages of transfer {said.transfer}, from {said.first}"
 
 

@@ -35,7 +35,7 @@ UNAVAILABLE: Final = 503
 
 
 # What an engine hears of another one by its link, as its scheduler sees it; pages are its stages' to see.
-Heard = Generate | Abort | PrefillFailed | SentPages | ConfirmedPages
+Heard = Generate | Abort | PrefillFailed | ConfirmedPages
 
 
 class Named(Protocol):
@@ -58,6 +58,9 @@ class Wires:
 
     def bring(self, sender: str, engine: Named, heard: Heard) -> None:
         """It arrives at an engine."""
+
+    def hand_on(self, sender: str, engine: Named, pages: SentPages, error: str | None) -> None:
+        """Pages arrive at an engine, which drops them with an ``error``."""
 
     def break_off(self, engine: Named, heard: Abort | PrefillFailed) -> None:
         """A connection of an engine breaks, which it hears so."""
@@ -137,11 +140,11 @@ class EngineEnd(Member):
                     self.arrived.append(message)
             case ConfirmedPages():
                 self.wires.bring(sender, self, message)
-                self.transfers.confirm(message.sending)
+                self.transfers.confirm(message)
             case _:
-                self.wires.bring(sender, self, message)
-                self.transfers.arrive(message.transfer, message.first, message.contents)
-                self._said.append((sender, ConfirmedPages(message.sending)))
+                error = self.transfers.arrive(message)
+                self.wires.hand_on(sender, self, message, error)
+                self._said.append((sender, ConfirmedPages(message.sending, error)))
 
     def take_said(self) -> Sequence[tuple[str, Any]]:
         said, self._said = self._said, []

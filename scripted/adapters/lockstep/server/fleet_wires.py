@@ -155,15 +155,18 @@ class RealWires(LoopThread, Wires):
             )
             if world.as_real(heard) != came:
                 raise Violation(f"{engine.name} was to be asked {heard}, but its front end made {came} of it")
-        elif isinstance(heard, SentPages):
-            key = sender, engine.name, heard.transfer, heard.first
-            self._do(self._hand_on(key, self._pages.pop(key)))
         elif isinstance(heard, Abort):
             self.break_off(engine, heard)
         elif isinstance(heard, PrefillFailed):
             call = self._calls[engine.name, heard.transfer]
             self._show(call, call.answer)
             self._await_failure(world, heard)
+
+    def hand_on(self, sender: str, engine: Named, pages: SentPages, error: str | None) -> None:
+        key = sender, engine.name, pages.transfer, pages.first
+        verdicts = self._do(self._hand_on(key, self._pages.pop(key)))
+        if any((verdict is None) is not (error is None) for verdict in verdicts):
+            raise Violation(f"the stages of {engine.name} say {verdicts} of pages that came, but {error} was due")
 
     def break_off(self, engine: Named, heard: Abort | PrefillFailed) -> None:
         world = self.worlds[engine.name]
@@ -321,8 +324,9 @@ class RealWires(LoopThread, Wires):
     async def _until_confirmed(self, key: _Order) -> None:
         """The next pages come behind the answer to these, so it is given. That they came is for the link to say."""
 
-    async def _hand_on(self, key: _Order, pages: Mapping[int, bytes]) -> None:
-        """Be the stages of a prefill engine: give pages to those of a decode engine, which may not want them."""
+    async def _hand_on(self, key: _Order, pages: Mapping[int, bytes]) -> list[str | None]:
+        """Be the stages of a prefill engine: give pages to those of a decode engine, and hear what they say."""
+        verdicts = []
         for stage, images in sorted(pages.items()):
             way = (*key[:2], stage)
             if way not in self._onward:
@@ -330,7 +334,8 @@ class RealWires(LoopThread, Wires):
             reader, writer = self._onward[way]
             writer.write(images + HEADER.pack(END, key[2], 0))
             await writer.drain()
-            decode_verdict(await _frame(reader))
+            verdicts.append(decode_verdict(await _frame(reader)).error)
+        return verdicts
 
     async def _greet(self, way: tuple[str, str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address = parse_kv_address(self.worlds[way[1]].kv_addresses()[way[2]])

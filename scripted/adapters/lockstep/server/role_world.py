@@ -86,8 +86,8 @@ class RolePeer(RealWires):
             for stage, pages in self._pages.pop(key).items():
                 images[stage] = images.get(stage, b"") + pages
         cut = {stage: pages[: count * self._size(stage)] for stage, pages in images.items()}
-        if count and keys:
-            self._do(self._hand_on(keys[0], cut))
+        if count and keys and any(errors := self._do(self._hand_on(keys[0], cut))):
+            raise Violation(f"the stages of the decode engine say {errors} of pages that came")
 
     def end(self, number: int) -> None:
         """All of it has come: answer the decode engine's front end, if it still waits."""

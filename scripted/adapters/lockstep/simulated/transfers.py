@@ -34,7 +34,7 @@ class _Open:
     is_stopped: bool = False
     # In a fleet: what is sent has left, and has come.
     has_left: bool = False
-    is_confirmed: bool = False
+    verdict: ConfirmedPages | None = None
 
 
 class SentPages(msgspec.Struct, frozen=True):
@@ -53,9 +53,10 @@ class SentPages(msgspec.Struct, frozen=True):
 
 
 class ConfirmedPages(msgspec.Struct, frozen=True):
-    """They have come."""
+    """They have come, or the other engine has dropped them, with this ``error``."""
 
     sending: int
+    error: str | None = None
 
 
 class Pool(Protocol):
@@ -130,10 +131,10 @@ class SimulatedTransfers:
         if not self._open[number].is_stopped:
             self._open[number].failed_at = pages
 
-    def confirm(self, number: int) -> None:
-        """What a transfer sends has come."""
-        if number in self._open:
-            self._open[number].is_confirmed = True
+    def confirm(self, verdict: ConfirmedPages) -> None:
+        """The other engine has said what became of the pages."""
+        if verdict.sending in self._open:
+            self._open[verdict.sending].verdict = verdict
 
     def break_off(self, other: str) -> None:
         """The connections to an engine broke: what is on its way there does not come."""
@@ -141,11 +142,13 @@ class SimulatedTransfers:
             if isinstance(one.order, SendPages) and other in one.order.to:
                 one.failed_at = 0
 
-    def arrive(self, number: int, first: int, contents: Iterable[PageContent]) -> None:
-        """Pages arrive from another engine; of a transfer that has ended or was stopped they are dropped."""
-        one = self._open.get(number)
-        if one is not None and not one.is_stopped and isinstance(one.order, ReceivePages):
-            one.came |= dict(enumerate(contents, first))
+    def arrive(self, pages: SentPages) -> str | None:
+        """Pages arrive from another engine. Returns why they are dropped: the transfer has ended or was stopped."""
+        one = self._open.get(pages.transfer)
+        if one is None or one.is_stopped or not isinstance(one.order, ReceivePages):
+            return f"nothing is received for transfer {pages.transfer}, or not any more"
+        one.came |= dict(enumerate(pages.contents, pages.first))
+        return None
 
     def take_ended(
         self, pool: Pool, root: int, deliveries: Iterable[Generate], corruptions: list[str]
@@ -203,7 +206,7 @@ class SimulatedTransfers:
         corruptions: list[str],
     ) -> PagesSent | None:
         """It ends when the other engine has confirmed it; until then its pages must hold what was sent."""
-        if one.has_left and not one.is_confirmed:
+        if one.has_left and one.verdict is None:
             return None
         contents = tuple([list(pool.content(page)) for page in order.pages])
         for message in deliveries:
@@ -213,8 +216,8 @@ class SimulatedTransfers:
                 break
         else:
             corruptions.append(f"pages {order.pages} are sent for transfer {order.to_transfer}, which nobody asked for")
-        if self.is_imagined or one.is_confirmed:
-            return PagesSent(transfer=order.transfer)
+        if self.is_imagined or one.verdict is not None:
+            return PagesSent(transfer=order.transfer, error=None if one.verdict is None else one.verdict.error)
         one.has_left = True
         self.sent.append(SentPages(order.to[0], order.to_transfer, order.first, contents, order.transfer))
         return None
