@@ -32,7 +32,7 @@ from engine.frontend.forked_work import ForkedWork
 from engine.frontend.grammar_check import import_grammars
 from engine.frontend.invalid_body import invalid_body
 from engine.frontend.kv_events import KvEvents
-from engine.frontend.long_bodies import LongBodies, body_work
+from engine.frontend.long_bodies import LONG_BODY_BYTES, LongBodies, body_work
 from engine.frontend.protocol import SamplingFields
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
@@ -75,10 +75,16 @@ def run_frontend(
     served = ServedModel(
         tokenizer, template, limits, settings.model_name, dialect, sampling_defaults=sampling_defaults_of(settings)
     )
+    # Compiled here once, not in the event loop and in each process of a long body.
+    with contextlib.suppress(ApiError):
+        served.template.render([{"role": "user", "content": "x"}], {})
     reading = ForkedWork.start(
         READER, body_work(body_works(served)), stuck_s=settings.step_timeout_s, prepare=import_grammars
     )
     try:
+        # What a long text writes of the memory that is shared with that process is copied now, not in the event loop,
+        # where it took 10 ms of the first one.
+        served.tokenizer.encode_batch_fast(["x" * LONG_BODY_BYTES])
         asyncio.run(_serve(control, settings, served, reading, listener, folder))
     except ProcessDiedError as exc:
         if control.is_cut:  # No other process is left to clear up.

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 # The libraries' numeric thread pools start at import, unless told not to.
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-# What the framework imports when it looks at the first parameter of a route.
-FRONTEND_MODULES = ("engine.frontend.process", "pydantic.v1")
+# What the frameworks import when they look at the first parameter of a route, and send the first large answer.
+FRONTEND_MODULES = ("engine.frontend.process", "pydantic.v1", "anyio._backends._asyncio")
 SCHEDULER_MODULES = ("engine.scheduler_process.main", "engine.pipeline.staged")
 MODEL_MODULES = (
     "engine.model.checkpoint",

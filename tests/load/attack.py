@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import psutil
-from bad_bodies import large_bodies, nearly_right
+from bad_bodies import large_bodies, nearly_right, short_bodies
 from load_server import CLIENT_TIMEOUT_S, LoadedServer
 from rich.console import Console
 from rich.table import Table
@@ -47,6 +48,12 @@ CALM_S = 1.0
 JSON = {"content-type": "application/json"}
 PAGE = {"origin": "http://evil.example", "content-type": "text/plain"}
 OPERATORS = ("/flush_cache", "/pause_generation", "/abort_request", "/update_weights_from_disk", "/start_profile")
+# Of the event loop, in CPU time: for any body or answer, and for bodies that are short.
+MOST_TURN_S = 0.05
+MOST_SHORT_TURN_S = 0.011
+SHORT_BODIES = "short bodies"
+ROOMY_TOKENS = 16_384
+TURNS = "LOOP_TURNS"
 ONE_STAGE = ("scheduler", "frontend", "reader")
 TWO_STAGES = ("stage-0", "stage-1", "scheduler")
 
@@ -85,6 +92,8 @@ class AttackResult:
     large_answers: dict[str, LargeAnswer] = field(default_factory=dict)
     calm_stall_s: float = 0.0
     stalls_s: dict[str, float] = field(default_factory=dict)
+    # The longest turn of the front end's loop in each part, where its turns are measured.
+    turns_s: dict[str, float] = field(default_factory=dict)
     final_messages_s: dict[str, float] = field(default_factory=dict)
     grown_mb: dict[str, float] = field(default_factory=dict)
     log_lines: int = 0
@@ -113,6 +122,37 @@ def run_attack(parent: PreloadedParent, folder: Path, plan: AttackPlan) -> Attac
     finally:
         server.kill()
     return result
+
+
+def run_short_bodies(parent: PreloadedParent, folder: Path, result: AttackResult) -> None:
+    """The costliest bodies that are read in the event loop, to a server with room for what they ask."""
+    server = LoadedServer(parent, folder, max_total_tokens=ROOMY_TOKENS, max_running_requests=128)
+    try:
+        asyncio.run(_send_short(server, result))
+    finally:
+        server.kill()
+    result.complaints += [
+        f"a turn of the loop must take {1000 * bound_s:.0f} ms at most, one took {1000 * turn_s:.1f} with {name}"
+        for name, turn_s in result.turns_s.items()
+        if turn_s > (bound_s := MOST_SHORT_TURN_S if name.startswith(SHORT_BODIES) else MOST_TURN_S)
+    ]
+
+
+async def _send_short(server: LoadedServer, result: AttackResult) -> None:
+    """Each twice: the shorter of both turns is the body's, what else is in the longer one is not."""
+    async with server.http() as http:
+        for path, body in short_bodies():
+            turns_s = [await _turn_of_body(http, result, path, body) for _ in range(2)]
+            name = f"{SHORT_BODIES} to {path}"
+            result.turns_s[name] = max(result.turns_s.get(name, 0.0), min(turns_s))
+
+
+async def _turn_of_body(http: httpx.AsyncClient, result: AttackResult, path: str, body: bytes) -> float:
+    _longest_turn_s()
+    _note(result, await http.post(path, content=body, headers=JSON), body)
+    # The turn in which an answer is sent is over when the next one is answered.
+    await http.get("/version")
+    return _longest_turn_s() or 0.0
 
 
 def run_deaths(parent: PreloadedParent, folder: Path) -> AttackResult:
@@ -164,10 +204,24 @@ async def _attack(server: LoadedServer, result: AttackResult, plan: AttackPlan) 
 
 async def _measured(result: AttackResult, victim: Victim, name: str, act: Callable[[], Awaitable[None]]) -> None:
     since = time.monotonic()
+    _longest_turn_s()
     await act()
     # The gap that is open now counts when it ends.
     await asyncio.sleep(0.05)
     result.stalls_s[name] = victim.worst_stall_s(since)
+    if (turn_s := _longest_turn_s()) is not None:
+        result.turns_s[name] = turn_s
+
+
+def _longest_turn_s() -> float | None:
+    """The longest turn since the last call, in CPU time; None where ``loop_turns`` does not measure them."""
+    if TURNS not in os.environ:
+        return None
+    with Path(os.environ[TURNS]).open("r+b") as file:
+        (longest_s,) = struct.unpack("d", file.read(8))
+        file.seek(0)
+        file.write(struct.pack("d", 0.0))
+    return float(longest_s)
 
 
 def _note(result: AttackResult, answer: httpx.Response, sent: bytes, fine: tuple[int, ...] = ()) -> None:
@@ -390,6 +444,8 @@ def _show(console: Console, lived: AttackResult, died: AttackResult) -> None:
     table.add_row("worst stall of the victim, calm", f"{lived.calm_stall_s * 1000:.0f} ms")
     for name, stall_s in lived.stalls_s.items():
         table.add_row(f"worst stall of the victim, {name}", f"{stall_s * 1000:.0f} ms")
+    for name, turn_s in lived.turns_s.items():
+        table.add_row(f"longest turn of the event loop, CPU time, {name}", f"{turn_s * 1000:.1f} ms")
     table.add_row("deaths survived by their clients", str(len(died.final_messages_s)))
     table.add_row("slowest final message", f"{max(died.final_messages_s.values()):.2f} s")
     for name, mb in lived.grown_mb.items():
@@ -408,9 +464,23 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=AttackPlan.soak_requests)
     flags = parser.parse_args()
     plan = AttackPlan(seed=flags.seed, bodies=flags.bodies, soak_requests=flags.requests)
-    with PreloadedParent.start() as parent, tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        lived = run_attack(parent, Path(one), plan)
-        died = run_deaths(parent, Path(two))
+    with (
+        tempfile.NamedTemporaryFile() as turns,
+        tempfile.TemporaryDirectory() as one,
+        tempfile.TemporaryDirectory() as two,
+        tempfile.TemporaryDirectory() as short,
+        tempfile.TemporaryDirectory() as measured,
+    ):
+        turns.write(bytes(8))
+        turns.flush()
+        # What a server's processes are forked from runs this in each of them.
+        os.environ |= {TURNS: turns.name, "PYTHONPATH": str(Path(__file__).parents[1] / "unit" / "spoiling")}
+        Path(measured, "spoil.py").write_text(Path(__file__).with_name("loop_turns.py").read_text())
+        os.chdir(measured)
+        with PreloadedParent.start() as parent:
+            lived = run_attack(parent, Path(one), plan)
+            run_short_bodies(parent, Path(short), lived)
+            died = run_deaths(parent, Path(two))
     _show(Console(), lived, died)
     sys.exit(1 if lived.complaints or died.complaints else 0)
 

@@ -1,4 +1,4 @@
-"""What an attacker sends: seeded bodies that are nearly right, and few that are as large as they may be.
+"""What an attacker sends: seeded bodies that are nearly right, few that are as large as they may be or just short.
 
 Owns the bodies and where they go. Sends nothing and judges nothing.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from engine.frontend.long_bodies import LONG_BODY_BYTES, is_long
 
 Attack = tuple[str, bytes]
 
@@ -187,6 +189,45 @@ def large_bodies(size: int) -> Iterator[Attack]:
     yield "/v1/responses", b'{"instructions": "' + b"a" * count + b'", "input": "x"}'
     yield "/v1/responses", b'{"cache_salt": "' + b"a" * count + b'", "input": "x"}'
     yield "/pause_generation", b'{"mode": "' + b"a" * count + b'"}'
+
+
+def short_bodies() -> Iterator[Attack]:
+    """Of each kind the largest body that is read in the event loop, where a longer one gets a process of its own."""
+    user, function = {"role": "user", "content": "x"}, {"type": "function", "function": {"name": "f"}}
+    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    chat: dict[str, Any] = {"messages": [user], "max_tokens": 1}
+    short = {"n": 128, "max_new_tokens": 1}
+    kinds: list[tuple[str, Callable[[int], dict[str, Any]]]] = [
+        ("/generate", lambda count: {"text": "x" * count}),
+        ("/generate", lambda count: {"text": "\u20ac" * count}),
+        ("/generate", lambda count: {"text": "x", "sampling_params": {"json_schema": {"enum": [0] * count}, **short}}),
+        ("/v1/completions", lambda count: {"prompt": [7] * min(count, 8000), "max_tokens": 1, "n": 128}),
+        ("/v1/completions", lambda count: {"prompt": "x" * min(count, 8000), "max_tokens": 1, "n": 128}),
+        ("/v1/chat/completions", lambda count: chat | {"messages": [user] * count}),
+        ("/v1/chat/completions", lambda count: chat | {"tools": [function] * count}),
+        (
+            "/v1/chat/completions",
+            lambda count: chat | {"messages": [{"role": "assistant", "tool_calls": [call] * count}]},
+        ),
+        ("/v1/chat/completions", lambda count: chat | {"chat_template_kwargs": {"x": [1] * count}}),
+        ("/v1/responses", lambda count: {"input": [user] * count, "max_output_tokens": 1}),
+        ("/v1/messages", lambda count: chat | {"model": "embedded", "messages": [user] * count}),
+        ("/tokenize", lambda count: {"messages": [user] * count}),
+        ("/detokenize", lambda count: {"tokens": [7] * count}),
+    ]
+    for path, make in kinds:
+        yield _largest_short(path, lambda count, make=make: json.dumps(make(count), separators=(",", ":")).encode())
+    for number, (path, _) in enumerate(large_bodies(LONG_BODY_BYTES)):
+        yield _largest_short(path, lambda size, number=number: list(large_bodies(200 + size))[number][1])
+
+
+def _largest_short(path: str, make: Callable[[int], bytes]) -> Attack:
+    is_chat = path not in ("/generate", "/v1/completions", "/detokenize")
+    low, high = 0, LONG_BODY_BYTES
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_long(make(middle), is_chat=is_chat) else (middle, high)
+    return path, make(low)
 
 
 def _damaged(data: bytes, chance: random.Random) -> bytes:
