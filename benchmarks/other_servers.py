@@ -1,7 +1,7 @@
 """Scripts on the real server of another engine: what its boot and each script cost, and whether each run is the same.
 
 `python -m benchmarks.other_servers --runs 10 --write docs/tables/other_servers.md` runs the scripts of
-tests/registered/other_servers in an environment with vLLM or SGLang, all of them on one server.
+tests/registered/other_servers in an environment with vLLM or SGLang, those of one configuration on one server.
 """
 
 from __future__ import annotations
@@ -58,24 +58,27 @@ def main() -> None:
 
 
 def _measured(tests: Sequence[ScriptedTest], runs: int) -> str:
-    adapter, config = adapter_named(tests[0].adapter), tests[0].config
+    adapter = adapter_named(tests[0].adapter)
     load = os.getloadavg()[0]
-    begun = time.monotonic()
-    started = LiveServer(adapter.live, config)
-    boot = time.monotonic() - begun, _process_s(started)
     rows = [
         "| script | steps | runs that are the same | seconds | process time |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    with closing(started) as server:
-        rows += [_row(server, test, runs) for test in tests]
+    boots = []
+    # Each configuration has a server of its own.
+    for config in dict.fromkeys(test.config for test in tests):
+        begun = time.monotonic()
+        with closing(LiveServer(adapter.live, config)) as server:
+            boots.append((time.monotonic() - begun, _process_s(server)))
+            rows += [_row(server, test, runs) for test in tests if test.config == config]
+    up, spent = [" and ".join(f"{seconds:.0f}" for seconds in column) for column in zip(*boots, strict=True)]
     [package] = adapter.packages
     name = {"vllm": "vLLM", "sglang": "SGLang"}[adapter.name]
     here = Machine.here()
     text = (
         f"{name} {_version_of(package)} on {here.cores} cores ({here.model}, {here.processor_class}), load average "
-        f"{load:.0f} to {os.getloadavg()[0]:.0f}. The server was up after {boot[0]:.0f} s, {boot[1]:.0f} s of process "
-        f"time. Seconds are medians of {runs} runs, from the least to the most."
+        f"{load:.0f} to {os.getloadavg()[0]:.0f}. The server was up after {up} s, {spent} s of process time. Seconds are "
+        f"medians of {runs} runs, from the least to the most."
     )
     return "\n".join([f"## {name}", "", *textwrap.wrap(text, _WIDTH), "", *rows])
 

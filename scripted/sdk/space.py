@@ -35,6 +35,7 @@ _PRIORITIES: Final = (0, 1, 1, 2, 5)
 _GRAMMARS: Final = (0, 0, 1, 1, 1, 1, -1)
 _IMAGES: Final = (0, 1, 1, 2, 3)
 _LONGEST: Final = 80
+_ALIKE: Final = {"sharing": ("all",), "prompts": ("alike",)}
 # How many values of settings are tried together before they count as refused.
 _TRIES: Final = 8
 
@@ -91,7 +92,10 @@ class SchedulerSpace:
     @functools.cached_property
     def scenes(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Requests of each kind that there is, by its name."""
-        return {name: {name: levels} for name, levels in self._declared().items()} if self._is_crowded else {}
+        declared = self._declared().items() if self._is_crowded else ()
+        scenes = {name: {name: levels} for name, levels in declared}
+        # Those that go on where others said the same.
+        return scenes | {f"{name}-alike": {**scenes[name], **_ALIKE} for name in scenes if name == "sessions"}
 
     @property
     def triples(self) -> tuple[str, ...]:

@@ -70,6 +70,18 @@ def test_an_abort_between_a_plan_and_its_result(t):
 @on_both
 def test_a_flush_in_flight(t):
     """It is refused while a block is in use, also between a plan and its result, and nothing is said twice."""
+    yield from _flush_in_flight(t)
+
+
+if ADAPTER == "sglang":
+
+    @scripted(adapter=ADAPTER, tiers=("sim", "server"), disable_overlap_schedule=True, **SETTINGS[ADAPTER])
+    def test_a_flush_in_flight_of_the_normal_loop(t):
+        """The same on SGLang's other loop, which waits for each result before it plans again."""
+        yield from _flush_in_flight(t)
+
+
+def _flush_in_flight(t):
     a = t.start_req(prompt_len=40, max_new_tokens=6)
     while len(a.output_ids) < 2:
         yield

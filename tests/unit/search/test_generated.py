@@ -432,7 +432,8 @@ def test_where_requests_meet_a_target_is_of_one_kind_and_little_else() -> None:
         can=lambda _: Capabilities(sessions=True),
         crowded={"blocks": (9, 10)},
     )
-    assert crowded.space.scenes == {"sessions": {"sessions": ("some",)}}
+    assert crowded.space.scenes["sessions"] == {"sessions": ("some",)}
+    assert list(crowded.space.scenes) == ["sessions", "sessions-alike"]
     row = {"sessions": "some", TWIST: "sessions"}
     drawn = [crowded.space.draw(row, random.Random(seed)) for seed in range(20)]
     assert {one.config.blocks for one in drawn} == {9, 10}
