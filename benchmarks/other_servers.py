@@ -77,8 +77,8 @@ def _measured(tests: Sequence[ScriptedTest], runs: int) -> str:
     here = Machine.here()
     text = (
         f"{name} {_version_of(package)} on {here.cores} cores ({here.model}, {here.processor_class}), load average "
-        f"{load:.0f} to {os.getloadavg()[0]:.0f}. The server was up after {up} s, {spent} s of process time. Seconds are "
-        f"medians of {runs} runs, from the least to the most."
+        f"{load:.0f} to {os.getloadavg()[0]:.0f}. The server was up after {up} s, {spent} s of process time. Seconds "
+        f"are medians of {runs} runs, from the least to the most."
     )
     return "\n".join([f"## {name}", "", *textwrap.wrap(text, _WIDTH), "", *rows])
 

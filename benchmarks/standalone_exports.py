@@ -19,7 +19,7 @@ _ROOT: Final = Path(__file__).resolve().parents[1]
 _PAGE: Final = _ROOT / "docs" / "tables" / "defects.md"
 _SECTIONS: Final = {"vllm": "vLLM", "sglang": "SGLang", "transformers": "transformers"}
 # A schedule begins with its settings, or at once with its first step.
-_SCHEDULE: Final = re.compile(r"[^`']*\b\d+ \w+ ?[^`']*; \d+ [^`']*|[^`']*\b\d+ start [^`']*")
+_SCHEDULE: Final = re.compile(r"[^`']*\b\d+ start \w+ prompt=[^`']*")
 _LIMIT_S: Final = 300
 
 
@@ -33,7 +33,10 @@ def schedules_on(page: str, adapter: str) -> list[str]:
         text = text.replace(block, "")
     texts = [" ".join(one.split()) for one in [*spans, *re.findall(r"`([^`]+)`", text)]]
     found = [text for text in texts if _SCHEDULE.fullmatch(text) and not text.startswith("scripted ")]
-    return list(dict.fromkeys(text if text.startswith("adapter=") else f"adapter={adapter} {text}" for text in found))
+    # One that begins with its first step has the settings by default.
+    settings = [f"adapter={adapter};" if text[0].isdigit() else f"adapter={adapter}" for text in found]
+    named = [text if text.startswith("adapter=") else f"{of} {text}" for of, text in zip(settings, found, strict=True)]
+    return list(dict.fromkeys(named))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

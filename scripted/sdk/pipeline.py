@@ -85,6 +85,7 @@ class SimulatedRunner:
 
     def __init__(self, limits: Limits, can: Capabilities) -> None:
         self._size = limits.block_size
+        self._context = limits.context_tokens
         self._speculative_tokens = can.speculative_tokens
         self._flushing = {mode.name for mode in can.pause_modes if mode.flushes}
         self._room_for_images = can.images
@@ -323,6 +324,12 @@ class SimulatedRunner:
                 f"{share.rid} computes positions {share.start} to {end - 1} with {drafts} guesses, but has "
                 f"{len(tokens.ids)} tokens, those in flight included",
                 bounds=Bounds(share.rid, end=len(tokens.ids) + drafts),
+            )
+        if end - drafts > self._context:
+            raise Violation(
+                f"{share.rid} computes positions {share.start} to {end - 1}, beyond its context of {self._context} "
+                "tokens",
+                bounds=Bounds(share.rid, end=self._context),
             )
         if share.token_ids is not None:
             self._compare(share, tokens)

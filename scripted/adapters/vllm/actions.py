@@ -191,9 +191,9 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         if before is None:
             return None
         # What it says, or will have said, without its last token.
-        said = before.alone(min(before.max_new_tokens, context - len(before.prompt_ids)))[:-1]
+        said = before.alone(max(0, min(before.max_new_tokens, context - len(before.prompt_ids))))[:-1]
         prompt = (*before.prompt_ids, *said, *prompt_ids(self.tokens, self.seed))
-        if len(prompt) >= context:
+        if len(prompt) >= context and run.config.checks_sessions:
             return None
         return msgspec.structs.replace(
             before,

@@ -30,6 +30,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``encoder_cache_size``, in tokens, prompts may have images, of which ``encoder_compute_budget`` tokens are computed
     in a step; with ``ec_connector`` every second one is outside, and comes in ``ec_transfer_steps``. A model with
     ``is_encoder_decoder`` attends to its first image apart from the prompt. ``log_stats`` is that of the engine.
+    Without ``checks_sessions`` a session gets input that outgrows its context, as vLLM's front end lets it.
     """
 
     block_size: int = 4
@@ -72,6 +73,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ec_connector: bool = False
     ec_transfer_steps: int = 1
     is_encoder_decoder: bool = False
+    checks_sessions: bool = True
     prefill_schedule_interval: int = 1
     log_stats: bool = False
 

@@ -230,7 +230,8 @@ class VllmMachine:
     def _add(self, event: Add) -> None:
         # The engine's front end refuses these, and images that are larger than the encoder's cache, of which there are
         # none; they never reach the scheduler.
-        if len(event.prompt_ids) >= self._settings.max_model_len:
+        is_checked = self._settings.checks_sessions or not event.goes_on
+        if len(event.prompt_ids) >= self._settings.max_model_len and is_checked:
             reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
             self._replies.append(Refused(rid=event.rid, reason=reason))
             return

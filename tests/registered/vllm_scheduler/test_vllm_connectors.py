@@ -142,6 +142,8 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
             ),
             "IndexError",
         ),
+        ("kv_connector=async sliding_window=5 num_gpu_blocks=20; 1 start a prompt=8 new=1", "slot 3 of block 0"),
+        ("checks_sessions=False; 1 start a prompt=20 new=2 session=1; 8 more a tokens=16 new=2", "context of 32"),
     ],
 )
 def test_a_defect_on_the_page_is_there_and_is_written_with_the_classes_of_vllm_alone(text: str, what: str) -> None:
