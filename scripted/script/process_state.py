@@ -82,15 +82,15 @@ _RLIMITS: Final = tuple({number for name, number in vars(resource).items() if na
 
 # What scripts have left open, and the collector may close under a later one.
 _left_open: Final[dict[int, tuple[int, int]]] = {}
-# What was registered with atexit beside a script; Python has no list of what was.
-_at_exit: Final[list[Any]] = []
+# What was registered with atexit beside a script, and by which file; Python has no list of what was.
+_at_exit: Final[list[tuple[Any, str]]] = []
 _register: Final = atexit.register
 # Nobody can take back what is given to these.
 _FOR_EVER: Final = ((sys, "addaudithook"), (os, "register_at_fork"))
 
 
 def _note_at_exit(function: Any, *arguments: Any, **named: Any) -> Any:
-    _at_exit.append(function)
+    _at_exit.append((function, sys._getframe(1).f_code.co_filename))  # noqa: SLF001
     return _register(function, *arguments, **named)
 
 
@@ -224,6 +224,25 @@ def _read_limits() -> dict[int, tuple[int, int]]:
     return {number: resource.getrlimit(number) for number in _RLIMITS}
 
 
+def _read_numpy() -> tuple[Any, ...] | None:
+    numpy: Any = sys.modules.get("numpy")
+    return None if numpy is None else (numpy.geterr(), numpy.get_printoptions())
+
+
+def _write_numpy(before: tuple[Any, ...] | None) -> None:
+    numpy: Any = sys.modules["numpy"]
+    if before is not None:
+        numpy.seterr(**before[0])
+        numpy.set_printoptions(**before[1])
+
+
+def _random_states() -> list[tuple[Callable[[Any], None], Any]]:
+    """The generators that all code shares, each with what sets it: they go on, so that nobody can tell who drew."""
+    shared: Any = sys.modules.get("numpy.random")
+    states: list[tuple[Callable[[Any], None], Any]] = [(random.setstate, random.getstate())]
+    return states if shared is None else [*states, (shared.set_state, shared.get_state())]
+
+
 def _write_limits(before: dict[int, tuple[int, int]]) -> None:
     for number, limits in before.items():
         if resource.getrlimit(number) != limits:
@@ -271,6 +290,7 @@ _PARTS: Final = (
         lambda b: setattr(decimal.getcontext(), "prec", b),
     ),
     _Part("torch's settings", _read_torch, _write_torch),
+    _Part("numpy's settings", _read_numpy, _write_numpy),
     _Part("callbacks of the collector", lambda: list(gc.callbacks), lambda b: gc.callbacks.__setitem__(slice(None), b)),
     _Part(
         "the priority of the process",
@@ -296,6 +316,7 @@ class ProcessState:
     def __init__(self, *, standard_files: bool = False, settings: Iterable[Any] = ()) -> None:
         self._settings = [(one, dict(vars(one))) for one in {id(one): one for one in settings}.values()]
         self._values = {part.name: part.read() for part in _PARTS}
+        self._random_states = _random_states()
         self._threads = set(threading.enumerate())
         self._streams = _Streams()
         self._modules = dict(sys.modules)
@@ -321,6 +342,8 @@ class ProcessState:
         changes = [f"{owner.__name__}.{name}" for owner, name, _, one in self._swapped if getattr(owner, name) != one]
         for owner, name, before, _one in self._swapped:
             setattr(owner, name, before)
+        for set_state, state in self._random_states:
+            set_state(state)
         faulthandler.cancel_dump_traceback_later()  # it could not be seen, and may end the process
         changes += [*self._module_changes(), *self._code_changes(), *self._value_changes(), *self._thread_changes()]
         changes += [*self._exit_changes(), *self._child_changes(), *self._setting_changes()]
@@ -345,9 +368,8 @@ class ProcessState:
 
     def _exit_changes(self) -> Iterator[str]:
         new, _at_exit[self._handlers_before :] = _at_exit[self._handlers_before :], []
-        for function in new:
-            module = sys.modules.get(getattr(function, "__module__", None) or "")
-            if not _is_of_a_library(getattr(module, "__file__", None)):
+        for function, file in new:
+            if not _is_of_a_library(file):
                 atexit.unregister(function)
                 yield f"an exit handler, {getattr(function, '__qualname__', function)}"
 
@@ -378,6 +400,8 @@ class ProcessState:
                 now = None
             if part.read is _read_torch:
                 before = _or_new(before, now)
+            if part.read is _read_numpy and before is None:  # It was first imported here.
+                before = now
             if now != before:
                 with contextlib.suppress(OSError, ValueError):
                     part.write(before)

@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import random
 import resource
 import signal
 import socket
@@ -25,6 +26,7 @@ from typing import Any
 
 import _pytest.runner
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -96,6 +98,14 @@ def _loses_a_module(t):
 
 def _runs_at_exit(t):
     atexit.register(_leaves_a_thread)
+
+
+def _ends_all_at_exit(t):
+    atexit.register(os._exit, 7)
+
+
+def _raises_for_zero(t):
+    np.seterr(divide="raise")
 
 
 def _silences_logging(t):
@@ -265,6 +275,8 @@ DAMAGES = {
     _takes_threads: "torch's settings",
     _reads_long_integers: "the digits of an integer",
     _rounds: "the precision of decimals",
+    _raises_for_zero: "numpy's settings",
+    _ends_all_at_exit: "an exit handler, _exit",
     _loses_a_module: r"sys.modules \(json\).*sys.modules \(engine.scheduler\)|engine.scheduler.*json",
     _runs_at_exit: "an exit handler, _leaves_a_thread",
     _silences_logging: "logging",
@@ -545,3 +557,19 @@ def test_a_dump_that_ends_the_process_is_called_off() -> None:
     with ScriptedSim.start(EngineConfig()) as sim:
         sim.run(script, options=OPTIONS)
     time.sleep(0.6)
+
+
+def test_the_next_script_draws_what_it_would_have_drawn() -> None:
+    def seeds(t):
+        r = t.start_req(prompt_len=4, max_new_tokens=2)
+        yield from t.run_until_finished(r)
+        assert r.finish_reason == "length"
+        random.seed(1)
+        np.random.seed(1)
+
+    random.seed(7)
+    np.random.seed(7)
+    expected = random.Random(7).random(), np.random.RandomState(7).random()
+    with ScriptedSim.start(EngineConfig()) as sim:
+        sim.run(seeds, options=OPTIONS)
+    assert (random.random(), np.random.random()) == expected
