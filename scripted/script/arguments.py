@@ -43,7 +43,7 @@ def packed(value: Any) -> Any:
 def unpacked(value: Any) -> Any:
     if isinstance(value, msgspec.msgpack.Ext):
         if value.code == _PATH:
-            return Path(os.fsdecode(value.data))
+            return Path(os.fsdecode(bytes(value.data)))
         return tuple(unpacked(one) for one in msgspec.msgpack.decode(value.data))
     if isinstance(value, list):
         return [unpacked(one) for one in value]
