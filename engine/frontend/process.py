@@ -83,8 +83,9 @@ def run_frontend(
     )
     try:
         # What a long text writes of the memory that is shared with that process is copied now, not in the event loop,
-        # where it took 10 ms of the first one.
-        served.tokenizer.encode_batch_fast(["x" * LONG_BODY_BYTES])
+        # where it took 10 ms of the first one. A tokenizer may refuse what is not in its vocabulary.
+        with contextlib.suppress(Exception):
+            served.tokenizer.encode_batch_fast(["x" * LONG_BODY_BYTES])
         asyncio.run(_serve(control, settings, served, reading, listener, folder))
     except ProcessDiedError as exc:
         if control.is_cut:  # No other process is left to clear up.

@@ -38,7 +38,7 @@ UNAVAILABLE: Final = 503
 Heard = Generate | Abort | PrefillFailed | ConfirmedPages
 
 
-class Named(Protocol):
+class WiredEngine(Protocol):
     """An engine."""
 
     name: str
@@ -50,19 +50,19 @@ class Wires:
     Each method returns when it has happened: what was said has left a process, or has arrived at the other one's gate.
     """
 
-    def leave(self, engine: Named, said: PrefillWanted | PrefillDropped) -> None:
+    def leave(self, engine: WiredEngine, said: PrefillWanted | PrefillDropped) -> None:
         """A decode engine has said this."""
 
-    def answer(self, engine: Named, receiver: str, transfer: int, *, failed: bool) -> None:
+    def answer(self, engine: WiredEngine, receiver: str, transfer: int, *, failed: bool) -> None:
         """A prefill engine has answered a decode engine; what failed goes on with ``bring``."""
 
-    def bring(self, sender: str, engine: Named, heard: Heard) -> None:
+    def bring(self, sender: str, engine: WiredEngine, heard: Heard) -> None:
         """It arrives at an engine."""
 
-    def hand_on(self, sender: str, engine: Named, pages: SentPages, error: str | None) -> None:
+    def hand_on(self, sender: str, engine: WiredEngine, pages: SentPages, error: str | None) -> None:
         """Pages arrive at an engine, which drops them with an ``error``."""
 
-    def break_off(self, engine: Named, heard: Abort | PrefillFailed) -> None:
+    def break_off(self, engine: WiredEngine, heard: Abort | PrefillFailed) -> None:
         """A connection of an engine breaks, which it hears so."""
 
     def kill(self, engine: Any) -> None:

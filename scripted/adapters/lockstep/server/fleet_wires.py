@@ -24,7 +24,7 @@ from engine.pipeline.kv_addresses import KVAddress, parse_kv_address
 from engine.pipeline.kv_frames import END, HEADER, KV_PROTOCOL, PAGE, Greeting, Verdict, decode_greeting, decode_verdict
 from engine.plan import SendPages
 from scripted.adapters.lockstep.script.fleet import role_of
-from scripted.adapters.lockstep.script.fleet_ends import Heard, Named, Wires
+from scripted.adapters.lockstep.script.fleet_ends import Heard, WiredEngine, Wires
 from scripted.adapters.lockstep.server.clients import NO_AUTHORITIES
 from scripted.adapters.lockstep.server.loop_thread import LoopThread
 from scripted.adapters.lockstep.server.remote import RemoteWorld
@@ -123,14 +123,14 @@ class RealWires(LoopThread, Wires):
 
     # -- Wires --
 
-    def leave(self, engine: Named, said: PrefillWanted | PrefillDropped) -> None:
+    def leave(self, engine: WiredEngine, said: PrefillWanted | PrefillDropped) -> None:
         key = engine.name, said.transfer
         if isinstance(said, PrefillWanted):
             self._wait(engine.name, lambda: key in self._calls, f"{said} to leave {engine.name}")
         elif self._calls[key].shown is None:
             self._wait(engine.name, lambda: self._calls[key].is_gone, f"{said} to leave {engine.name}")
 
-    def answer(self, engine: Named, receiver: str, transfer: int, *, failed: bool) -> None:
+    def answer(self, engine: WiredEngine, receiver: str, transfer: int, *, failed: bool) -> None:
         call = self._calls.get((receiver, transfer))
         if call is None or call.is_left:
             return
@@ -142,7 +142,7 @@ class RealWires(LoopThread, Wires):
         if not failed:
             self._show(call, call.answer)
 
-    def bring(self, sender: str, engine: Named, heard: Heard) -> None:
+    def bring(self, sender: str, engine: WiredEngine, heard: Heard) -> None:
         world = self.worlds[engine.name]
         if isinstance(heard, Generate):
             assert heard.deliver is not None
@@ -162,13 +162,13 @@ class RealWires(LoopThread, Wires):
             self._show(call, call.answer)
             self._await_failure(world, heard)
 
-    def hand_on(self, sender: str, engine: Named, pages: SentPages, error: str | None) -> None:
+    def hand_on(self, sender: str, engine: WiredEngine, pages: SentPages, error: str | None) -> None:
         key = sender, engine.name, pages.transfer, pages.first
         verdicts = self._do(self._hand_on(key, self._pages.pop(key)))
         if any((verdict is None) is not (error is None) for verdict in verdicts):
             raise Violation(f"the stages of {engine.name} say {verdicts} of pages that came, but {error} was due")
 
-    def break_off(self, engine: Named, heard: Abort | PrefillFailed) -> None:
+    def break_off(self, engine: WiredEngine, heard: Abort | PrefillFailed) -> None:
         world = self.worlds[engine.name]
         if isinstance(heard, PrefillFailed):
             call = self._calls[engine.name, heard.transfer]
