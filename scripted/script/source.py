@@ -43,6 +43,7 @@ _ANSWERS: Final = frozenset(
 # What expects an error of the block below it, or of a function that it is given.
 _EXPECTS_BELOW: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex"})
 _FIXED: Final = (str, int, float, bool, type(None), tuple, frozenset)
+_LOOKS: Final = frozenset({"len", "list", "max", "min", "set", "sorted", "str", "sum", "tuple"})
 _ACTS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 
 
@@ -372,4 +373,8 @@ def _why_never_run(value: ast.expr, function: Callable[..., Any]) -> str | None:
 
 
 def _acts(value: ast.expr) -> bool:
-    return any(isinstance(node, _ACTS) for node in ast.walk(value))
+    return any(isinstance(node, _ACTS) and not _only_looks(node) for node in ast.walk(value))
+
+
+def _only_looks(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _LOOKS

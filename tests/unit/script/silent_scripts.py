@@ -43,6 +43,21 @@ def expect(condition):
     return condition
 
 
+def swallow(check):
+    try:
+        check()
+    except AssertionError:
+        pass
+
+
+class Quiet:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        return True
+
+
 def assert_if_it_ran(r):
     if r.is_running:
         assert r.output_ids
@@ -108,6 +123,22 @@ SILENT: Final[dict[str, tuple[str, str]]] = {
     ),
     "a check of a class": ("named", "checks = Checks(r)" + HOLDS),
     "a method of a check that is kept": ("named", "ended = Checks(r).ended" + HOLDS),
+    "a check that is never called": ("named", "later = lambda: check_now(r)" + HOLDS),
+    "a check for each of none": ("named", "kept = [x for x in [] if check_now(x) is None]" + HOLDS),
+    "a helper that swallows": ("named", "swallow(lambda: check_now(r))" + HOLDS),
+    "a block that swallows": ("named", 'with Quiet():\n        assert r.finish_reason == "stop"'),
+    "a suppressed assertion": (
+        "named",
+        'with contextlib.suppress(Exception):\n        assert r.finish_reason == "stop"',
+    ),
+    "an assertion that is expected to fail": (
+        "named",
+        'with pytest.raises(AssertionError):\n        assert r.finish_reason == "stop"',
+    ),
+    "a case that never comes": ("fails", 'match r.finish_reason:\n        case "never":\n            check_now(r)'),
+    "a condition with an else": ("refused", "assert True if r.finished else False"),
+    "the same on both sides": ("refused", "assert sorted(r.output_ids) == sorted(r.output_ids)"),
+    "a part of itself": ("refused", "assert set(r.output_ids) <= set(r.output_ids)"),
     "a condition for a helper": ("refused", 'expect(lambda: r.finish_reason == "stop")' + HOLDS),
     "a condition in an expect": ("refused", 'expect(r.finish_reason == "stop")' + HOLDS),
     "an assertion behind a switch": ("named", 'if STRICT:\n        assert r.finish_reason == "stop"' + HOLDS),
