@@ -187,7 +187,7 @@ class LockstepAdapter:
     def also_due(self, run: Run) -> Sequence[Event]:
         """Grammars that are compiled, and transfers that have ended."""
         device = run.device
-        if not device.transfers.numbers:
+        if not device.transfers.open:
             return device.answers()  # type: ignore[no-any-return]
         device.transfers.want(run.previous.replies)
         # The newest first: a decode engine that came back counts from 1 again.

@@ -229,7 +229,7 @@ class SimulatedPipeline:
 
     def ended_transfers(self, deliveries: Iterable[Generate]) -> Sequence[TransferEvent]:
         """The ends of transfers that are due; ``deliveries`` are the prompts that this engine was to send."""
-        if self._dead is not None or not self.transfers.numbers:
+        if self._dead is not None or not self.transfers.open:
             return ()
         return self.transfers.take_ended(self, self._root, deliveries, self.corruptions)
 

@@ -72,11 +72,14 @@ class Pool(Protocol):
 
 
 class SimulatedTransfers:
-    """``sent`` are the pages that have left, for a fleet that carries them; in a fleet nothing ``is_imagined``."""
+    """``open`` are the transfers that have not ended, by number, in their order. In a fleet nothing ``is_imagined``.
+
+    ``sent`` are the pages that have left, for a fleet that carries them.
+    """
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._open: dict[int, _Open] = {}
+        self.open: dict[int, _Open] = {}
         self.is_imagined = True
         self.is_holding = False
         self.sent: list[SentPages] = []
@@ -86,8 +89,8 @@ class SimulatedTransfers:
     def order(self, order: TransferOrder) -> None:
         """Begin a transfer, or stop one."""
         if not isinstance(order, StopTransfer):
-            self._open[order.transfer] = _Open(order)
-        elif (one := self._open.get(order.transfer)) is not None:
+            self.open[order.transfer] = _Open(order)
+        elif (one := self.open.get(order.transfer)) is not None:
             one.is_stopped = True
             if self.is_imagined and isinstance(one.order, ReceivePages) and one.failed_at is None:
                 # A stop crosses what is on its way: all of it is there already, or all but the last page.
@@ -96,55 +99,55 @@ class SimulatedTransfers:
     def want(self, replies: Iterable[Reply]) -> None:
         """What is asked of prefill engines."""
         for reply in replies:
-            if isinstance(reply, PrefillWanted) and reply.transfer in self._open:
-                self._open[reply.transfer].wanted = reply
+            if isinstance(reply, PrefillWanted) and reply.transfer in self.open:
+                self.open[reply.transfer].wanted = reply
 
     # -- looking --
 
     @property
     def holds_some(self) -> bool:
         """Transfers are held that would have ended."""
-        return self.is_holding and any(not one.is_stopped for one in self._open.values())
+        return self.is_holding and any(not one.is_stopped for one in self.open.values())
 
     @property
     def ends_soon(self) -> bool:
         """A transfer was stopped, or broke off, and the next step brings its end."""
-        return any(one.is_stopped or one.failed_at is not None for one in self._open.values())
+        return any(one.is_stopped or one.failed_at is not None for one in self.open.values())
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The transfers that have not ended, in their order."""
-        return tuple(self._open)
+        return tuple(self.open)
 
     def is_received(self, number: int) -> bool:
         """Whether this engine is the one that receives."""
-        return isinstance(self._open[number].order, ReceivePages)
+        return isinstance(self.open[number].order, ReceivePages)
 
     def comes(self, number: int) -> int:
         """The pages that come of a transfer that was stopped."""
-        return self._open[number].failed_at or 0
+        return self.open[number].failed_at or 0
 
     # -- the other end --
 
     def fail(self, number: int, pages: int) -> None:
         """The other engine is gone, after so many pages of a transfer. Of one that was stopped nothing comes anyway."""
-        if not self._open[number].is_stopped:
-            self._open[number].failed_at = pages
+        if not self.open[number].is_stopped:
+            self.open[number].failed_at = pages
 
     def confirm(self, verdict: ConfirmedPages) -> None:
         """The other engine has said what became of the pages."""
-        if verdict.sending in self._open:
-            self._open[verdict.sending].verdict = verdict
+        if verdict.sending in self.open:
+            self.open[verdict.sending].verdict = verdict
 
     def break_off(self, other: str) -> None:
         """The connections to an engine broke: what is on its way there does not come."""
-        for one in self._open.values():
+        for one in self.open.values():
             if isinstance(one.order, SendPages) and other in one.order.to:
                 one.failed_at = 0
 
     def arrive(self, pages: SentPages) -> str | None:
         """Pages arrive from another engine. Returns why they are dropped: the transfer has ended or was stopped."""
-        one = self._open.get(pages.transfer)
+        one = self.open.get(pages.transfer)
         if one is None or one.is_stopped or not isinstance(one.order, ReceivePages):
             return f"nothing is received for transfer {pages.transfer}, or not any more"
         one.came |= dict(enumerate(pages.contents, pages.first))
@@ -158,7 +161,7 @@ class SimulatedTransfers:
         ``deliveries`` are the prompts that are sent; what is sent and is not theirs is added to ``corruptions``.
         """
         ended: list[TransferEvent] = []
-        for number, one in list(self._open.items()):
+        for number, one in list(self.open.items()):
             event: TransferEvent | None
             if isinstance(one.order, ReceivePages):
                 event = self._end_receiving(one, one.order, pool, root)
@@ -167,13 +170,13 @@ class SimulatedTransfers:
                 if event is None and not self.is_holding:
                     event = self._send(one, one.order, pool, root, deliveries, corruptions)
             if event is not None:
-                del self._open[number]
+                del self.open[number]
                 ended.append(event)
         return ended
 
     def lose(self) -> None:
         """The stages are gone, and all that was on its way."""
-        self._open.clear()
+        self.open.clear()
         self.sent.clear()
 
     # -- inside --

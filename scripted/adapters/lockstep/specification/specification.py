@@ -61,7 +61,8 @@ class Specification:
         timed = self.live.values() if self.has_time_limits else ()
         for _, _, says, request in out_of_time(timed, self.limits, now) if timed else ():
             self._end(request, FinishReason.TIMEOUT, error=says)
-        self.transfers.fail_overdue(now)
+        if self.transfers.open:
+            self.transfers.fail_overdue(now)
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
         if self.loras.unload is not None:
@@ -173,8 +174,8 @@ class Specification:
 
     def pending_tokens(self) -> int:
         """**Load**: of those that receive, what they will not have received."""
-        moving = sum([one.goal_tokens - one.planned_tokens for one in self.transfers.transferring])
-        return self.memory.pending_tokens(self.waiting, self.chunked) + moving
+        pending = self.memory.pending_tokens(self.waiting, self.chunked)
+        return pending + sum([one.goal_tokens - one.planned_tokens for one in self.transfers.transferring])
 
     # -- results --
 

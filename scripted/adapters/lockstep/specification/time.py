@@ -22,7 +22,7 @@ def out_of_time(
 
 def next_deadline(calls: tuple[float | None, ...], live: Collection[SpecifiedRequest], limits: Limits) -> float | None:
     """The first deadline of all: of the calls and transfers that wait, and of the requests."""
-    if not live and not any(call is not None for call in calls):
+    if not live and calls.count(None) == len(calls):
         return None
     limited = [request for request in live if request.has_time_limit]
     ends = [end[0] for request in limited if (end := _deadline_of(request, limits)) is not None]

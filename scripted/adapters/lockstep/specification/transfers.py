@@ -28,6 +28,8 @@ class SpecifiedTransfers:
 
     def __init__(self, limits: Limits, memory: SpecifiedMemory) -> None:
         self._limits, self._memory = limits, memory
+        # Asked in every step, most of all of engines without a role.
+        self._has_role = limits.receives or limits.prefills
         self.open: dict[int, SpecifiedTransfer] = {}
         self._begun = 0
         self.orders: list[SpecifiedOrder] = []
@@ -36,24 +38,27 @@ class SpecifiedTransfers:
     def take_news(self) -> tuple[list[SpecifiedOrder], list[PrefillWanted | PrefillDropped]]:
         """What this step orders, and what it asks of prefill engines."""
         news = self.orders, self.told
-        self.orders, self.told = [], []
+        if self.orders or self.told:
+            self.orders, self.told = [], []
         return news
 
     @property
     def transferring(self) -> list[Request]:
         """The requests that receive, or deliver the last of their prompt."""
-        return [one for one in self._memory.owners if one.is_receiving or one.is_delivering]
+        owners = self._memory.owners if self._has_role else ()
+        return [one for one in owners if one.is_receiving or one.is_delivering]
 
     @property
     def deadline(self) -> float | None:
         """When the first one is stopped."""
-        return min([one.until for one in self.open.values() if one.until is not None], default=None)
+        ends = [one.until for one in self.open.values() if one.until is not None] if self.open else None
+        return min(ends) if ends else None
 
     @property
     def next_received(self) -> Request | None:
         """**Receive**: of those whose transfer has ended the first to be admitted goes on."""
-        received = [one for one in self._memory.owners if one.is_receiving and not one.in_flight]
-        return received[0] if received else None
+        owners = self._memory.owners if self._has_role else ()
+        return next((one for one in owners if one.is_receiving and not one.in_flight), None) if owners else None
 
     @staticmethod
     def may_receive(request: Request) -> bool:
@@ -121,8 +126,9 @@ class SpecifiedTransfers:
 
     def stop(self, request: Request) -> None:
         """**Receive**, **Send**: when the request has ended, or is sent back while it receives."""
-        for number in [number for number, one in self.open.items() if one.request is request]:
-            self._stop(number)
+        for number, one in self.open.items():
+            if one.request is request:
+                self._stop(number)
 
     def give_up(self) -> None:
         """**Death**: the stages use nothing any more."""
