@@ -143,6 +143,13 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
             "IndexError",
         ),
         ("kv_connector=async sliding_window=5 num_gpu_blocks=20; 1 start a prompt=8 new=1", "slot 3 of block 0"),
+        (
+            (
+                "num_gpu_blocks=16 mamba_cache_mode=align kv_connector=sync kv_offered_tokens=16; "
+                "1 start a prompt=28 new=3 seed=1; 1 start b prompt=16"
+            ),
+            "ValueError: Cannot get 1 free blocks",
+        ),
         ("checks_sessions=False; 1 start a prompt=20 new=2 session=1; 8 more a tokens=16 new=2", "context of 32"),
     ],
 )
