@@ -11,6 +11,7 @@ import argparse
 import ast
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ _FILES: Final = (
 )
 
 
+_WIDTH: Final = 100
 _REASONS: Final = Path(__file__).with_suffix(".toml")
 _NO_REASON: Final = "(no reason is known)"
 
@@ -203,7 +205,7 @@ def markdown(
     ]
     for why in dict.fromkeys(one.why for one in sorted(left, key=lambda one: one.why)):
         ours = [one for one in left if one.why == why]
-        lines += [f"\n**{sum(len(one.lines) for one in ours)}: {why}**\n"]
+        lines += ["", *textwrap.wrap(f"**{sum(len(one.lines) for one in ours)}: {why}**", _WIDTH), ""]
         lines += [f"- `{one.file}`: `{one.function}` {len(one.lines)}" for one in ours]
     return "\n".join(lines) + "\n"
 
