@@ -43,6 +43,8 @@ LOADS: Final = "loads"
 STREAM: Final = "stream"
 AHEAD: Final = "caught-ahead"
 SHORT: Final = "short-of-pages"
+PASSED: Final = "passed-over"
+LORAS: Final = "stream-of-loras"
 # Those that only add, by how often each is drawn.
 TWISTS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
 # Of the others the features that each needs, with what they are drawn from.
@@ -53,6 +55,8 @@ SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     # Two microbatches of one request are in flight when it is ended.
     AHEAD: {"stages": ("async",), "requests": ("several",)},
     # Decodes find no page, and who gives way is not the one that was launched last.
+    PASSED: {"requests": ("stream",), "pool": ("tight", "least")},
+    LORAS: {"requests": ("stream",), "loras": ("one", "several")},
     SHORT: {
         "pool": ("tight",),
         "outputs": ("long",),
@@ -79,10 +83,12 @@ def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) 
         return _equals(rng, schedule, limits)
     if twist == LOADS and limits.host_pages:
         return _loads(rng, limits)
-    if twist in (STREAM, SHORT):
+    if twist in (STREAM, LORAS, SHORT):
         return iter(())
-    tokens = 6 * limits.total_pages * limits.page_size // 10
+    tokens = (9 if twist == PASSED else 6) * limits.total_pages * limits.page_size // 10
     tokens = min(tokens, limits.context_length - 2, tokens if limits.chunking else limits.prefill_budget_tokens)
+    if twist == PASSED:
+        return _passed_over(rng, tokens)
     if twist == CROWD and 1 < tokens <= min(_LARGEST, MOST_PARTS // 3 * limits.prefill_budget_tokens):
         return _crowd(rng, tokens, limits)
     return _caught(rng, schedule)
@@ -174,6 +180,12 @@ def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
     if rng.random() < 0.5:
         yield Placed(step + rng.randint(4, 12), msgspec.structs.replace(starts[0], rid="l-x"))
         yield Placed(step + rng.randint(1, 12), Evict())
+
+
+def _passed_over(rng: random.Random, tokens: int) -> Iterator[Placed]:
+    """One or two that have no room beside any other, early among those that keep coming."""
+    for number in range(rng.randint(1, 2)):
+        yield Placed(rng.randint(2, 5), StartRequest(rid=f"q{number}", prompt=max(1, tokens), new=1, seed=9 + number))
 
 
 def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:

@@ -14,7 +14,7 @@ from engine.scheduler.shared_prompts import LEAST_SPARED_TOKENS
 from scripted.adapters.lockstep.actions import Evict, HoldResults, Press, ReleaseResults, StartRequest
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.space import SPACE
-from scripted.adapters.lockstep.twists import TWISTS, twisted
+from scripted.adapters.lockstep.twists import SCENES, TWISTS, twisted
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
@@ -56,7 +56,7 @@ def test_the_first_targets_have_no_twist_and_of_the_others_half() -> None:
     assert twists[:20] == [None] * 20
     drawn = Counter(str(twist) for twist in twists[20:])
     added = {"caught": 12, "pressed-again": 8, "crowd": 4}
-    scenes = {"equals": 5, "loads": 5, "caught-ahead": 5, "short-of-pages": 5, "stream": 4}
+    scenes = dict.fromkeys(SCENES, 3) | dict.fromkeys(list(SCENES)[:3], 4)
     assert drawn == {**added, **scenes, "None": 48}
 
 
