@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
+from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.core.mutant import read_mutants
 from scripted.core.named import OWN, adapter_named
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
 
 ROOT = Path(__file__).parents[3]
 
@@ -71,3 +74,11 @@ def _what_runs(mutant):
     found = inspect.getattr_static(owner, attribute)
     found = getattr(found, "fget", found)
     return getattr(found, "__code__", found)
+
+
+def test_what_the_checks_remember_is_forgotten_with_a_mutant() -> None:
+    """Keys of pages that a mutant made are not compared with those of the healthy engine afterwards."""
+    schedule = Schedule.parse("page_size=4 kv_events=True; 1 start a prompt=11 new=4 seed=77 salt=u")
+    with switched_on("the-second-tier-knows-no-salt"):
+        execute(schedule)
+    assert execute(schedule).failure is None

@@ -8,11 +8,17 @@ they put back; the escapes follow them. ``CONTRACTS`` are no races, but what a t
 from __future__ import annotations
 
 import difflib
-from contextlib import AbstractContextManager, nullcontext
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from scripted.adapters.lockstep.bugs.fresh import fresh_mutant
 from scripted.core.mutant import Mutant, read_mutants
+
+_CHECKS: Final = ("scripted.adapters.lockstep.oracle.", "scripted.adapters.lockstep.specification.")
 
 
 class UnknownMutant(ValueError):
@@ -64,6 +70,25 @@ def mutant_named(name: str) -> Mutant:
     )
 
 
-def switched_on(mutant: str | None) -> AbstractContextManager[None]:
-    """The gallery's mutant of this name, or nothing at all, for as long as this is open. Raises UnknownMutant."""
-    return nullcontext() if mutant is None else mutant_named(mutant).switched_on()
+@contextmanager
+def switched_on(mutant: str | None) -> Iterator[None]:
+    """The gallery's mutant of this name, or nothing at all, for as long as this is open. Raises UnknownMutant.
+
+    What the checks remember of the engine is forgotten before and after.
+    """
+    if mutant is None:
+        yield
+        return
+    with mutant_named(mutant).switched_on():
+        _forget()
+        try:
+            yield
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.startswith(_CHECKS)]:
+        for value in vars(sys.modules[name]).values():
+            if isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001 - the type has no other name
+                value.cache_clear()
