@@ -28,7 +28,7 @@ class RandomEvents:
     """Up to ``most_events`` extra events a run, each of any kind at any step; most where they have something to act on.
 
     Bound: each run of k such events that are not fatal has at least the probability
-    (1 / (2 * most_events)) * (1 / (5 * steps * kinds)) ** k; one with a fatal one an eighth of that, and one with
+    (1 / (4 * most_events)) * (1 / (5 * steps * kinds)) ** k; one with a fatal one an eighth of that, and one with
     events after the end of the workload a third.
     """
 
