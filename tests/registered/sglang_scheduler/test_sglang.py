@@ -48,6 +48,7 @@ WORDS = (
     "call-2 is refused, although no request owns memory",
     "something waits for ever: a (decode since step 2)",
     "a is launched, but it was aborted 2 launches ago",
+    "a request waits although all that are open fit together: c (waiting since step 1)",
 )
 EXAMPLES = {
     "aborted_by_a_prefix.py": "a was aborted; still waiting: nobody",

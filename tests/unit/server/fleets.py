@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -151,4 +152,5 @@ def is_asked(decode: RealServer) -> bool:
 def signal_all(server: RealServer, number: signal.Signals) -> None:
     """Send a signal to each process of a server's engine."""
     for pid in server.serving.pids.values():
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # One that dies may take the others along.
+            os.kill(pid, number)
