@@ -54,6 +54,8 @@ MOST_SHORT_TURN_S = 0.011
 SHORT_BODIES = "short bodies"
 ROOMY_TOKENS = 16_384
 TURNS = "LOOP_TURNS"
+# How many clients leave each large answer.
+LEAVES_OF_ANSWER = 8
 ONE_STAGE = ("scheduler", "frontend", "reader")
 TWO_STAGES = ("stage-0", "stage-1", "scheduler")
 
@@ -76,11 +78,12 @@ class AttackPlan:
 
 
 class LargeAnswer(NamedTuple):
-    """What a short body asked for: the bytes that went in, the status, the bytes that came out."""
+    """What a short body asked for: the bytes in, the status, the bytes out, and the time that the answer took."""
 
     body_bytes: int
     status: int
     answer_bytes: int
+    taken_s: float
 
 
 @dataclass
@@ -183,6 +186,7 @@ async def _attack(server: LoadedServer, result: AttackResult, plan: AttackPlan) 
             await _measured(result, victim, "large answers", lambda: _ask_for_much(server, result, plan))
             await _measured(result, victim, "pages", lambda: _send_as_page(http, result))
             await _measured(result, victim, "leaving clients", lambda: _leave_uploads(server, plan))
+            await _measured(result, victim, "left answers", lambda: _leave_large(server, result, plan))
             await _measured(result, victim, "slow clients", lambda: _be_slow(server, result, plan))
             before = server.resident_mb()
             await _measured(result, victim, "soak", lambda: _soak(http, result, plan))
@@ -287,13 +291,13 @@ async def _ask_for_much(server: LoadedServer, result: AttackResult, plan: Attack
     ]
 
 
-def _large_answers(base_url: str, tokens: int, n: int) -> dict[str, LargeAnswer]:
-    ids, answers = [7] * tokens, {}
+def _bodies_of_large_answers(tokens: int, n: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    ids = [7] * tokens
     completion = {"prompt": ids, "max_tokens": 1}
     sampling = {"max_new_tokens": 1, "n": n}
     streamed = {"stream": True, "max_output_tokens": 1}
     scored = {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0}
-    bodies: dict[str, tuple[str, dict[str, Any]]] = {
+    return {
         "prompt_logprobs=20": ("/v1/completions", completion | {"prompt_logprobs": 20}),
         "prompt_logprobs=20, n=64": ("/v1/completions", completion | {"prompt_logprobs": 20, "n": 64}),
         f"echo, logprobs=20, n={n}": ("/v1/completions", completion | {"echo": True, "logprobs": 20, "n": n}),
@@ -302,14 +306,20 @@ def _large_answers(base_url: str, tokens: int, n: int) -> dict[str, LargeAnswer]
         # The events of a response repeat what was asked for.
         "instructions": ("/v1/responses", {"input": "x", "instructions": "i" * (tokens // 2), **streamed}),
     }
+
+
+def _large_answers(base_url: str, tokens: int, n: int) -> dict[str, LargeAnswer]:
+    answers = {}
     with httpx.Client(base_url=base_url, timeout=CLIENT_TIMEOUT_S) as http:
-        for name, (path, fields) in bodies.items():
+        for name, (path, fields) in _bodies_of_large_answers(tokens, n).items():
             body = json.dumps(fields).encode()
+            begun = time.monotonic()
             try:
                 answer = http.post(path, content=body, headers=JSON)
-                answers[f"{path} with {name}"] = LargeAnswer(len(body), answer.status_code, len(answer.content))
+                size, taken_s = len(answer.content), time.monotonic() - begun
+                answers[f"{path} with {name}"] = LargeAnswer(len(body), answer.status_code, size, taken_s)
             except httpx.TimeoutException:
-                answers[f"{path} with {name}"] = LargeAnswer(len(body), 0, 0)
+                answers[f"{path} with {name}"] = LargeAnswer(len(body), 0, 0, CLIENT_TIMEOUT_S)
     return answers
 
 
@@ -332,6 +342,19 @@ async def _leave_uploads(server: LoadedServer, plan: AttackPlan) -> None:
         writer.write(head + b'{"text": "' + b"x" * number * 100)
         await writer.drain()
         writer.transport.abort()
+
+
+async def _leave_large(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
+    """Clients that go away at each part of the time that a large answer took to come."""
+    bodies = _bodies_of_large_answers(plan.prompt_tokens, plan.choices)
+    for (path, fields), answer in zip(bodies.values(), result.large_answers.values(), strict=True):
+        body = json.dumps(fields).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        for part in range(LEAVES_OF_ANSWER if answer.status == 200 else 0):
+            _, writer = await _connect(server)
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            await asyncio.sleep(answer.taken_s * (part + 0.5) / LEAVES_OF_ANSWER)
+            writer.transport.abort()
 
 
 async def _be_slow(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
@@ -440,7 +463,7 @@ def _show(console: Console, lived: AttackResult, died: AttackResult) -> None:
         table.add_row(f"inputs answered with {status}", str(count))
     table.add_row("longest answer to a bad input", f"{lived.answer_bytes} bytes")
     for name, answer in lived.large_answers.items():
-        table.add_row(f"{name}: bytes in, status, bytes out", ", ".join(f"{value:,}" for value in answer))
+        table.add_row(f"{name}: bytes in, status, bytes out", ", ".join(f"{value:,}" for value in answer[:3]))
     table.add_row("worst stall of the victim, calm", f"{lived.calm_stall_s * 1000:.0f} ms")
     for name, stall_s in lived.stalls_s.items():
         table.add_row(f"worst stall of the victim, {name}", f"{stall_s * 1000:.0f} ms")
