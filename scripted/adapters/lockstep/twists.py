@@ -44,6 +44,7 @@ STREAM: Final = "stream"
 AHEAD: Final = "caught-ahead"
 SHORT: Final = "short-of-pages"
 PASSED: Final = "passed-over"
+OFTEN: Final = "used-often"
 LORAS: Final = "stream-of-loras"
 # Those that only add, by how often each is drawn.
 TWISTS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
@@ -55,8 +56,9 @@ SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     # Two microbatches of one request are in flight when it is ended.
     AHEAD: {"stages": ("async",), "requests": ("several",)},
     # Decodes find no page, and who gives way is not the one that was launched last.
-    PASSED: {"requests": ("stream",), "pool": ("tight", "least")},
+    PASSED: {"requests": ("one",), "pool": ("tight",)},
     LORAS: {"requests": ("stream",), "loras": ("one", "several")},
+    OFTEN: {"requests": ("one",)},
     SHORT: {
         "pool": ("tight",),
         "outputs": ("long",),
@@ -73,6 +75,7 @@ _LARGEST: Final = 60
 # A prompt is split into so many parts at most; in a crowd each into a third of that.
 MOST_PARTS: Final = 24
 _ROWS: Final = 3
+_STAGGERED: Final = ((2, 3, 5), (1, 2, 3, 5, 8), (4, 6, 9, 12))
 
 
 def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
@@ -83,12 +86,14 @@ def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) 
         return _equals(rng, schedule, limits)
     if twist == LOADS and limits.host_pages:
         return _loads(rng, limits)
+    if twist == OFTEN:
+        return _used_often(rng, limits)
     if twist in (STREAM, LORAS, SHORT):
         return iter(())
-    tokens = (9 if twist == PASSED else 6) * limits.total_pages * limits.page_size // 10
+    tokens = (rng.choice((7, 8, 9)) if twist == PASSED else 6) * limits.total_pages * limits.page_size // 10
     tokens = min(tokens, limits.context_length - 2, tokens if limits.chunking else limits.prefill_budget_tokens)
     if twist == PASSED:
-        return _passed_over(rng, tokens)
+        return _passed_over(rng, tokens, limits)
     if twist == CROWD and 1 < tokens <= min(_LARGEST, MOST_PARTS // 3 * limits.prefill_budget_tokens):
         return _crowd(rng, tokens, limits)
     return _caught(rng, schedule)
@@ -102,23 +107,31 @@ def _caught(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
     starts = [(placed.step, placed.action) for placed in schedule.placed if isinstance(placed.action, StartRequest)]
     # A long prompt is in flight for longer than others.
     step, start = rng.choice((rng.choice(starts), max(starts, key=lambda one: one[1].prompt)))
-    if rng.random() < 0.3:
-        # Two in one microbatch, each of which is told something of its prompt.
+    if rng.random() < 0.35:
+        # Two in one microbatch, each of which is told something of its prompt; one ends while it is in flight. Others
+        # would be in that microbatch instead: mostly they come when those are done.
+        late = schedule.last_step + rng.randint(6, 24)
+        step = rng.choice((step, late, late))
         for number in range(2):
-            start = StartRequest(rid=f"w{number}", prompt=rng.randint(2, 9), seed=20 + number, logprobs_from=0)
-            yield Placed(step, start)
-        start = msgspec.structs.replace(start, rid=rng.choice(("w0", "w1")))
-    elif rng.random() < 0.5:
+            pair = StartRequest(rid=f"w{number}", prompt=rng.randint(2, 9), seed=20 + number, logprobs_from=0)
+            yield Placed(step, pair)
+        yield from _ended_in_flight(
+            rng, rng.choice(("w0", "w0", "w0", "w1")), step + rng.choice((0, 0, 1)), by_itself=True
+        )
+        return
+    if rng.random() < 0.5:
         twin = msgspec.structs.replace(start, rid=f"{start.rid}-w", seed=rng.choice((start.seed, 7)))
         yield Placed(step + rng.choice((0, 0, 1, 2)), twin)
     yield from _ended_in_flight(rng, start.rid, step + rng.choice((0, 0, 1, 1, 2, 4, 8)), schedule)
 
 
-def _ended_in_flight(rng: random.Random, rid: str, held: int, schedule: Schedule | None = None) -> Iterator[Placed]:
-    """Results are held, a request ends meanwhile, and mostly something else happens, too."""
+def _ended_in_flight(
+    rng: random.Random, rid: str, held: int, schedule: Schedule | None = None, *, by_itself: bool = False
+) -> Iterator[Placed]:
+    """Results are held, a request ends meanwhile, mostly ``by_itself`` if so, and mostly something else happens."""
     back = PauseServing(mode=PauseMode.RETRACT)
-    ends: list[Action] = [AbortRequest(rid=rid), DisconnectClient(rid=rid), back, back]
-    ends += [AbortRequest(rid=rid), AbortEverything(), PauseServing(mode=PauseMode.ABORT)]
+    ends: list[Action] = [AbortRequest(rid=rid), DisconnectClient(rid=rid)] * (6 if by_itself else 1)
+    ends += [back, back, AbortRequest(rid=rid), AbortEverything(), PauseServing(mode=PauseMode.ABORT)]
     end, by = held + rng.randint(1, 3), rng.choice(ends)
     yield Placed(held, HoldResults())
     yield Placed(end, by)
@@ -182,10 +195,36 @@ def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
         yield Placed(step + rng.randint(1, 12), Evict())
 
 
-def _passed_over(rng: random.Random, tokens: int) -> Iterator[Placed]:
-    """One or two that have no room beside any other, early among those that keep coming."""
-    for number in range(rng.randint(1, 2)):
-        yield Placed(rng.randint(2, 5), StartRequest(rid=f"q{number}", prompt=max(1, tokens), new=1, seed=9 + number))
+def _passed_over(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
+    """Small ones keep coming, and early among them mostly two that have no room beside some of these.
+
+    Both have waited too long when the first one starts.
+    """
+    for number in range(rng.choice((1, 2, 2, 2, 2, 3))):
+        start = StartRequest(rid=f"q{number}", prompt=max(1, tokens), new=rng.choice((1, 1, 3, 6)), seed=9 + number)
+        yield Placed(rng.randint(2, 5), start)
+    # Of one length they would end together, and leave room for all.
+    outputs, rate, prompt = rng.choice(_STAGGERED), rng.choice((1, 2, 2)), rng.randint(1, limits.page_size + 1)
+    for number in range(rng.randint(26, 36)):
+        small = StartRequest(rid=f"r{number}", prompt=prompt, new=rng.choice(outputs), seed=0)
+        yield Placed(1 + number // rate, small)
+
+
+def _used_often(rng: random.Random, limits: Limits) -> Iterator[Placed]:
+    """One prefix is used again and again beside another one that nobody wants, until what is cached leaves.
+
+    What is noted of these uses comes to more than is kept of them.
+    """
+    page = limits.page_size
+    pages = max(1, min(limits.total_pages // 2 - 1, rng.randint(1, 3)))
+    yield Placed(1, StartRequest(rid="o", prompt=pages * page + 1, new=1, seed=15))
+    step = limits.depth + 2
+    # Those that come together, or while one is in flight, are one use.
+    gap = rng.choice((1, limits.depth, limits.depth + 1))
+    for number in range(rng.choice((36, 36, 80)) + rng.randint(0, 8)):
+        yield Placed(step, StartRequest(rid=f"o{number}", prompt=page + 1, new=1, seed=16))
+        step += gap
+    yield Placed(step + rng.randint(0, 3), Evict(pages=rng.choice((None, None, pages))))
 
 
 def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:

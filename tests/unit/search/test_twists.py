@@ -56,8 +56,7 @@ def test_the_first_targets_have_no_twist_and_of_the_others_half() -> None:
     assert twists[:20] == [None] * 20
     drawn = Counter(str(twist) for twist in twists[20:])
     added = {"caught": 12, "pressed-again": 8, "crowd": 4}
-    scenes = dict.fromkeys(SCENES, 3) | dict.fromkeys(list(SCENES)[:3], 4)
-    assert drawn == {**added, **scenes, "None": 48}
+    assert drawn == {**added, **dict.fromkeys(SCENES, 3), "None": 48}
 
 
 def test_a_scene_takes_no_row_from_the_array() -> None:
@@ -85,6 +84,26 @@ def test_a_prompt_of_a_scene_comes_again_from_the_host() -> None:
         prompts = {one.rid: one.prompt for one in starts if isinstance(one, StartRequest)}
         assert prompts["l0"] == prompts["l0-w"]
         assert any(isinstance(one, Evict) for one in starts)
+
+
+def test_two_large_ones_are_passed_by_small_ones_that_end_one_by_one() -> None:
+    """Outputs of one length end together, and leave room: only the first in line had ever waited too long."""
+    pairs = 0
+    for number in range(20):
+        starts = [one.action for one in _twist_of("passed-over", number) if isinstance(one.action, StartRequest)]
+        small = [start.new for start in starts if start.rid[0] == "r"]
+        assert len(small) > 24
+        assert len(set(small)) > 1
+        pairs += len(starts) - len(small) > 1
+    assert pairs > 10
+
+
+def test_a_prefix_is_used_more_often_than_uses_are_kept() -> None:
+    """The books of eviction are thinned when they have 64 entries, and four for each node: no target came so far."""
+    uses = [sum(one.action.is_start for one in _twist_of("used-often", number)) for number in range(20)]
+    assert min(uses) > 32
+    assert sum(count > 64 + 4 * 3 for count in uses) > 2
+    assert all(isinstance(_twist_of("used-often", number)[-1].action, Evict) for number in range(20))
 
 
 def test_what_is_in_flight_is_ended_while_results_are_held() -> None:
