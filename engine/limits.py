@@ -143,41 +143,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         ``total_tokens`` is the KV capacity measured on the device, used where the configuration does not say. Raises
         ConfigError when the model cannot do what the configuration asks.
         """
+        _require_possible(config, facts)
         capacity = config.max_total_tokens or total_tokens or EMBEDDED_TOTAL_TOKENS
-        context_length = config.context_length or facts.context_length
-        if context_length > facts.context_length:
-            raise ConfigError(
-                f"context_length must be <= {facts.context_length}, the limit of model {facts.name!r}, "
-                f"got {context_length}; lower it or leave it unset"
-            )
-        if config.pp_size > facts.num_layers:
-            raise ConfigError(
-                f"pp_size must be <= {facts.num_layers}, the layers of model {facts.name!r}, got {config.pp_size}; "
-                "use fewer stages"
-            )
         chunking = config.chunked_prefill_size != CHUNKING_OFF
         budget = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunking else config.max_prefill_tokens
-        if config.host_kv_tokens and facts.window_tokens:
-            raise ConfigError(
-                f"host_kv_tokens must be 0 for model {facts.name!r}, whose window layers keep their KV on the device "
-                f"alone, got {config.host_kv_tokens}; leave it out"
-            )
-        if not facts.shares_prefixes and (config.host_kv_tokens or config.kv_events):
-            field = "host_kv_tokens" if config.host_kv_tokens else "kv_events"
-            raise ConfigError(
-                f"{field} must be left out for model {facts.name!r}: it embeds by the mean of a prompt's tokens, "
-                "so that no prefix is shared"
-            )
-        if config.role != "both" and (facts.window_tokens or facts.embedding_size):
-            kind = "has window layers, whose KV is not sent" if facts.window_tokens else "generates no text"
-            raise ConfigError(
-                f"role must be 'both' for model {facts.name!r}, which {kind}, got {config.role!r}; leave it out"
-            )
-        if facts.embedding_size and config.speculative_algorithm != "off":
-            raise ConfigError(
-                f"speculative_algorithm must be 'off' for model {facts.name!r}, which generates no text, got "
-                f"{config.speculative_algorithm!r}; leave it out"
-            )
         speculates, looks_up = config.speculative_algorithm != "off", config.speculative_algorithm == "ngram"
         limits = cls(
             pp_size=config.pp_size,
@@ -189,7 +158,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             chunking=chunking,
             mixed_chunk=config.mixed_chunk,
             max_queued_requests=config.max_queued_requests,
-            context_length=context_length,
+            context_length=config.context_length or facts.context_length,
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
             radix_cache=config.radix_cache and facts.shares_prefixes,
@@ -305,3 +274,38 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 f"{max_new_tokens} new tokens), but the KV cache has {self.total_pages}; ask for fewer tokens"
             )
         return None
+
+
+def _require_possible(config: EngineConfig, facts: ModelFacts) -> None:
+    """Raise ConfigError when the model cannot do what the configuration asks."""
+    if (config.context_length or 0) > facts.context_length:
+        raise ConfigError(
+            f"context_length must be <= {facts.context_length}, the limit of model {facts.name!r}, "
+            f"got {config.context_length}; lower it or leave it unset"
+        )
+    if config.pp_size > facts.num_layers:
+        raise ConfigError(
+            f"pp_size must be <= {facts.num_layers}, the layers of model {facts.name!r}, got {config.pp_size}; "
+            "use fewer stages"
+        )
+    if config.host_kv_tokens and facts.window_tokens:
+        raise ConfigError(
+            f"host_kv_tokens must be 0 for model {facts.name!r}, whose window layers keep their KV on the device "
+            f"alone, got {config.host_kv_tokens}; leave it out"
+        )
+    if not facts.shares_prefixes and (config.host_kv_tokens or config.kv_events):
+        field = "host_kv_tokens" if config.host_kv_tokens else "kv_events"
+        raise ConfigError(
+            f"{field} must be left out for model {facts.name!r}: it embeds by the mean of a prompt's tokens, "
+            "so that no prefix is shared"
+        )
+    if config.role != "both" and (facts.window_tokens or facts.embedding_size):
+        kind = "has window layers, whose KV is not sent" if facts.window_tokens else "generates no text"
+        raise ConfigError(
+            f"role must be 'both' for model {facts.name!r}, which {kind}, got {config.role!r}; leave it out"
+        )
+    if facts.embedding_size and config.speculative_algorithm != "off":
+        raise ConfigError(
+            f"speculative_algorithm must be 'off' for model {facts.name!r}, which generates no text, got "
+            f"{config.speculative_algorithm!r}; leave it out"
+        )

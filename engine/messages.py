@@ -15,6 +15,7 @@ import msgspec
 
 from engine.errors import death_words
 from engine.frames import decoder_of
+from engine.stats import EngineStats
 
 # What a frame may say; a number outside is refused where the frame is decoded, before arithmetic can overflow on it.
 # Recordings with redacted text have 63-bit fingerprints for tokens.
@@ -457,66 +458,6 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
     not_found: bool = False
     fault: str | None = None
-
-
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts.
-
-    ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``alive`` requests
-    have not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode. Of
-    the requests that wait, ``waiting_for_grammar`` wait for their grammar to be compiled. ``grammar_hits`` are requests
-    that found theirs. ``sleep_level`` is 0 while the engine is awake; at 2 it needs an update before it can wake.
-    ``loras_resident`` are the LoRAs that the stages have; ``lora_loads`` counts how often one was loaded,
-    ``lora_evictions`` how often one had to make room.
-    Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory. Of its pages, ``host_pages_cached`` can be hit;
-    what is neither free nor cached is being written. ``host_pages_written`` and ``host_pages_loaded`` count copies.
-    ``pages_received`` and ``pages_sent`` are those of other engines; ``open_transfers`` are not over yet.
-    """
-
-    step: int
-    forward_ct: int
-    waiting: int
-    chunked: int
-    running: int
-    in_flight: int
-    paused: str | None
-    pages_total: int
-    pages_free: int
-    pages_cached: int
-    pages_held: int
-    page_size: int
-    rows_total: int
-    rows_free: int
-    alive: int
-    pending_prefill_tokens: int
-    sleep_level: int = 0
-    loras_resident: int = 0
-    host_pages_total: int = 0
-    host_pages_free: int = 0
-    host_pages_cached: int = 0
-    open_transfers: int = 0
-    requests_started: int
-    requests_finished: int
-    requests_aborted: int
-    requests_refused: int
-    retractions: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    weights_version: int
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    requests_timed_out: int = 0
-    grammars_compiled: int = 0
-    grammar_hits: int = 0
-    lora_loads: int = 0
-    lora_evictions: int = 0
-    host_hit_tokens: int = 0
-    host_pages_written: int = 0
-    host_pages_loaded: int = 0
-    pages_received: int = 0
-    pages_sent: int = 0
-    waiting_for_grammar: int = 0
 
 
 class PrefillWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):

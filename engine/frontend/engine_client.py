@@ -22,7 +22,6 @@ from engine.messages import (
     CacheEvent,
     CallAnswer,
     ClientMessage,
-    EngineStats,
     Generate,
     GetStats,
     PrefillDropped,
@@ -38,6 +37,7 @@ from engine.messages import (
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
 from engine.routing.prefills import Prefills
 from engine.scheduler_process.inbox import UNBOUNDED
+from engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from engine.frontend.prefill_client import PrefillClient

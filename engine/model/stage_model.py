@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,15 +93,7 @@ class StageModel:
             device=self.device,
             pages_first=varlen,
         )
-        try:
-            self.pool = pool_of(layers=windowed.count(False), scratch=config.cuda_graphs != "off")
-            if limits.window_tokens:
-                self.pool.window = pool_of(layers=windowed.count(True), window_tokens=limits.window_tokens)
-        except (RuntimeError, MemoryError) as exc:
-            raise CheckpointError(
-                f"the KV of {limits.total_pages} pages of {limits.page_size} tokens must fit on {self.device}, but: "
-                f"{exc}; lower max_total_tokens"
-            ) from exc
+        self.pool = self._new_pool(limits, pool_of, windowed, scratch=config.cuda_graphs != "off")
         self._attention = attention.StageAttention(self.pool)
         layer_attention = VarlenAttention if varlen else attention.LayerAttention
         self._paged: list[attention.PagedAttention] = [
@@ -130,6 +122,21 @@ class StageModel:
         self._graph_choice = config.cuda_graphs if self.pooling is None else "off"
         if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
             raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
+
+    def _new_pool(
+        self, limits: Limits, pool_of: Callable[..., KVPool], windowed: Sequence[bool], *, scratch: bool
+    ) -> KVPool:
+        """The pool of all layers, and of the window layers one beside it. Raises CheckpointError without the room."""
+        try:
+            pool = pool_of(layers=windowed.count(False), scratch=scratch)
+            if limits.window_tokens:
+                pool.window = pool_of(layers=windowed.count(True), window_tokens=limits.window_tokens)
+        except (RuntimeError, MemoryError) as exc:
+            raise CheckpointError(
+                f"the KV of {limits.total_pages} pages of {limits.page_size} tokens must fit on {self.device}, but: "
+                f"{exc}; lower max_total_tokens"
+            ) from exc
+        return pool
 
     @property
     def is_lean(self) -> bool:

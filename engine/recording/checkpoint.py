@@ -13,10 +13,11 @@ from engine.errors import IntegrityError
 from engine.integrity import audit
 from engine.limits import Limits
 from engine.memory import PLAIN, HostPage, HostTier, KvKey, KVMemory, Node, SlidingWindowPool
-from engine.messages import EngineStats, Grammar, PauseMode
+from engine.messages import Grammar, PauseMode
 from engine.scheduler.counters import Counters
 from engine.scheduler.lora import Lora
 from engine.scheduler.scheduler import Scheduler
+from engine.stats import EngineStats
 
 
 class LoraState(msgspec.Struct, frozen=True, array_like=True):

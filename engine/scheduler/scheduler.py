@@ -21,7 +21,6 @@ from engine.messages import (
     CallAnswer,
     Completion,
     ContinueGeneration,
-    EngineStats,
     Event,
     FinishReason,
     Generate,
@@ -59,6 +58,7 @@ from engine.scheduler.sizes import sizes_of, stats_of
 from engine.scheduler.sleeping import Sleeping
 from engine.scheduler.time_limits import TimeLimits
 from engine.scheduler.transfers import Transfers
+from engine.stats import EngineStats
 
 
 class Scheduler:

@@ -10,11 +10,11 @@ from operator import attrgetter
 from typing import Final
 
 from engine.memory import KVMemory
-from engine.messages import EngineStats
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.load import pending_prefill_tokens
+from engine.stats import EngineStats
 
 _COUNTERS: Final = tuple(field.name for field in fields(Counters))
 _counted: Final = attrgetter(*_COUNTERS)

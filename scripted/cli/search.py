@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,16 +91,7 @@ def explore(
     if target is not None:
         adapter = api.adapter_of(target, adapter)
     still = 0 if database is None else _replay_failures(console, database, adapter)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("searching", total=schedules)
-
-        def show(report: SearchReport) -> None:
-            said = (
-                f"{report.schedules} schedules, {report.per_cpu_second:.0f}/s a core, {len(report.findings)} failures"
-            )
-            progress.update(task, completed=report.schedules, description=said)
-
+    with _shown_progress(console, schedules) as show:
         report = api.search(
             target,
             adapter=adapter,
@@ -125,6 +118,22 @@ def explore(
     console.print(_verdict(report, still), soft_wrap=True)
     if report.findings or still:
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _shown_progress(console: Console, total: int | None) -> Iterator[Callable[[SearchReport], None]]:
+    """A bar on a terminal for the length of a search, and what brings it up to date."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
+        task = progress.add_task("searching", total=total)
+
+        def show(report: SearchReport) -> None:
+            said = (
+                f"{report.schedules} schedules, {report.per_cpu_second:.0f}/s a core, {len(report.findings)} failures"
+            )
+            progress.update(task, completed=report.schedules, description=said)
+
+        yield show
 
 
 def _replay_failures(console: Console, database: FailureDatabase, adapter: str) -> int:

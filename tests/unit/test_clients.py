@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 from engine.frontend.metrics import Metrics
-from engine.messages import EngineStats, FinishReason
+from engine.messages import FinishReason
+from engine.stats import EngineStats
 from scripted.core.clock import VirtualClock
 
 PROGRAMS = Path(__file__).parents[1] / "clients/programs.py"

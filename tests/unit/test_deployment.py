@@ -20,9 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cli import app
 from engine.frontend.metrics import Metrics
-from engine.messages import EngineStats, FinishReason
+from engine.messages import FinishReason
 from engine.settings import ServerSettings
 from engine.settings_sources import ENVIRONMENT_PREFIX
+from engine.stats import EngineStats
 from scripted.core.clock import VirtualClock
 
 ROOT = Path(__file__).parents[2]

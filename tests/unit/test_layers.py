@@ -26,6 +26,7 @@ ROOMS = (
     "engine.output_files",
     "engine.config",
     "engine",
+    "engine.stats",
     "engine.messages",
     "engine.plan",
     "engine.limits",

@@ -19,9 +19,9 @@ from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMP
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.protocol import GenerateBody, SamplingBody
-from engine.messages import EngineStats
 from engine.serve_app.options import AppOptions
 from engine.settings import ServerSettings
+from engine.stats import EngineStats
 from scripted.core.clock import VirtualClock
 
 TABLES = Path(__file__).parents[2] / "docs/tables"

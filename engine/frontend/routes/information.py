@@ -22,8 +22,8 @@ from engine.frontend.protocol import read_timeout
 from engine.frontend.requests import ServedModel
 from engine.frontend.responses import json_answer
 from engine.limits import Limits
-from engine.messages import EngineStats
 from engine.settings import ServerSettings
+from engine.stats import EngineStats
 
 INFORMATION = "information"
 OPENAI = "openai"

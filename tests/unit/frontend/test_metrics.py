@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from real_servers import RealServer
 
 from engine.frontend.metrics import Metrics
-from engine.messages import EngineStats, FinishReason, TokenOutput
+from engine.messages import FinishReason, TokenOutput
+from engine.stats import EngineStats
 from scripted.core.clock import VirtualClock
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "tables" / "metrics.md"

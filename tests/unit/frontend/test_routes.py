@@ -16,7 +16,6 @@ from engine.messages import (
     AbortAll,
     CallAnswer,
     ContinueGeneration,
-    EngineStats,
     FinishReason,
     FlushCache,
     Generate,
@@ -32,6 +31,7 @@ from engine.messages import (
     TokenOutput,
     UpdateWeights,
 )
+from engine.stats import EngineStats
 from scripted.adapters.lockstep.actions import AdministrativeCall, BeginProfile, all_actions, parse_placed
 
 

@@ -18,7 +18,6 @@ from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
 from engine.memory import Node
 from engine.messages import (
     CallAnswer,
-    EngineStats,
     Event,
     FlushCache,
     Generate,
@@ -32,6 +31,7 @@ from engine.messages import (
 from engine.plan import Forward
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.counters import Counters
+from engine.stats import EngineStats
 from scripted.adapters.lockstep.copies import UNSPECIFIED_EVERY_RUNS, is_specified
 from scripted.adapters.lockstep.specification import specification
 from scripted.adapters.lockstep.specification.conformance import RULES, Conformance, Nonconformance
@@ -65,7 +65,7 @@ def test_it_shares_nothing_with_the_engine_but_messages_plans_and_limits(page: P
     modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
     engine = {name for name in modules if name.split(".")[0] == "engine"}
-    assert engine <= {"engine", "engine.limits", "engine.messages", "engine.plan"}
+    assert engine <= {"engine", "engine.limits", "engine.messages", "engine.plan", "engine.stats"}
     package = "scripted.adapters.lockstep.specification"
     known = {f"{package}.expected", *(f"{package}.{other.stem}" for other in _PAGES)}
     assert {name for name in modules if name.startswith("scripted")} <= known

@@ -57,6 +57,11 @@ def as_sent(body: dict[str, Any]) -> dict[str, Any]:
     return {name: as_json(call, _ARGUMENTS.get(name) or name, value) for name, value in others.items()}
 
 
+def given(**values: Any) -> dict[str, Any]:
+    """Those that are not None: what a body leaves out has the server's default."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def number(value: Any) -> Any:
     """A whole number as the float that JSON has for it."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -19,7 +19,7 @@ from engine.messages import (
 )
 from engine.scheduler import Scheduler
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
-from scripted.adapters.lockstep.actions.bodies import as_sent, biases, items, number, one_prompt
+from scripted.adapters.lockstep.actions.bodies import as_sent, biases, given, items, number, one_prompt
 from scripted.adapters.lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
 from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
 from scripted.core.phrases import plural, printable, short_rid
@@ -254,10 +254,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             "stop_token_ids": items("stop_token_ids", stop_token_ids),
             "ignore_eos": ignore_eos,
         }
-        if seed is not None:
-            sampling["seed"] = seed
-        grammars = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf}
-        sampling |= {name: grammar for name, grammar in grammars.items() if grammar is not None}
+        sampling |= given(seed=seed, json_schema=json_schema, regex=regex, ebnf=ebnf)
         body = prompt | {
             "rid": rid if rid is not None else t.next_rid(),
             "sampling_params": sampling,
@@ -269,11 +266,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             "timeout_s": timeout_s,
             "waiting_timeout_s": waiting_timeout_s,
         }
-        if lora is not None:
-            body["lora_path"] = lora
-        if cache_salt is not None:
-            body["cache_salt"] = cache_salt
-        return t.run.start(as_sent(body))
+        return t.run.start(as_sent(body | given(lora_path=lora, cache_salt=cache_salt)))
 
     @staticmethod
     @verb
@@ -299,9 +292,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             "sampling_params": {"max_new_tokens": 0},
             "priority": priority,
         }
-        if cache_salt is not None:
-            body["cache_salt"] = cache_salt
-        return t.run.start(as_sent(body), first_page=first_page)
+        return t.run.start(as_sent(body | given(cache_salt=cache_salt)), first_page=first_page)
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:

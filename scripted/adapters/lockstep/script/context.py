@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from engine.messages import EngineStats
 from engine.pipeline.wire import StageView
 from engine.routing import CachePicture
 from engine.scheduler import Request
+from engine.stats import EngineStats
 from scripted.adapters.lockstep.actions import all_actions
 from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.in_vain import met_nothing

@@ -16,7 +16,6 @@ from engine.memory import HostTier, RadixTree, SlidingWindowPool
 from engine.memory.node import page_keys
 from engine.messages import (
     CallAnswer,
-    EngineStats,
     Event,
     FinishReason,
     Generate,
@@ -40,6 +39,7 @@ from engine.plan import (
 )
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.load import pending_prefill_tokens
+from engine.stats import EngineStats
 from scripted.adapters.lockstep.specification.expected import Expected, ExpectedSegment, SpecifiedOrder
 from scripted.adapters.lockstep.specification.host_tier import SpecifiedHostTier
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory

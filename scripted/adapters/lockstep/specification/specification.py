@@ -14,6 +14,7 @@ from engine import messages
 from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, TokenLogprob
 from engine.plan import UNKNOWN_TOKEN, ForwardMode
+from engine.stats import EngineStats
 from scripted.adapters.lockstep.specification.calls import Answer, SpecifiedCalls
 from scripted.adapters.lockstep.specification.drafts import verify
 from scripted.adapters.lockstep.specification.expected import Expected, ExpectedSegment, mode_of
@@ -27,7 +28,7 @@ from scripted.adapters.lockstep.specification.time import next_deadline, out_of_
 from scripted.adapters.lockstep.specification.transfers import SpecifiedTransfers
 
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
-FIELDS: Final = messages.EngineStats.__struct_fields__
+FIELDS: Final = EngineStats.__struct_fields__
 TOTALS: Final = FIELDS[FIELDS.index("requests_started") : -1]
 
 _Flight = tuple[list[Part], list[ExpectedSegment], ForwardMode]
@@ -160,10 +161,10 @@ class Specification:
             return []
         return [request for request in self.running if request.may_go_ahead]
 
-    def stats(self) -> messages.EngineStats:
+    def stats(self) -> EngineStats:
         """**Counters**: sizes as they are now, totals since the engine was new."""
         waiting = self.waiting
-        return messages.EngineStats(
+        return EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(waiting), chunked=int(self.chunked is not None),
             running=len(self.running), in_flight=len(self.flights), paused=self.paused, alive=len(self.live),
             sleep_level=self.calls.sleep_level,
