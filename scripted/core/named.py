@@ -21,6 +21,7 @@ BUILT_IN: Final = {
     "lockstep-decode": "scripted.adapters.lockstep.roles:DECODE",
     "lockstep-prefill": "scripted.adapters.lockstep.roles:PREFILL",
     "sglang": "scripted.adapters.sglang",
+    "sglang-fleet": "scripted.adapters.sglang.fleet",
     "transformers": "scripted.adapters.transformers",
     "vllm": "scripted.adapters.vllm",
     "vllm-fleet": "scripted.adapters.vllm.fleet",

@@ -58,6 +58,8 @@ class FleetMachine:
         self._record = record
         # Steps in a row in which no client was told anything, and no machine either.
         self._silent = 0
+        # How many machines were made.
+        self.made = 0
         self.clock = VirtualClock()
         self.fleet: BaseFleet[SearchedMember] = BaseFleet([self._new(name) for name in config.names])
 
@@ -76,6 +78,7 @@ class FleetMachine:
 
     def _new(self, name: str) -> SearchedMember:
         adapter: Any = adapter_named(self._of)
+        self.made += 1
         member: SearchedMember = adapter.new_member(self, self._config, name, record=self._record)
         return member
 

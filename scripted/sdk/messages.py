@@ -189,7 +189,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     It is that of the positions from ``start`` to the end of ``token_ids``, which are the tokens of the request ``rid``
     from its first one on; ``block_ids`` is its block table. In the blocks ``missing`` nothing arrived: what is computed
     from them is worthless, the scheduler will be told so, and must not tell it to anybody. The ``windows`` and
-    ``states`` of other groups get what the next position needs, if nothing is missing.
+    ``states`` of other groups get what the next position needs, if nothing is missing. ``said`` was sampled where the
+    KV comes from: the request goes on with it.
     """
 
     rid: str
@@ -199,6 +200,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[int, ...] = ()
     windows: tuple[Window, ...] = ()
     states: tuple[StateTable, ...] = ()
+    said: tuple[int, ...] = ()
 
 
 # -- replies: what clients are told --

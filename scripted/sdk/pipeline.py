@@ -278,6 +278,10 @@ class SimulatedRunner:
     def _load(self, load: Load) -> None:
         """What comes from outside is written; of what does not come it is known that it is not there."""
         self._may_be_spoilt |= bool(load.missing)
+        if load.said:
+            request = self._requests[load.rid]
+            request.cut(len(load.token_ids))
+            request.extend(load.said)
         fingerprints = links_of(self._requests[load.rid].fingerprints[0], load.token_ids)
         tables = [(load.start, load.block_ids)]
         end = len(load.token_ids)

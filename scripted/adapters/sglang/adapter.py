@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import torch
 from sglang.srt.beam_search.coordinator import BeamCoordinator
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.constrained.grammar_manager import GrammarManager
+from sglang.srt.disaggregation.base.conn import KVArgs
 from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.managers.scheduler_components.dp_attn import SchedulerDPAttnAdapter
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
@@ -41,10 +43,25 @@ MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 # Nothing of these changes after the scheduler is made, or it only counts and publishes what happened.
 _SHARED: Final = (
     *(ServerArgs, ModelConfig, RuntimeContext, GroupCoordinator, ProcessGroup, TpModelWorker, KVCache),
-    *(torch.dtype, torch.device, torch.cpu.Stream, torch.cpu.StreamContext, np.generic),
+    *(
+        KVArgs,
+        contextlib.nullcontext,
+        slice,
+        torch.dtype,
+        torch.device,
+        torch.cpu.Stream,
+        torch.cpu.StreamContext,
+        np.generic,
+    ),
     *(SchedulerMetricsReporter, SchedulerKvEventsPublisher, SchedulerLoadPublisher, SchedulerProfilerManager),
     *(SchedulerWeightUpdaterManager, SchedulerDPAttnAdapter, GrammarManager, BeamCoordinator),
 )
+
+
+# What a batch was made of is kept with it until the next one, and the last one is never given up. Of pauses the last
+# thousand are kept; the tree of the policy lpm is remade when it is needed; a chunk whose abort a pause has overtaken
+# is forgotten in the next turn.
+_NEVER_EMPTY: Final = ("running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req")
 
 
 def _reference_to(_: weakref.ref[Any], items: list[Any]) -> weakref.ref[Any]:
@@ -53,7 +70,7 @@ def _reference_to(_: weakref.ref[Any], items: list[Any]) -> weakref.ref[Any]:
 
 COPIER: Final = Copier(
     shared=_SHARED,
-    copied={torch.Tensor: torch.Tensor.clone, array: lambda numbers: numbers[:]},
+    copied={torch.Tensor: torch.Tensor.clone, np.ndarray: np.ndarray.copy, array: lambda numbers: numbers[:]},
     rebuilt={weakref.ref: (lambda reference: [reference()], _reference_to)},
     uniform=True,
 )
@@ -70,14 +87,12 @@ def _machine(settings: SglangSettings) -> SglangMachine:
 
 
 def _limits(settings: SglangSettings) -> Limits:
-    # Of the context one token is kept back, and of a prompt with its output another one.
-    room = min(settings.context_length, settings.max_total_tokens // settings.page_size * settings.page_size) - 2
     return Limits(
         block_size=settings.page_size,
         blocks=settings.max_total_tokens // settings.page_size,
         batch_tokens=settings.chunked_prefill_size + settings.max_running_requests,
         batch_requests=settings.max_running_requests,
-        context_tokens=room,
+        context_tokens=settings.room,
         depth=settings.depth,
     )
 
@@ -104,20 +119,26 @@ class SglangAdapter(SchedulerAdapter):
         raise UnreadableState("a scheduler of SGLang holds tensors and times")
 
 
-ADAPTER: Final = SglangAdapter(
+def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[str] = (), **more: Any) -> SglangAdapter:
+    """The adapter of schedulers with these settings."""
+    return SglangAdapter(
+        name,
+        config=config,
+        machine=_machine,
+        limits=_limits,
+        can=_capabilities,
+        may_grow=(*_NEVER_EMPTY, *may_grow),
+        packages=("sglang",),
+        copier=COPIER,
+        **more,
+    )
+
+
+ADAPTER: Final = adapter_of(
     "sglang",
-    config=SglangSettings,
-    machine=_machine,
-    limits=_limits,
-    can=_capabilities,
-    # What a batch was made of is kept with it until the next one, and the last one is never given up. Of pauses the
-    # last thousand are kept; the tree of the policy lpm is remade when it is needed; a chunk whose abort a pause has
-    # overtaken is forgotten in the next turn.
-    may_grow=("running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req"),
+    SglangSettings,
     workloads=WORKLOADS,
-    packages=("sglang",),
     settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3)},
     mutants=MUTANTS,
     live=launch,
-    copier=COPIER,
 )

@@ -23,7 +23,10 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.platforms import current_platform
 from sglang.srt.server_args import PortArgs, ServerArgs
 
+from scripted.adapters.sglang import transfers
+
 Policy = Literal["fcfs", "lpm", "lof", "dfs-weight"]
+Mode = Literal["null", "prefill", "decode"]
 
 # The end of sequence is a token that nobody says.
 _MODEL: Final = {
@@ -55,6 +58,11 @@ ON_CPU: Final = {
 }
 # And no tokenizer and no weights.
 _ARGUMENTS: Final = {**ON_CPU, "load_format": "dummy", "skip_tokenizer_init": True}
+# Of a scheduler with a role. What decode retracts goes to tensors of the CPU; a pool needs a graphics card.
+_TRANSFERS: Final = {
+    "disaggregation_transfer_backend": "mooncake",
+    "disaggregation_decode_retraction_backup": "cpu_tensor",
+}
 
 
 class SglangSettings(msgspec.Struct, frozen=True):
@@ -98,12 +106,59 @@ class SglangSettings(msgspec.Struct, frozen=True):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if name not in _OWN}
 
     @property
+    def kept_back(self) -> int:
+        """Tokens that have to be free when a request begins, beside its prompt."""
+        return 0
+
+    @property
+    def room(self) -> int:
+        """Prompt and output of a request: of the context one token is kept back, and of both together another one."""
+        pool = self.max_total_tokens // self.page_size * self.page_size
+        return min(self.context_length, pool) - 2 - self.kept_back
+
+    @property
     def depth(self) -> int:
         """Batches in flight: with the overlap schedule one is planned while another is computed."""
         return 1 if self.disable_overlap_schedule else 2
 
 
-_OWN: Final = ("client_rids",)
+class ServerSettings(SglangSettings, frozen=True):
+    """Those of a server of a fleet, which has a role."""
+
+    disaggregation_mode: Mode = "null"
+    num_reserved_decode_tokens: int = 4
+    disaggregation_decode_enable_radix_cache: bool = False
+    disaggregation_decode_allocation_policy: Literal["early", "prefill_complete"] = "early"
+    optimistic_prefill_attempts: int = 0
+    # What a client aborts, and what ends with an error or an abort at one server, the router aborts at both.
+    router_tells_both: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_reserved_decode_tokens < 0 or self.optimistic_prefill_attempts < 0:
+            raise ValueError(
+                "num_reserved_decode_tokens and optimistic_prefill_attempts are at least 0, "
+                f"got {self.num_reserved_decode_tokens} and {self.optimistic_prefill_attempts}"
+            )
+        if (
+            self.disaggregation_decode_allocation_policy == "prefill_complete"
+            and self.disaggregation_decode_enable_radix_cache
+        ):
+            raise ValueError("SGLang has no radix cache at decode servers with the policy prefill_complete")
+
+    @property
+    def of_server(self) -> dict[str, Any]:
+        values = super().of_server
+        if self.disaggregation_mode == "null":
+            return {name: values[name] for name in SglangSettings().of_server}
+        return {**values, **_TRANSFERS}
+
+    @property
+    def kept_back(self) -> int:
+        return self.num_reserved_decode_tokens if self.disaggregation_mode == "decode" else 0
+
+
+_OWN: Final = ("client_rids", "router_tells_both")
 _groups: dict[str, Any] = {}
 
 
@@ -132,6 +187,8 @@ def _groups_of_the_process() -> Iterator[None]:
 
 def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeContext, Scheduler]:
     """SGLang's scheduler of these settings, with the context that it has to be used in."""
+    if "disaggregation_mode" in settings.of_server:
+        transfers.install()
     # A flush ends with a collection of all garbage, which costs a hundred times as much as all the rest of it.
     current_platform.empty_cache = lambda: None
     # The same costs more than the rest of a scheduler, and there is nothing that it could free.

@@ -9,6 +9,7 @@ import inspect
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 from importlib.metadata import version
 from types import CodeType, SimpleNamespace
@@ -30,7 +31,9 @@ from sglang.srt.runtime_context import use_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from scripted.adapters.sglang.config import SglangSettings, new_scheduler
+from scripted.adapters.sglang.roles import LOOPS, role_of
 from scripted.adapters.sglang.shares import Retractions, counts_of, inner_name, rid_of, shares_of
+from scripted.adapters.sglang.transfers import Launched
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk import (
     Abort,
@@ -44,6 +47,7 @@ from scripted.sdk import (
     Refused,
     Resume,
     Share,
+    Signal,
     Stepped,
     Tokens,
     Violation,
@@ -84,6 +88,7 @@ _LOOPS: Final = {
     "event_loop_normal": _TURN,
     "event_loop_overlap": _TURN
     | {"is_disable_overlap_for_batch", "_apply_war_barrier", "launch_batch_sample_if_needed"},
+    **LOOPS,
 }
 
 
@@ -190,7 +195,10 @@ class SglangMachine:
         self._settings = settings
         self._context, self.scheduler = new_scheduler(settings)
         scheduler = self.scheduler
-        scheduler.enable_skip_finishing_decode = scheduler.enable_overlap
+        self.role = role_of(scheduler)
+        has_role = self.role.transfers is not None
+        self._rows = scheduler.req_to_token_pool.available_size()
+        scheduler.enable_skip_finishing_decode = scheduler.enable_overlap and not has_role
         self._front = _Sender()
         scheduler.ipc_channels.recv_from_tokenizer.context.destroy(linger=0)
         scheduler.ipc_channels = SimpleNamespace(
@@ -204,6 +212,8 @@ class SglangMachine:
         table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - what it is made of
         scheduler._request_dispatcher = _Dispatcher(scheduler, table)  # noqa: SLF001 - as above
         self._worker = scheduler.model_worker = _Worker(settings.page_size)
+        # Requests for which a router found no prefill server.
+        self.unrouted: set[str] = set()
         # What the front end keeps: requests that are not over, those whose abort was sent, and during a pause its mode
         # and the requests that it holds back.
         self._alive: dict[str, Add] = {}
@@ -237,16 +247,20 @@ class SglangMachine:
                 oldest, result = self._in_flight.popleft()
                 assert oldest.id == event.batch_id, f"results come in order: {oldest.id} before {event.batch_id}"
                 self._worker.know(result.next_token_ids, event.token_ids)
-            else:
+            elif not isinstance(event, Signal):
                 self._inbox.append(event)
-        with use_context(self._context), torch.no_grad():
+        with self.inside(), torch.no_grad():
+            if self.role.transfers is not None:
+                self.role.transfers.take_messages()
             batch = self._turn()
+        loads, self.role.loads = tuple(self.role.loads), []
         preempted = self._retractions.lost(self.scheduler, self._batch)
         self._empty = 0 if batch is not None or preempted else self._empty + 1
         return Stepped(
             microbatch=batch,
             replies=tuple(self._replies),
             preempted=preempted,
+            loads=loads,
             again=(self._waits is _FOR_NOTHING or self._has_result())
             and not self.is_idle
             and self._empty < _EMPTY_TURNS,
@@ -255,13 +269,32 @@ class SglangMachine:
     @property
     def is_idle(self) -> bool:
         """The scheduler says so, nothing is in flight, and the front end waits for nothing."""
-        with use_context(self._context):
+        with self.inside():
             idle: bool = self.scheduler.is_fully_idle()
-        return idle and not (self._in_flight or self._inbox or self._alive or self._ending)
+        transfers = self.role.transfers
+        is_quiet = transfers is None or transfers.is_quiet
+        return idle and is_quiet and not (self._in_flight or self._inbox or self._alive or self._ending)
+
+    def inside(self) -> AbstractContextManager[Any]:
+        """The context that SGLang's classes look into."""
+        return use_context(self._context)
 
     def counts(self) -> Mapping[str, int]:
         """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
-        return counts_of(self.scheduler, len(self._in_flight))
+        return {**counts_of(self.scheduler, len(self._in_flight)), **self.role.queues()}
+
+    @property
+    def computed(self) -> int:
+        """How many batches were computed, of all that were launched."""
+        return self._worker.launched - len(self._in_flight)
+
+    def pages_in_flight(self) -> set[int]:
+        """Those that batches in flight write."""
+        size, pages = self.scheduler.page_size, set()
+        for batch, _ in self._in_flight:
+            for share in batch.shares:
+                pages.update(share.block_ids[share.start // size : (share.start + share.count - 1) // size + 1])
+        return pages
 
     # -- a turn of the loop --
 
@@ -282,11 +315,15 @@ class SglangMachine:
             return None
         if scheduler._engine_paused:  # noqa: SLF001 - as the loops ask it
             return None
-        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        Launched.batches = self._worker.launched
+        plan = self.role.plan()
+        self._hear()
         scheduler.running_batch = plan.running_batch
         self._batch = scheduler.cur_batch_for_debug = plan.batch_to_run
-        if scheduler.enable_overlap and scheduler.is_disable_overlap_for_batch(
-            self._batch, last_batch=scheduler.last_batch
+        if (
+            scheduler.enable_overlap
+            and self.role.may_wait_before_launch
+            and scheduler.is_disable_overlap_for_batch(self._batch, last_batch=scheduler.last_batch)
         ):
             self._waits = _BEFORE_LAUNCH
             return self._turn()
@@ -313,6 +350,8 @@ class SglangMachine:
         return launched
 
     def _end_turn(self) -> None:
+        self.role.end_turn()
+        self._hear()
         self.scheduler.last_batch, self._batch, self._result = self._batch, None, None
         self._waits = _FOR_NOTHING
 
@@ -399,22 +438,20 @@ class SglangMachine:
         self._replies.append(Answer(call_id=event.call_id, ok=self._front.flushed))
         if self._front.flushed and locked:
             raise Violation(f"{event.call_id} empties the cache, of which {locked} tokens are locked")
-        owned = scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size()
-        if not self._front.flushed and scheduler._engine_paused and not self._in_flight and not owned:  # noqa: SLF001
+        owned = self._rows - scheduler.req_to_token_pool.available_size()
+        # With a role, requests that wait for the other server own what is not memory.
+        is_unjust = scheduler._engine_paused and not self._in_flight and not owned  # noqa: SLF001 - as the loops ask it
+        if not self._front.flushed and is_unjust and self.role.transfers is None:
             raise Violation(f"{event.call_id} is refused, although no request owns memory")
 
     def _add(self, event: Add) -> None:
         if self._pause is not None:
             self._held.append(event)
             return
-        tokens = len(event.prompt_ids)
-        # What the front end refuses, and what the scheduler answers with an error after a prefill of one token.
-        if tokens + event.max_new_tokens > self._settings.context_length or tokens >= self.scheduler.max_req_input_len:
-            reason = f"{tokens} + {event.max_new_tokens} tokens are too long"
+        reason = "the router reaches no prefill server" if event.rid in self.unrouted else self.refusal_of(event)
+        self.unrouted.discard(event.rid)
+        if reason is not None:
             self._refuse(event.rid, reason)
-            return
-        if not self._fits(tokens, event.max_new_tokens):
-            self._refuse(event.rid, "its output would be cut to what fits into the pool")
             return
         sampling = SamplingParams(max_new_tokens=event.max_new_tokens, stop_token_ids=set(event.stop_token_ids) or None)
         sampling.normalize(None)
@@ -435,8 +472,21 @@ class SglangMachine:
                 token_ids_logprob=None,
                 stream=True,
                 priority=event.priority if self._settings.enable_priority_scheduling else None,
+                **self.role.routed(event.rid),
             )
         )
+
+    def refusal_of(self, event: Add) -> str | None:
+        """Why the front end refuses it, or why it would not be computed as it asks; None where it begins."""
+        tokens, new = len(event.prompt_ids), event.max_new_tokens
+        # What the front end refuses, and what the scheduler answers with an error after a prefill of one token.
+        if tokens + new > self._settings.context_length or tokens >= self.scheduler.max_req_input_len:
+            return f"{tokens} + {new} tokens are too long"
+        if not self._fits(tokens, new):
+            return "its output would be cut to what fits into the pool"
+        if tokens + new > self._settings.room:
+            return "with what is kept back for decodes it would never fit into the pool"
+        return None
 
     def _fits(self, tokens: int, new: int) -> bool:
         """Whether the output is not cut: a request that does not fit into all pages alone is told less than it asks."""
@@ -469,7 +519,7 @@ class SglangMachine:
             match output:
                 case BatchTokenIDOutput():
                     for rid, reason, ids in zip(output.rids, output.finished_reasons, output.output_ids, strict=True):
-                        self._tell(rid_of(rid), tuple(ids), None if reason is None else reason["type"])
+                        self._tell(rid_of(rid), tuple(ids), self._reason_of(rid_of(rid), reason))
                 case AbortReq():
                     self._give_up(output)
                 case FlushCacheReqOutput():
@@ -484,6 +534,13 @@ class SglangMachine:
             self._refuse(rid, output.finished_reason["message"])
         else:
             self._tell(rid, (), "abort")
+
+    def _reason_of(self, rid: str, reason: Mapping[str, Any] | None) -> str | None:
+        """What nobody aborted and ends with a status ends with an error."""
+        if reason is None:
+            return None
+        is_error = reason.get("status_code") and rid not in self._abort_sent and self._ending is None
+        return "error" if is_error else reason["type"]
 
     def _tell(self, rid: str, ids: tuple[int, ...], reason: str | None) -> None:
         self._replies.append(Tokens(rid=rid, token_ids=ids, finish_reason=reason))

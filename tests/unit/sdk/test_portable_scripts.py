@@ -224,7 +224,7 @@ def script(t):
         ({"adapter": FIXED, "blocks": "many"}, "a setting of .* cannot be read"),
         ({"adapter": "lockstep"}, "for the engine write @scripted"),
         ({"adapter": 5}, "adapter is the name of another scheduler"),
-        ({"adapter": "lockstepp"}, "an adapter is lockstep, .*sglang, transformers, vllm, vllm-fleet, a file"),
+        ({"adapter": "lockstepp"}, "an adapter is .*sglang, sglang-fleet, transformers, vllm, vllm-fleet, a file"),
         ({"adapter": FIXED, "tiers": ("server",)}, "no live server, .*; leave out tiers"),
         ({"adapter": FIXED, "oracle": False}, "a judge that checks every token; leave out oracle"),
         ({"adapter": FIXED, "must_reach": "window"}, "write must_reach="),

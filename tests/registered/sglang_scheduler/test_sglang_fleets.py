@@ -1,0 +1,133 @@
+"""SGLang's schedulers as prefill and decode servers: a fleet under the machine and the oracle of every fleet.
+
+Goal: each request says what it says alone, whatever becomes of servers, links and writes; no page is written that was
+given back, and none is sent before it is computed. Method: the workloads of the adapter `sglang-fleet`, generated
+fleets, schedules of what SGLang does wrong, and sweeps with its old bugs. Origin: the pull requests that the mutants
+name. Mutant: all of `fleet_mutants.toml`; without one the same workloads pass.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("sglang") is None:
+    pytest.skip("no SGLang is installed; `make sglang` makes an environment with one", allow_module_level=True)
+
+from scripted import api
+from scripted.adapters.sglang.fleet import ADAPTER, MUTANTS, NAME, SglangMember
+from scripted.core.mutant import Mutant
+from scripted.core.placed import Placed
+from scripted.core.schedule import Schedule
+from scripted.search.execution import Prefixes, execute, record
+from scripted.search.extras import extras_of
+from scripted.search.generated import generated_schedule
+
+register_cpu_ci(est_time=40, suite="sglang-cpu")
+
+# SGLang and what it imports warn of themselves.
+pytestmark = pytest.mark.filterwarnings("default")
+
+SEVERAL = Schedule.parse(ADAPTER.workloads["several"], of=NAME)
+# The workload of the whole sweep that shows each bug.
+SHOWN_BY = {
+    "an-abort-is-lost-in-the-transfer-queue": "one",
+    "an-abort-is-lost-in-the-bootstrap-queue": "one",
+    "the-prefill-server-is-not-told": "one",
+    "pages-given-back-before-the-write-ends": "one",
+    "the-drain-is-never-told": "one",
+    "metadata-rows-of-aborted-requests": "pair",
+    "a-parked-request-waits-for-ever": "optimistic",
+    "cached-prefixes-are-sent-too-early": "one",
+}
+# With a router that tells both servers, none of these fails.
+ALONE = (
+    ('1 begin on=d0 do="start a prompt=14 new=3"; 3 at on=p0 do="pause mode=abort"', "engine d0: ", "a (waiting)"),
+    ('1 begin on=d0 do="start a prompt=14 new=3"; 1 at on=d0 do="abort a"', "engine p0: ", "d0.2001 (waiting)"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def first_server() -> None:
+    """The first one of a process imports models for as long as it takes; no run is to wait for it."""
+    ADAPTER.new_parts(SEVERAL.config, record=False)
+
+
+def failure_of(line: str) -> str:
+    failure = execute(Schedule.parse(line, of=NAME)).failure
+    return "" if failure is None else failure.text
+
+
+@pytest.mark.parametrize("name", ADAPTER.workloads)
+def test_a_workload_keeps_every_promise_and_its_kv_comes_from_prefill_servers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    hear = SglangMember.hear
+    monkeypatch.setattr(
+        SglangMember, "hear", lambda one, by, what: (heard.append(type(what).__name__), hear(one, by, what))
+    )
+    schedule = Schedule.parse(ADAPTER.workloads[name], of=NAME)
+    assert execute(schedule).failure is None
+    wanted = sum(placed.action.is_start for placed in schedule.placed)
+    assert heard.count("Routed") == wanted
+    # Each request has a row for its first token; one that a pause retracted is recomputed, and has another.
+    assert heard.count("Row") == wanted + heard.count("Recompute")
+    assert heard.count("Pages") == heard.count("Written") > 0
+    assert ("Recompute" in heard) == (name == "paused")
+
+
+def test_decode_servers_retract_for_want_of_memory() -> None:
+    records = record(Schedule.parse(ADAPTER.workloads["tight"], of=NAME))[1]
+    assert any(one.last["d0"].stepped.preempted for one in records if "d0" in one.last)
+
+
+def test_a_fleet_keeps_every_promise_with_any_event_and_copies_go_on_alike() -> None:
+    prefixes = Prefixes(SEVERAL)
+    placed = [Placed(step, extra) for step in range(1, prefixes.steps) for extra in extras_of(SEVERAL)][::7]
+    for number, one in enumerate(placed):
+        outcome = prefixes.execute(one)
+        assert outcome.failure is None, one
+        assert number % 20 or outcome == execute(SEVERAL.with_placed([one]))
+    assert len(placed) > 100
+
+
+@pytest.mark.parametrize("number", range(3, 6))
+def test_a_generated_fleet_keeps_every_promise(number: int) -> None:
+    assert execute(generated_schedule(number, NAME)).failure is None
+
+
+@pytest.mark.parametrize(("events", "engine", "who"), ALONE)
+def test_an_abort_at_one_server_is_not_told_to_the_other(events: str, engine: str, who: str) -> None:
+    """The page on SGLang says so: without a router that does it, the other one waits for a time limit of 300 s."""
+    text = failure_of(f"engines=p0,d0 router_tells_both=False; {events}")
+    assert text.startswith(engine)
+    assert f"waits for ever: {who}" in text
+    assert failure_of(f"engines=p0,d0; {events}") == ""
+
+
+def test_a_prefill_server_never_forgets_the_room_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page on SGLang says so: four tables of its manager keep something of each abort after the handshake."""
+    servers: list[SglangMember] = []
+    begin = SglangMember._begin
+    monkeypatch.setattr(SglangMember, "_begin", lambda one, by, what: (servers.append(one), begin(one, by, what)))
+    line = 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=3"; 3 at on=p0 do="pause mode=abort"'
+    assert failure_of(line) == ""
+    manager = servers[0].role.transfers
+    left = manager.request_status, manager.failure_records, manager.transfer_infos
+    assert [list(table) for table in left] == [[2001], [2001], [2001]]
+
+
+def test_every_bug_is_searched_for() -> None:
+    assert set(SHOWN_BY) == set(ADAPTER.mutant_names)
+    assert all("sglang" in mutant.origin for mutant in MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_search_finds(mutant: Mutant) -> None:
+    """The failure is the one that the bug causes, not any failure."""
+    report = api.search(SHOWN_BY[mutant.name], adapter=NAME, mutant=mutant.name, stop_at_first=True)
+    assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())
