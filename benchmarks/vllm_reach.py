@@ -2,7 +2,8 @@
 
 `python -m benchmarks.vllm_reach --seconds 60` runs all workloads of the adapter and generated targets, each with
 random events, for half of that process time each, and watches the scheduler's own files. The reasons are those of
-`benchmarks/vllm_reach.toml`; `--markdown FILE` writes the table.
+`benchmarks/vllm_reach.toml`; `--markdown FILE` writes the table. `--adapter sglang` and `sglang-fleet` print that of
+SGLang's files, without reasons.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
-_FILES: Final = (
+_VLLM: Final = (
     "sched.scheduler",
     "sched.async_scheduler",
     "kv_cache_manager",
@@ -28,6 +29,18 @@ _FILES: Final = (
     "single_type_kv_cache_manager",
     "encoder_cache_manager",
 )
+_SGLANG: Final = (
+    *("managers.scheduler", "managers.schedule_policy", "managers.schedule_batch", "mem_cache.common"),
+    *("managers.scheduler_components.batch_result_processor", "managers.scheduler_components.output_streamer"),
+    *("mem_cache.unified_radix_cache", "disaggregation.prefill", "disaggregation.decode", "disaggregation.utils"),
+    *("disaggregation.decode_schedule_batch_mixin", "disaggregation.common.conn", "disaggregation.mooncake.conn"),
+)
+# By adapter: the package, and its files.
+_FILES: Final = {
+    "vllm": ("vllm.v1.core", _VLLM),
+    "sglang": ("sglang.srt", _SGLANG),
+    "sglang-fleet": ("sglang.srt", _SGLANG),
+}
 
 
 _WIDTH: Final = 100
@@ -153,35 +166,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Search, and say what ran; 2 where no vLLM is installed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_reach", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of process time (default: %(default)s)")
+    parser.add_argument("--adapter", choices=_FILES, default="vllm", help="(default: %(default)s)")
     parser.add_argument("--markdown", type=Path, help="write the table there")
     asked = parser.parse_args(arguments)
-    if find_spec("vllm") is None:
-        sys.stderr.write("no vLLM is installed; `make vllm` makes an environment with one\n")
+    package, names = _FILES[asked.adapter]
+    engine = package.partition(".")[0]
+    if find_spec(engine) is None:
+        sys.stderr.write(f"no {engine} is installed; `make {engine}` makes an environment with one\n")
         return 2
-    from scripted.adapters.vllm.adapter import installed_version
     from scripted.core.named import adapter_named
     from scripted.search.campaign import Campaign
     from scripted.search.strategies import StrategyName
     from scripted.search.units import SearchPlan
 
-    workloads = tuple(adapter_named("vllm").workloads)
-    specs = [find_spec(f"vllm.v1.core.{file}") for file in _FILES]
+    workloads = tuple(adapter_named(asked.adapter).workloads)
+    specs = [find_spec(f"{package}.{file}") for file in names]
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
     schedules = 0
     with Watch(files) as watch:
         for targets in (workloads, ()):
             half, random = asked.seconds / 2, StrategyName.RANDOM
-            plan = SearchPlan(targets=targets, strategy=random, cpu_seconds=half, adapter="vllm")
+            plan = SearchPlan(targets=targets, strategy=random, cpu_seconds=half, adapter=asked.adapter)
             schedules += Campaign(plan).run().schedules
     rows, left = [], []
-    for file in files:
-        stem = Path(file).stem
-        ran, every, missed = report(stem, Path(file).read_text(encoding="utf-8"), watch.lines[file], reasons())
+    for name, file in zip(names, files, strict=True):
+        stem = Path(file).stem if engine == "vllm" else name
+        known = reasons() if engine == "vllm" else {}
+        ran, every, missed = report(stem, Path(file).read_text(encoding="utf-8"), watch.lines[file], known)
         rows.append((stem, ran, every))
-        left += missed
-    text = markdown(
-        rows, left, f"`python -m benchmarks.vllm_reach --seconds {asked.seconds:g}`", schedules, installed_version()
-    )
+        left += missed if known else []
+    command = f"`python -m benchmarks.vllm_reach --seconds {asked.seconds:g}`"
+    if engine == "vllm":
+        from scripted.adapters.vllm.adapter import installed_version
+
+        text = markdown(rows, left, command, schedules, installed_version())
+    else:
+        text = "\n".join([*_rows(rows), f"{schedules:,} schedules of {asked.adapter}\n"])
     sys.stdout.write(text)
     if asked.markdown is not None:
         asked.markdown.write_text(text, encoding="utf-8")
@@ -192,14 +212,11 @@ def markdown(
     rows: Sequence[tuple[str, int, int]], left: Sequence[Left], command: str, schedules: int, version: str
 ) -> str:
     """The page: files with their shares, then what is left, by reason and function."""
-    total = ("all", sum(ran for _, ran, _ in rows), sum(every for *_, every in rows))
     lines = [
         "# How much of vLLM's scheduler the search runs\n",
         f"{command} on vLLM {version}: all workloads and generated",
         f"targets, with random events, {schedules:,} schedules. Statements in function bodies.\n",
-        "| file | reached | of | |",
-        "| --- | ---: | ---: | ---: |",
-        *[f"| `{name}` | {ran:,} | {every:,} | {ran / max(1, every):.0%} |" for name, ran, every in (*rows, total)],
+        *_rows(rows),
         "\n## What is left, and why\n",
         "By reason, then by function with the number of its statements that did not run.",
     ]
@@ -208,6 +225,15 @@ def markdown(
         lines += ["", *textwrap.wrap(f"**{sum(len(one.lines) for one in ours)}: {why}**", _WIDTH), ""]
         lines += [f"- `{one.file}`: `{one.function}` {len(one.lines)}" for one in ours]
     return "\n".join(lines) + "\n"
+
+
+def _rows(rows: Sequence[tuple[str, int, int]]) -> list[str]:
+    total = ("all", sum(ran for _, ran, _ in rows), sum(every for *_, every in rows))
+    return [
+        "| file | reached | of | |",
+        "| --- | ---: | ---: | ---: |",
+        *[f"| `{name}` | {ran:,} | {every:,} | {ran / max(1, every):.0%} |" for name, ran, every in (*rows, total)],
+    ]
 
 
 if __name__ == "__main__":
