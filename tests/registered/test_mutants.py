@@ -6,6 +6,7 @@ processes as well; every registered script by itself against the mutants that it
 """
 
 import ast
+import functools
 import inspect
 import itertools
 from contextlib import nullcontext
@@ -72,12 +73,19 @@ def test_names_are_unique():
 
 
 def _files():
+    return _files_below(REGISTERED)
+
+
+@functools.cache
+def _files_below(folder):
     """Each registered file of scripts, with its docstring's words and the names of its scripts."""
-    for file in sorted(REGISTERED.rglob("test_*.py")):
+    found = []
+    for file in sorted(folder.rglob("test_*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         scripts = _scripts_in(tree.body)
         if scripts:
-            yield file, (ast.get_docstring(tree) or "").replace(",", " ").replace(".", " ").split(), scripts
+            found.append((file, (ast.get_docstring(tree) or "").replace(",", " ").replace(".", " ").split(), scripts))
+    return found
 
 
 def _scripts_in(body, owner=""):
@@ -94,7 +102,7 @@ def _scripts_in(body, owner=""):
 def _claims():
     """Each registered file of scripts with the mutants that its docstring names."""
     for file, words, scripts in _files():
-        for name in (*NAMES, *_of_adapters(file, scripts)):
+        for name in (*NAMES, *_of_adapters(file, tuple(scripts))):
             if name in words:
                 yield pytest.param(str(file), scripts, name, id=f"{file.stem}-{name}")
 
@@ -105,6 +113,7 @@ def _is_shown(file, name, script=None):
     return shown == str(Path(file).relative_to(REGISTERED.parents[1])) and script in (None, by)
 
 
+@functools.cache
 def _of_adapters(file, scripts):
     """The mutants that the adapters of a file's scripts have beside the gallery's."""
     if "adapter=" not in file.read_text(encoding="utf-8"):

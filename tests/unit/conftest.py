@@ -1,4 +1,4 @@
-"""How Hypothesis, the garbage collector and inner runs of pytest run here, and the process that servers fork from.
+"""How Hypothesis, the garbage collector and inner runs of pytest run here.
 
 Hypothesis has no time limit an example, which a loaded machine breaks, and leaves no database.
 """
@@ -6,7 +6,6 @@ Hypothesis has no time limit an example, which a loaded machine breaks, and leav
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -14,11 +13,8 @@ import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 
-from engine.launch.preload import PreloadedParent
-
 # As many are made before the collector looks, where Python would let it look after 700.
 GARBAGE_OBJECTS = 50_000
-SPOILING = str(Path(__file__).parent / "spoiling")
 
 settings.register_profile(
     "lockstep", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -61,16 +57,3 @@ def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_FILE", str(file))
         yield
-
-
-@pytest.fixture(scope="session")
-def parent() -> Iterator[PreloadedParent]:
-    """One a session: it imports torch, which takes longer than to fork a server.
-
-    A test that breaks processes of its servers writes a ``spoil.py`` and starts them from the folder that it is in.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", SPOILING + os.pathsep + os.environ.get("PYTHONPATH", ""))
-        started = PreloadedParent.start()
-    with started:
-        yield started

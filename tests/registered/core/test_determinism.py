@@ -1,7 +1,7 @@
 """One script, one digest: in both directions.
 
 Goal: the same events in the same steps give the same plans, replies and state, bit for bit; one event moved by one
-step gives others. Method: twenty runs on one engine, a run with the flush a step later, and the plans of both tiers
+step gives others. Method: ten runs on one engine, a run with the flush a step later, and the plans of both tiers
 against each other. Origin: D10 and the determinism contract. Mutant: none; the second half of each claim is that a
 moved event shows.
 """
@@ -12,7 +12,7 @@ from scripted import ScriptedSim
 
 register_cpu_ci(est_time=8, suite="base-cpu")
 
-RUNS = 20
+RUNS = 10
 CONFIG = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
 
 
@@ -24,7 +24,7 @@ def flush_beside_two_requests(t, flush_at_step):
     yield from t.run_until_all_finished([a, b])
 
 
-def test_twenty_runs_have_one_digest(harness):
+def test_ten_runs_have_one_digest(harness):
     with harness(CONFIG) as engine:
         results = [engine.run(flush_beside_two_requests, 3) for _ in range(RUNS)]
     assert len({result.digest for result in results}) == 1

@@ -261,6 +261,8 @@ def test_small_checks_overtake_large_ones(monkeypatch: pytest.MonkeyPatch) -> No
         await asyncio.gather(noted(long), noted(b"abc"), noted(b"de"))
         assert order[:2] == [b"ed", b"cba"]
         assert not any(one.done() for one in large), "they have their time"
+        # Of the two that still wait for their second turn.
+        monkeypatch.setattr(forked_work, "CHECK_LIMIT_S", 3 * SHORT_S)
         large[0].cancel()
         ends = await asyncio.gather(*large, return_exceptions=True)
         assert [type(end) for end in ends] == [asyncio.CancelledError, WorkTooLargeError, WorkTooLargeError]

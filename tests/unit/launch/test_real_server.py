@@ -223,9 +223,7 @@ def test_killed_supervisor_takes_everything_along(launch) -> None:
     assert sorted(path.name for path in server.folder.iterdir()) == ["death.json", "log"]
 
 
-@pytest.mark.parametrize(
-    ("pp_size", "victim"), [(1, "scheduler"), (1, "frontend"), (4, "stage-0"), (4, "stage-2"), (4, "scheduler")]
-)
+@pytest.mark.parametrize(("pp_size", "victim"), [(1, "frontend"), (4, "stage-2"), (4, "scheduler")])
 def test_a_stopped_process_is_named_and_every_stream_ends(launch, pp_size: int, victim: str) -> None:
     """A05, A06: it takes step_timeout_s, and then no longer than a death."""
     server = launch(pp_size=pp_size, step_timeout_s=STEP_TIMEOUT_S).wait_ready()
@@ -363,7 +361,7 @@ def test_command_line_from_start_to_ctrl_c(short_folder: Path) -> None:
     assert list(short_folder.glob("engine-*")) == []
 
 
-@pytest.mark.parametrize("most", [16, 24, 64])
+@pytest.mark.parametrize("most", [16, 64])
 def test_too_few_files_are_refused_before_anything_is_started(most: int) -> None:
     """A07"""
     command = ["sh", "-c", f"ulimit -n {most}; exec {sys.executable} -m engine serve --port 0"]
