@@ -1,6 +1,6 @@
 """The scheduler process without its server: real inbox, control pipe and gate, and whatever pipeline is given.
 
-What the benchmarks of the live gate stand on. Everything is in this process; nothing listens on a port.
+What the benchmark of the gate stands on. Everything is in this process; nothing listens on a port.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
 import zmq
 
 from engine.clock import MonotonicClock
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import ClientMessage, Reply, encode
-from engine.process.control import Control, Shutdown
+from engine.process.control import Control
 from engine.scheduler import Scheduler
 from engine.scheduler.ports import Pipeline
 from engine.scheduler_process.gate_context import GateContext
@@ -26,7 +25,7 @@ from engine.scheduler_process.inbox import Inbox
 from engine.scheduler_process.live_gate import LiveGate
 from engine.settings import ServerSettings
 
-__all__ = ["BareServer", "DiscardingOutbox"]
+__all__ = ["BareServer"]
 
 REQUESTS = "inproc://requests"
 
@@ -51,8 +50,8 @@ class BareServer:
         self._stack.callback(self.inbox.close)
         self._client = self._stack.enter_context(self.zmq.socket(zmq.PUSH))
         self._client.connect(REQUESTS)
-        self._supervisor, theirs = Pipe()
-        self._stack.callback(self._supervisor.close)
+        supervisor, theirs = Pipe()
+        self._stack.callback(supervisor.close)
         self._stack.callback(theirs.close)
         self.control = Control(theirs)
 
@@ -77,10 +76,6 @@ class BareServer:
     def send(self, message: ClientMessage) -> None:
         """Be the front end; from one thread only."""
         self._client.send(encode(message))
-
-    def shut_down(self) -> None:
-        """Be the supervisor: end the loop."""
-        self._supervisor.send_bytes(msgspec.msgpack.encode(Shutdown()))
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from benchmarks import (
     gate_cost,
-    live_gate,
     live_loop,
     recording_cost,
     scheduler_steps,
@@ -74,7 +73,6 @@ BENCHMARKS: Final[dict[str, Callable[[], Iterable[Measurement]]]] = {
     "steps": _scheduler_steps,
     "server": scripted_server.measure,
     "gate": gate_cost.measure,
-    "waiting": live_gate.measure,
     "processes": live_loop.measure,
     "recording": recording_cost.measure,
     "links": stage_links.measure,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Final
 import zmq
 
 from benchmarks.bare_server import BareServer
-from benchmarks.measurement import Measurement
+from benchmarks.measurement import Measurement, median_interval
 from engine.messages import Event, Generate, Refusal, Reply, SamplingParams
 from engine.scheduler import StepResult, run_loop
 from engine.scheduler.ports import Pipeline
@@ -34,7 +33,6 @@ MODEL_STEPS: Final = 12
 SIMULATED_PAIRS: Final = 150
 SIMULATED_STEPS: Final = 20
 WARM_UP_STEPS: Final = 50
-RESAMPLES: Final = 2000
 US: Final = 1e6
 
 
@@ -63,7 +61,7 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _spread(pairs: Sequence[tuple[float, float]]) -> str:
-    low, high = (bound * US for bound in _interval(pairs))
+    low, high = (bound * US for bound in median_interval([hook - bare for hook, bare in pairs]))
     return f"95 % interval {low:+.1f} to {high:+.1f} us of {_step(pairs) * US:,.0f} us, {len(pairs)} pairs"
 
 
@@ -169,14 +167,6 @@ def _model(server: BareServer) -> Pipeline:
     from engine.pipeline.local import LocalPipeline
 
     return LocalPipeline(StageRunner(server.settings, server.limits, 0))
-
-
-def _interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The 95 % interval of the median difference, by resampling pairs; the same pairs give the same interval."""
-    draw = random.Random(0)  # noqa: S311 - resampling, not secrets
-    differences = [hook - bare for hook, bare in pairs]
-    medians = sorted(statistics.median(draw.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
-    return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
 
 
 def _step(pairs: Sequence[tuple[float, float]]) -> float:

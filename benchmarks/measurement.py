@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import random
 import statistics
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -19,8 +20,19 @@ from rich.table import Table
 from engine.errors import ConfigError
 from engine.output_files import require_writable, write_output
 
-__all__ = ["Measurement", "MeasurementReport", "as_table", "output_file", "output_folder", "percentile", "write_report"]
+__all__ = [
+    "Measurement",
+    "MeasurementReport",
+    "as_table",
+    "median_interval",
+    "output_file",
+    "output_folder",
+    "percentile",
+    "write_report",
+]
 
+# How often a median is taken of values drawn again.
+_RESAMPLES = 2000
 _LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
 
 
@@ -124,3 +136,11 @@ def _number(value: float) -> str:
 def percentile(values: Sequence[float], percent: int) -> float:
     """The value that ``percent`` of at least two values are not above, interpolated."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, by drawing values again and again; the same ones give the same."""
+    draw = random.Random(0)  # noqa: S311 - resampling, not secrets
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    cut = int(0.025 * _RESAMPLES)
+    return medians[cut], medians[-cut - 1]

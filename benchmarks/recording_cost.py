@@ -8,8 +8,6 @@ machine that others use disturbs less.
 
 from __future__ import annotations
 
-import math
-import random
 import statistics
 import tempfile
 import time
@@ -23,7 +21,7 @@ import httpx
 import psutil
 
 from benchmarks.live_loop import process_cpu_s
-from benchmarks.measurement import Measurement
+from benchmarks.measurement import Measurement, median_interval
 from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
@@ -40,7 +38,6 @@ WARM_UP_BLOCKS: Final = 3
 CLIENTS: Final = 16
 TOKENS: Final = 48
 PROMPT_TOKENS: Final = 64
-RESAMPLES: Final = 2000
 ROUNDS: Final = 40
 START_BOUND_S: Final = 120.0
 END_BOUND_S: Final = 10.0
@@ -65,7 +62,7 @@ def measure() -> Iterator[Measurement]:
         size, tokens = record.stat().st_size, on.tokens
     for name, which in (("throughput", 0), ("the scheduler's CPU time", 1)):
         ratios = [there[which] / here[which] for here, there in pairs]
-        low, high = _interval(ratios)
+        low, high = ((bound - 1) * 100 for bound in median_interval(ratios))
         yield Measurement(
             name=f"recording, cost in {name}",
             value=(statistics.median(ratios) - 1) * 100,
@@ -179,11 +176,3 @@ def _feed_s(gate: Gate, results: Sequence[StepResult]) -> float:
 
 def _pair(first: _MeasuredServer, second: _MeasuredServer) -> tuple[tuple[float, float], tuple[float, float]]:
     return first.block(), second.block()
-
-
-def _interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median ratio, as percent above one."""
-    rng = random.Random(0)  # noqa: S311 - the same from the same numbers
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    cut = math.floor(RESAMPLES * 0.025)
-    return (medians[cut] - 1) * 100, (medians[-cut - 1] - 1) * 100
