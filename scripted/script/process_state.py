@@ -16,7 +16,6 @@ import copy
 import ctypes
 import dataclasses
 import decimal
-import errno
 import faulthandler
 import functools
 import gc
@@ -46,7 +45,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +55,7 @@ import msgspec.msgpack
 import msgspec.structs
 
 from scripted.errors import BadCall
+from scripted.script.open_files import STANDARD_FILES, Descriptors, Streams
 
 _PACKAGES: Final = ("engine", "scripted")
 _RUNNERS: Final = ("_pytest", "pluggy")
@@ -72,16 +72,9 @@ _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, type, staticmetho
 _SIGNALS: Final = tuple(number for number in signal.valid_signals() if number < getattr(signal, "SIGRTMIN", 32))
 # A thread that was told to end is given this long.
 _THREAD_END_S: Final = 0.2
-_STANDARD_FILES: Final = (0, 1, 2)
 _MOST_NAMED: Final = 3
-# Libraries open a few when they are first used.
-_MOST_NEW_DESCRIPTORS: Final = 16
-
-
 _RLIMITS: Final = tuple({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
 
-# What scripts have left open, and the collector may close under a later one.
-_left_open: Final[dict[int, tuple[int, int]]] = {}
 # What was registered with atexit beside a script, and by which file; Python has no list of what was.
 _at_exit: Final[list[tuple[Any, str]]] = []
 _register: Final = atexit.register
@@ -318,13 +311,13 @@ class ProcessState:
         self._values = {part.name: part.read() for part in _PARTS}
         self._random_states = _random_states()
         self._threads = set(threading.enumerate())
-        self._streams = _Streams()
+        self._streams = Streams()
         self._modules = dict(sys.modules)
         self._children = _children()
         self._code = _note_code()
         self._handlers_before = len(_at_exit)
         self._hook_before = sys.unraisablehook
-        self._descriptors = _Descriptors(_STANDARD_FILES if standard_files else None)
+        self._descriptors = Descriptors(STANDARD_FILES if standard_files else None)
         instead = [
             (atexit, "register", _note_at_exit),
             (os, "close", self._descriptors.close_one),
@@ -510,79 +503,6 @@ def _note_code() -> _Code:
     return noted
 
 
-class _Descriptors:
-    """Open descriptors, all or ``only`` some, each with a copy: one that a script closes or replaces is put back."""
-
-    def __init__(self, only: Sequence[int] | None = None) -> None:
-        self._counts_new = only is None
-        before = {}
-        self._open = _open_descriptors()
-        for number in self._open if only is None else only:
-            with contextlib.suppress(OSError):  # one was that of the folder itself
-                identity = _identity(number)
-                if _left_open.get(number) != identity:
-                    before[number] = identity
-        self._copies = {number: (identity, os.dup(number)) for number, identity in before.items()}
-        self._close, self._closerange = os.close, os.closerange
-
-    def close_one(self, fd: int) -> None:
-        """As ``os.close``; what closes all that it can reach does not reach the copies."""
-        if any(fd == duplicate for _identity, duplicate in self._copies.values()):
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        self._close(fd)
-
-    def close_range(self, fd_low: int, fd_high: int, /) -> None:
-        """As ``os.closerange``, without the copies."""
-        kept = sorted(one for _identity, one in self._copies.values() if fd_low <= one < fd_high)
-        for first, end in itertools.pairwise([fd_low - 1, *kept, fd_high]):
-            self._closerange(first + 1, end)
-
-    def put_back(self) -> list[str]:
-        """Close the copies; says which descriptors were closed or replaced. Idempotent."""
-        changes = []
-        copies, self._copies = self._copies, {}
-        for number, (before, duplicate) in copies.items():
-            try:
-                now = _identity(number)
-            except OSError:
-                now = None
-            if now != before:
-                os.dup2(duplicate, number, inheritable=number in _STANDARD_FILES)
-                changes.append(f"descriptor {number} was closed or replaced")
-            os.close(duplicate)
-        new = (
-            set(_open_descriptors()) - {*copies, *self._open} - {duplicate for _identity, duplicate in copies.values()}
-        )
-        if self._counts_new:
-            for number in new:
-                with contextlib.suppress(OSError):
-                    _left_open[number] = _identity(number)
-        if copies and self._counts_new and len(new) > _MOST_NEW_DESCRIPTORS:
-            changes.append(f"{len(new)} descriptors are open that were not")
-        return changes
-
-
-class _Streams:
-    """Keeps ``sys.stdout`` and its like open: one that is closed cannot be opened again, and others write to it."""
-
-    def __init__(self) -> None:
-        self._closed: list[str] = []
-        self._kept = []
-        for name in ("stdin", "stdout", "stderr"):
-            stream = getattr(sys, name)
-            with contextlib.suppress(AttributeError, TypeError):
-                stream.close = functools.partial(self._closed.append, f"sys.{name} was closed")
-                self._kept.append(stream)
-
-    def put_back(self) -> list[str]:
-        """Give the streams their own way to be closed; says which were. Idempotent."""
-        kept, self._kept = self._kept, []
-        for stream in kept:
-            with contextlib.suppress(AttributeError):
-                del stream.close
-        return self._closed
-
-
 def _children() -> set[int]:
     """The processes that this one has started, those too that have ended and were not waited for."""
     found: set[int] = set()
@@ -594,18 +514,6 @@ def _children() -> set[int]:
 
 def _is_of_a_library(file: str | None) -> bool:
     return file is None or any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)
-
-
-def _open_descriptors() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - no path is needed of them
-    except OSError:
-        return list(_STANDARD_FILES)
-
-
-def _identity(number: int) -> tuple[int, int]:
-    status = os.fstat(number)
-    return status.st_dev, status.st_ino
 
 
 def _find_owners() -> Iterator[tuple[Any, str]]:
