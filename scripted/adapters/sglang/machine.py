@@ -195,7 +195,7 @@ class SglangMachine:
         self._settings = settings
         self._context, self.scheduler = new_scheduler(settings)
         scheduler = self.scheduler
-        self.role = role_of(scheduler)
+        self.role: Any = role_of(scheduler)
         has_role = self.role.transfers is not None
         self._rows = scheduler.req_to_token_pool.available_size()
         scheduler.enable_skip_finishing_decode = scheduler.enable_overlap and not has_role
@@ -277,7 +277,8 @@ class SglangMachine:
 
     def inside(self) -> AbstractContextManager[Any]:
         """The context that SGLang's classes look into."""
-        return use_context(self._context)
+        context: AbstractContextManager[Any] = use_context(self._context)
+        return context
 
     def counts(self) -> Mapping[str, int]:
         """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
@@ -290,7 +291,8 @@ class SglangMachine:
 
     def pages_in_flight(self) -> set[int]:
         """Those that batches in flight write."""
-        size, pages = self.scheduler.page_size, set()
+        size = self.scheduler.page_size
+        pages: set[int] = set()
         for batch, _ in self._in_flight:
             for share in batch.shares:
                 pages.update(share.block_ids[share.start // size : (share.start + share.count - 1) // size + 1])

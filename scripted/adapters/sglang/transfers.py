@@ -6,7 +6,6 @@ passes: what a time limit would end ends when the other engine is gone.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -134,6 +133,11 @@ class _Wire:
 class LinkedManager(conn.MooncakeKVManager):  # type: ignore[misc]
     """``said`` goes to the engine of that name. ``writing`` are chunks whose write goes on, by number."""
 
+    _zmq_ctx: Any
+    server_socket: Any
+    executors: list[Any]
+    _worker_threads: list[Any]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._zmq_ctx.destroy(linger=0)
@@ -256,7 +260,8 @@ class LinkedManager(conn.MooncakeKVManager):  # type: ignore[misc]
 
     def is_live(self, room: int) -> bool:
         """It has not failed, and its sender is there."""
-        return self.request_status.get(room, KVPoll.Failed) != KVPoll.Failed
+        status: int = self.request_status.get(room, KVPoll.Failed)
+        return status != int(KVPoll.Failed)
 
     def _is_written(self, chunk: Any, info: Any) -> bool:
         return len(chunk.prefill_kv_indices) > 0 and info.mooncake_session_id not in self.lost | self.failed_sessions
@@ -346,4 +351,3 @@ def install() -> None:
     torch.cuda.Event = Launched  # type: ignore[misc, assignment]
     # What it was when its class was made.
     conn.CommonKVReceiver._global_lock = nullcontext()  # noqa: SLF001 - as above
-    assert threading.Thread is not _Thread
