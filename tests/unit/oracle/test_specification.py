@@ -124,6 +124,13 @@ def test_a_step_as_it_should_be_passes() -> None:
     Conformance(_LIMITS).check(events, 0.0, result, scheduler)
 
 
+def test_how_often_a_request_was_sent_back_is_compared() -> None:
+    """Only scripts are told; an engine that counted twice had passed."""
+    scheduler, events, result = _first_step()
+    scheduler.books.requests["a"].retractions += 1
+    assert _judged(result, scheduler, events) == "Retract"
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [

@@ -173,9 +173,11 @@ class Conformance:
             _compare_window(self.specification.memory, scheduler.memory.sliding_window)
         if expected.mode is ForwardMode.PREFILL or expected.mode is ForwardMode.MIXED:
             for rid in [segment.rid for segment in expected.segments]:
-                parts, found = self.specification.live[rid].parts, scheduler.books.requests[rid].chunks_done
-                if parts != found:
-                    raise Nonconformance("Chunks", f"the parts of {rid} so far must be {parts}, but are {found}")
+                specified, request = self.specification.live[rid], scheduler.books.requests[rid]
+                counted = specified.parts, specified.retractions
+                if counted != (request.chunks_done, request.retractions):
+                    _must_be_equal("Chunks", f"the parts of {rid} so far", specified.parts, request.chunks_done)
+                    _must_be_equal("Retract", f"how often {rid} was", specified.retractions, request.retractions)
         if self.specification.memory.evictions != evictions:
             self.check_cache(scheduler)
         if expected.grammars != result.grammars:

@@ -232,7 +232,7 @@ class SpecifiedMemory:
 
     def count_hit(self, request: SpecifiedRequest, totals: dict[str, int]) -> None:
         """**Cached tokens**: what it hit when it was admitted first; of these, those that it loads."""
-        if not request.was_retracted:
+        if not request.retractions:
             request.cached_tokens = request.hit_tokens
             totals["cached_tokens"] += request.hit_tokens
             totals["host_hit_tokens"] += request.hit_tokens - len(request.prefix) * self._limits.page_size

@@ -85,14 +85,14 @@ class SpecifiedRequest:
         eos = () if ignores_eos else limits.eos_token_ids
         self.stop_ids = frozenset((*message.sampling.stop_token_ids, *eos))
         self.end: FinishReason | None = None
-        self.owns_memory = self.is_running = self.is_leaving = self.was_retracted = False
+        self.owns_memory = self.is_running = self.is_leaving = False
         self.is_receiving = self.is_delivering = False
         self.prefill_at = message.prefill_at  # None once it failed
         self.sent_pages = 0 if message.deliver is None else message.deliver.first_page
         self.is_whole = False  # whether it ended with a token
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
-        self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = self.parts = 0
+        self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = self.parts = self.retractions = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again

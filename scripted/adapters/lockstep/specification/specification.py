@@ -310,7 +310,7 @@ class Specification:
             return
         if request.end is None:
             self.totals["retractions"] += 1
-            request.was_retracted, request.guesses = True, ()
+            request.retractions, request.guesses = request.retractions + 1, ()
         if request.is_whole:
             self.memory.publish(request, len(request.ids) - 1)
         request.owns_memory = request.is_leaving = False

@@ -33,7 +33,7 @@ def _deadline_of(request: SpecifiedRequest, limits: Limits) -> tuple[float, str]
     """**Time limits**: the first deadline of a request, with what its client is told of it; None without one."""
     own, waiting = request.message.timeout_s, (request.message.waiting_timeout_s, limits.waiting_timeout_s)
     given = [] if own is None else [(own, f" timeout_s is {own:g};")]
-    if waiting != (None, None) and not (request.owns_memory or request.was_retracted):
+    if waiting != (None, None) and not (request.owns_memory or request.retractions):
         given += [(one, f" waiting_timeout_s is {one:g};") for one in waiting if one is not None]
     if not given:
         return None
