@@ -130,7 +130,8 @@ def _ended_in_flight(
 ) -> Iterator[Placed]:
     """Results are held, a request ends meanwhile, mostly ``by_itself`` if so, and mostly something else happens."""
     back = PauseServing(mode=PauseMode.RETRACT)
-    ends: list[Action] = [AbortRequest(rid=rid), DisconnectClient(rid=rid)] * (6 if by_itself else 1)
+    alone: list[Action] = [AbortRequest(rid=rid), DisconnectClient(rid=rid)]
+    ends = alone * (6 if by_itself else 1)
     ends += [back, back, AbortRequest(rid=rid), AbortEverything(), PauseServing(mode=PauseMode.ABORT)]
     end, by = held + rng.randint(1, 3), rng.choice(ends)
     yield Placed(held, HoldResults())
