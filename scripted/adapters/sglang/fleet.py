@@ -17,7 +17,7 @@ from scripted.adapters.sglang.config import ServerSettings
 from scripted.adapters.sglang.machine import SglangMachine
 from scripted.adapters.sglang.roles import Decode, Prefill
 from scripted.adapters.sglang.shares import rid_of
-from scripted.adapters.sglang.transfers import Frames, Pages, Recompute, Row, Written, room_that_fails
+from scripted.adapters.sglang.transfers import Frames, Recompute, Row, SentPages, Written, room_that_fails
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.run import Run
@@ -71,7 +71,7 @@ class Routed(msgspec.Struct, frozen=True):
     priority: int
 
 
-class Left(msgspec.Struct, frozen=True):
+class ClientLeft(msgspec.Struct, frozen=True):
     """Its client has gone, or it ended at its decode server."""
 
     room: int
@@ -121,7 +121,7 @@ class Router:
         """What the decode server is given; None where the router answers by itself."""
         rooms = self._run.machine.role.rooms
         if isinstance(event, Abort) and event.rid in rooms and self._run.config.router_tells_both:
-            self.said.append((rooms[event.rid][0], Left(rooms[event.rid][1])))
+            self.said.append((rooms[event.rid][0], ClientLeft(rooms[event.rid][1])))
         if isinstance(event, Add) and self._run.machine.refusal_of(event) is None:
             reached = [name for name in self._prefills if name in self._run.machine.role.transfers.reached]
             if not reached:
@@ -135,7 +135,7 @@ class Router:
         return event
 
 
-class Half(msgspec.Struct, frozen=True):
+class ServerHalf(msgspec.Struct, frozen=True):
     """What a prefill server computes of a request: it is called ``rid`` there, and waits for the server ``peer``."""
 
     rid: str
@@ -157,7 +157,7 @@ class SglangMember(SearchedMember):
         transfers = run.machine.role.transfers
         transfers.local_ip, transfers.born = name, made
         # Of a prefill server: who has the other half of a request, by its room.
-        self.halves: dict[int, Half] = {}
+        self.halves: dict[int, ServerHalf] = {}
 
     @property
     def role(self) -> Any:
@@ -194,7 +194,7 @@ class SglangMember(SearchedMember):
                 if room is not None:
                     self._excuse([room])
                 self.role.transfers.inbox.append(message.parts)
-            case Pages():
+            case SentPages():
                 self._take_pages(sender, message)
             case Written():
                 self._end_write(message.chunk)
@@ -203,7 +203,7 @@ class SglangMember(SearchedMember):
             case Routed() | Recompute():
                 self._begin(sender, message)
                 return
-            case Left():
+            case ClientLeft():
                 rid = self.role.rid_in(message.room)
                 if rid is not None:
                     self.run.give(Abort(rid=rid))
@@ -258,7 +258,7 @@ class SglangMember(SearchedMember):
         for rid in ended & self.role.rooms.keys():
             at, room = self.role.rooms[rid]
             half = self.halves.get(room)
-            self._said.append((at, Left(room)) if half is None else (half.peer, GivenUp(room)))
+            self._said.append((at, ClientLeft(room)) if half is None else (half.peer, GivenUp(room)))
 
     # -- a prefill server --
 
@@ -270,7 +270,7 @@ class SglangMember(SearchedMember):
         while self.run.is_live(rid):
             rid += "+"
         self.role.rooms[rid] = self.name, message.room
-        self.halves[message.room] = Half(rid, sender, message.prompt_ids)
+        self.halves[message.room] = ServerHalf(rid, sender, message.prompt_ids)
         add = message_of(self.run, rid, message.prompt_ids, 1, priority=message.priority)
         self.run.device.begin(add)
         self.run.give_here(add)
@@ -289,15 +289,15 @@ class SglangMember(SearchedMember):
                 )
             self._check_source(chunk, half, info)
             targets = tuple(info.dst_kv_indices[chunk.index_slice].tolist())
-            self._said.append((info.endpoint, Pages(chunk.room, number, first, targets, half.prompt_ids[:end])))
+            self._said.append((info.endpoint, SentPages(chunk.room, number, first, targets, half.prompt_ids[:end])))
 
-    def _part_of(self, chunk: Any, half: Half, info: Any) -> tuple[int, int]:
+    def _part_of(self, chunk: Any, half: ServerHalf, info: Any) -> tuple[int, int]:
         """The positions that a chunk sends."""
         size = self.run.machine.scheduler.page_size
         first = chunk.index_slice.start * size + (info.decode_prefix_len or 0)
         return first, min(first + len(chunk.prefill_kv_indices) * size, len(half.prompt_ids))
 
-    def _check_source(self, chunk: Any, half: Half, info: Any) -> None:
+    def _check_source(self, chunk: Any, half: ServerHalf, info: Any) -> None:
         first, end = self._part_of(chunk, half, info)
         before = first // self.run.machine.scheduler.page_size
         table = [0] * before + chunk.prefill_kv_indices.tolist()
@@ -321,7 +321,7 @@ class SglangMember(SearchedMember):
 
     # -- a decode server --
 
-    def _take_pages(self, sender: str, pages: Pages) -> None:
+    def _take_pages(self, sender: str, pages: SentPages) -> None:
         """They are written to where the request still waits for them. Raises Violation."""
         role: Decode = self.role
         size = self.run.machine.scheduler.page_size
