@@ -17,7 +17,7 @@ from scripted.adapters.sglang.config import ServerSettings
 from scripted.adapters.sglang.machine import SglangMachine
 from scripted.adapters.sglang.roles import Decode, Prefill
 from scripted.adapters.sglang.shares import rid_of
-from scripted.adapters.sglang.transfers import Frames, Recompute, Row, SentPages, Written, room_that_fails
+from scripted.adapters.sglang.transfers import Frames, PageWrite, Recompute, Row, Written, room_that_fails
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.run import Run
@@ -194,7 +194,7 @@ class SglangMember(SearchedMember):
                 if room is not None:
                     self._excuse([room])
                 self.role.transfers.inbox.append(message.parts)
-            case SentPages():
+            case PageWrite():
                 self._take_pages(sender, message)
             case Written():
                 self._end_write(message.chunk)
@@ -289,7 +289,7 @@ class SglangMember(SearchedMember):
                 )
             self._check_source(chunk, half, info)
             targets = tuple(info.dst_kv_indices[chunk.index_slice].tolist())
-            self._said.append((info.endpoint, SentPages(chunk.room, number, first, targets, half.prompt_ids[:end])))
+            self._said.append((info.endpoint, PageWrite(chunk.room, number, first, targets, half.prompt_ids[:end])))
 
     def _part_of(self, chunk: Any, half: ServerHalf, info: Any) -> tuple[int, int]:
         """The positions that a chunk sends."""
@@ -321,7 +321,7 @@ class SglangMember(SearchedMember):
 
     # -- a decode server --
 
-    def _take_pages(self, sender: str, pages: SentPages) -> None:
+    def _take_pages(self, sender: str, pages: PageWrite) -> None:
         """They are written to where the request still waits for them. Raises Violation."""
         role: Decode = self.role
         size = self.run.machine.scheduler.page_size

@@ -36,7 +36,7 @@ class Frames(msgspec.Struct, frozen=True):
     parts: tuple[bytes, ...]
 
 
-class SentPages(msgspec.Struct, frozen=True):
+class PageWrite(msgspec.Struct, frozen=True):
     """The KV of a part of a prompt, written into the other engine's pages: to ``targets``, from ``start`` on."""
 
     is_bulk: ClassVar[bool] = True
