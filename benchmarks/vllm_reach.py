@@ -138,16 +138,20 @@ def report(file: str, source: str, lines: set[int], reasons: Mapping[str, str]) 
 def _text_of(statement: Statement, lines: Sequence[str]) -> str:
     """Its first line, behind those that it stands under."""
     line, before = lines[statement.first - 1], []
-    depth, is_open = _depth(line), False
+    depth, is_open, closed = _depth(line), False, 0
     for above in reversed(lines[: statement.first - 1]):
         if not above.strip():
             continue
         # A condition of several lines ends with its bracket.
         if is_open or _depth(above) < depth:
+            if not is_open:
+                closed = len(before)
             is_open = above.lstrip().startswith(")") or (is_open and _depth(above) > depth)
             depth = min(depth, _depth(above))
             before.append(above.strip())
             if above.lstrip().startswith(("def ", "class ")):
+                # Its parameters are no conditions.
+                before[closed:-1] = []
                 break
     return " ".join([*reversed(before), line.strip()])
 

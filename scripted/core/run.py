@@ -90,6 +90,8 @@ class Run:
         self.step = 0
         self.phase = _HARNESS
         self._steps_limit = STEPS_LIMIT
+        # When patience with it ended last.
+        self._undone_at = 0
         self.results = Results(self.machine.depth)
         self._events: list[Any] = []
         self._previous: Any = None
@@ -197,12 +199,14 @@ class Run:
             self._check_stands()
         if self.step in self._after:
             self._apply(self._after[self.step])
-        if not self._events and self.step > self._last_step:
-            if self._is_still():
-                if not self._settle():
-                    self._check_end()
-                    return None
-            elif self.step == self._last_step + PATIENCE_STEPS and (undo := self.obstacle) is not None:
+        if not self._events and self.step > self._last_step and self._is_still():
+            if not self._settle():
+                self._check_end()
+                return None
+        elif self.step >= max(self._last_step, self._undone_at) + PATIENCE_STEPS:
+            # What is busy without an end may be so because of several things, one after the other.
+            self._undone_at = self.step
+            if (undo := self.obstacle) is not None:
                 self._imply(undo)
         self._check_progress(previous)
         self.phase = _ADAPTER
@@ -249,11 +253,13 @@ class Run:
         if self._passed <= WAITING_LIMIT:
             return
         self._passed = 0
-        waiting = self._named(life for life in account.live.values() if life.computed is None)
+        lives = [life for life in account.live.values() if life.computed is None]
+        waiting = self._named(lives)
         if waiting and self.obstacle is None and self.oracle.fit_together:
             raise Violation(
                 f"a request waits although all that are open fit together: {', '.join(waiting)}; {WAITING_LIMIT} "
-                f"batches with room were launched without it, {self.adapter.what_is_busy(self)}"
+                f"batches with room were launched without it, {self.adapter.what_is_busy(self)}",
+                left_out=[life.message.rid for life in lives],
             )
 
     def _named(self, lives: Iterable[Life]) -> list[str]:

@@ -6,26 +6,34 @@ The engine's own audit raises IntegrityError, which is the engine's.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 _HARNESS = "scripted"
 
 
 class Bounds(NamedTuple):
-    """What a launch of this request had to keep: it begins at ``first`` or before, and all is before ``end``."""
+    """What a launch of this request had to keep: it begins at ``first`` or before, all is before ``end``, and ``last``
+    is its last position.
+    """
 
     rid: str
     first: int | None = None
     end: int | None = None
+    last: int | None = None
 
 
 class Violation(AssertionError):
-    """The scheduler broke a promise; the text says which. ``bounds`` are those that the last launch exceeded."""
+    """The scheduler broke a promise; the text says which.
 
-    def __init__(self, text: str, *, bounds: Bounds | None = None) -> None:
+    ``bounds`` are those that the last launch exceeded; none of the requests ``left_out`` is in the last so many
+    launches that it was counted for.
+    """
+
+    def __init__(self, text: str, *, bounds: Bounds | None = None, left_out: Sequence[str] = ()) -> None:
         super().__init__(text)
         self.bounds = bounds
+        self.left_out = left_out
 
 
 def is_raised_in(exc: BaseException, packages: Collection[str]) -> bool:

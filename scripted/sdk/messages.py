@@ -127,11 +127,28 @@ class StateTable(msgspec.Struct, frozen=True, kw_only=True):
     """The block table of layers that keep one state of all tokens before: it begins as that after the last of them.
 
     The state after position ``p`` is in ``block_ids[p // tokens]``. A share leaves that after its last position there,
-    and none of those between.
+    and none of those between. One with guesses leaves a state behind each, in the blocks that follow that place; when
+    it is known how many hold, the device copies a state that ends a block to that block's own place. Of ``kept``, the
+    state after so many tokens of the share is left in that place too; with no tokens none is.
     """
 
     block_ids: tuple[int, ...]
     tokens: int
+    kept: tuple[int, int] = (0, 0)
+
+
+class Ring(msgspec.Struct, frozen=True, kw_only=True):
+    """The block of layers that need what came before in the same group of so many ``tokens``, and nothing else.
+
+    Position ``p`` is in the slot ``p % block_size``.
+    """
+
+    block_id: int
+    tokens: int
+
+    def begins(self, position: int) -> int:
+        """The first position of the group of this one."""
+        return position // self.tokens * self.tokens
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +163,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     does not know yet.
     Where layers differ in what they attend to, ``windows`` and ``states`` are the tables of the other groups, in blocks
     of the same pool and size. Layers of a decoder read what an encoder made of the request's first image from the
-    blocks ``crossed``, which its first share writes; None where there are no such layers.
+    blocks ``crossed``, which its first share writes; None where there are no such layers. No layer of the first group
+    reads the positions from the first of ``gap`` to before the second, whose blocks may be anything.
     """
 
     rid: str
@@ -159,6 +177,13 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[Window, ...] = ()
     states: tuple[StateTable, ...] = ()
     crossed: tuple[int, ...] | None = None
+    rings: tuple[Ring, ...] = ()
+    gap: tuple[int, int] = (0, 0)
+
+    def own_blocks(self, size: int) -> tuple[int, ...]:
+        """The blocks of ``block_ids``, of this size, that are not wholly in the gap."""
+        first, end = -(-self.gap[0] // size), self.gap[1] // size
+        return self.block_ids if end <= first else (*self.block_ids[:first], *self.block_ids[end:])
 
     @property
     def tables(self) -> tuple[tuple[int, ...], ...]:
@@ -188,9 +213,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     It is that of the positions from ``start`` to the end of ``token_ids``, which are the tokens of the request ``rid``
     from its first one on; ``block_ids`` is its block table. In the blocks ``missing`` nothing arrived: what is computed
-    from them is worthless, the scheduler will be told so, and must not tell it to anybody. The ``windows`` and
-    ``states`` of other groups get what the next position needs, if nothing is missing. ``said`` was sampled where the
-    KV comes from: the request goes on with it.
+    from them is worthless, the scheduler will be told so, and must not tell it to anybody. The ``windows``, ``states``
+    and ``rings`` of other groups get what the next position needs, if nothing is missing. ``said`` was sampled where
+    the KV comes from: the request goes on with it.
     """
 
     rid: str
@@ -200,6 +225,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[int, ...] = ()
     windows: tuple[Window, ...] = ()
     states: tuple[StateTable, ...] = ()
+    rings: tuple[Ring, ...] = ()
     said: tuple[int, ...] = ()
 
 

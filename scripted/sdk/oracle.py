@@ -206,11 +206,12 @@ class SdkOracle(Oracle):
                 f"batch {batch.id} has requests of {len(loras)} LoRAs, of at most {self._can.loras_together}"
             )
         # What a window left behind is not counted: its table names blocks that are others' by now.
-        blocks = {block for share in batch.shares for block in share.block_ids}
+        size = self._limits.block_size
+        blocks = {block for share in batch.shares for block in share.own_blocks(size)}
         if len(blocks) > self._limits.blocks:
             raise Violation(f"batch {batch.id} is computed in {len(blocks)} blocks, of {self._limits.blocks}")
         for share in batch.shares:
-            self._tables = max(self._tables, len(share.tables) + len(share.states))
+            self._tables = max(self._tables, len(share.tables) + len(share.states) + len(share.rings))
             self._check_share(share)
             # Of the guesses those that were right were computed; the token after them was sampled, and comes next.
             known = pipeline.known_tokens(share.rid)
@@ -219,7 +220,7 @@ class SdkOracle(Oracle):
         self._check_tails(batch)
 
     def _check_share(self, share: Share) -> None:
-        blocks = share.block_ids
+        blocks = share.own_blocks(self._limits.block_size)
         if len(set(blocks)) != len(blocks):
             raise Violation(f"{share.rid} has a block twice: {list(blocks)}")
         life = self.account.live.get(share.rid)
@@ -235,7 +236,9 @@ class SdkOracle(Oracle):
             written = [block for table in share.tables for block in table[first : last + 1]]
             for state in share.states:
                 at = (share.start + share.count - 1) // state.tokens
-                written += state.block_ids[at : at + 1]
+                written += state.block_ids[at : at + 1 + len(share.draft_ids)]
+                written += [state.block_ids[state.kept[1]]] * bool(state.kept[0])
+            written += [ring.block_id for ring in share.rings]
             for block in written:
                 other = owners.setdefault(block, share.rid)
                 if other != share.rid:

@@ -28,6 +28,7 @@ from scripted.sdk.messages import (
     FlushCache,
     Load,
     Pause,
+    Ring,
     Share,
     Stepped,
     Tokens,
@@ -42,10 +43,11 @@ class _Tokens:
     """The tokens of a request with those that were sampled, and the fingerprint after each.
 
     ``computed`` is the position that comes next, ``guessed`` what its last share guessed to come next, and ``held`` how
-    many guesses held in it.
+    many guesses held in it. ``ends`` is the position behind its last share, and ``ahead`` how many blocks behind the
+    place of that share its state is.
     """
 
-    __slots__ = ("computed", "fingerprints", "guessed", "held", "ids", "message")
+    __slots__ = ("ahead", "computed", "ends", "fingerprints", "guessed", "held", "ids", "message")
 
     def __init__(self, message: Add) -> None:
         self.message = message
@@ -53,6 +55,7 @@ class _Tokens:
         self.computed = 0
         self.guessed: tuple[int, ...] = ()
         self.held = 0
+        self.ends = self.ahead = 0
         self.fingerprints = [root_of(message.lora)]
         self.extend(message.prompt_ids)
 
@@ -97,6 +100,8 @@ class SimulatedRunner:
         self._written: dict[int, int] = {}
         # Of each block that holds a state, the fingerprint of the tokens that it is the state of.
         self._states: dict[int, int] = {}
+        # Shares with guesses and states; until the next launch it may be said that fewer of their guesses hold.
+        self._guessing: list[tuple[Share, _Tokens]] = []
         self._flushes = 0
         self._flush_calls: set[str] = set()
         self._requests: dict[str, _Tokens] = {}
@@ -133,14 +138,16 @@ class SimulatedRunner:
                 self._flushes += 1
             if isinstance(reply, Tokens) and reply.finish_reason is not None and reply.rid in self._queued:
                 self._go_on(reply.rid, reply.finish_reason)
-        for load in stepped.loads:
-            self._load(load)
         self.shortened = {}
         for rid, most in stepped.verified:
             tokens = self._requests[rid]
             if tokens.held > most:
                 tokens.hold(most, self._speculative_tokens)
                 self.shortened[rid] = tokens.computed
+        if stepped.loads:
+            self._settle_all()
+        for load in stepped.loads:
+            self._load(load)
 
     def _go_on(self, rid: str, reason: str) -> None:
         """A request of a session has ended; one that did not end by itself takes with it what is queued."""
@@ -180,6 +187,7 @@ class SimulatedRunner:
         What is wrong with it is kept for the judge, who sees the whole step.
         """
         self.understood = None
+        self._settle_all()
         try:
             self._launch(microbatch)
         except Violation as exc:
@@ -198,6 +206,7 @@ class SimulatedRunner:
         # What states begin as is read before any of them is written.
         for share in batch.shares:
             self._check_states(share)
+            self._check_rings(share)
         self.spoilt = set()
         # A share that computes what did not arrive makes it good for those behind it.
         for share in sorted(batch.shares, key=lambda share: share.start):
@@ -294,6 +303,8 @@ class SimulatedRunner:
                 is_lost = block in load.missing
                 self._blocks.setdefault(block, [0] * self._size)[slot] = _SPOILT if is_lost else fingerprint
                 self._written[block] = self._flushes
+        for ring in () if load.missing else load.rings:
+            self._fill(ring, fingerprints, ring.begins(end - 1), end)
         for state in () if load.missing else load.states:
             block = state.block_ids[(len(load.token_ids) - 1) // state.tokens]
             self._states[block], self._written[block] = fingerprints[-1], self._flushes
@@ -327,7 +338,9 @@ class SimulatedRunner:
             raise Violation(
                 f"{share.rid} computes positions {share.start} to {end - 1} with {drafts} guesses, but has "
                 f"{len(tokens.ids)} tokens, those in flight included",
-                bounds=Bounds(share.rid, end=len(tokens.ids) + drafts),
+                bounds=Bounds(share.rid, last=len(tokens.ids) + drafts - 1)
+                if drafts
+                else Bounds(share.rid, end=len(tokens.ids)),
             )
         if end - drafts > self._context:
             raise Violation(
@@ -354,18 +367,72 @@ class SimulatedRunner:
                 self._written[block_ids[index]] = self._flushes
                 self._states.pop(block_ids[index], None)
         if share.crossed is not None and share.start == 0:
-            for place, made in enumerate(self._made_of(share)):
+            there = self._made_of(share)
+            if len(there) > len(share.crossed) * self._size:
+                raise Violation(
+                    f"{share.rid} reads what its encoder made of its image, {len(there)} tokens, but has room for "
+                    f"{len(share.crossed) * self._size} in its blocks {list(share.crossed)}"
+                )
+            for place, made in enumerate(there):
                 self._blocks.setdefault(share.crossed[place // self._size], [0] * self._size)[place % self._size] = made
+        for ring in share.rings:
+            self._fill(ring, [*tokens.fingerprints[: share.start + 1], *fingerprints], share.start, end)
+        tokens.ends, tokens.ahead = end, 0
         for state in share.states:
-            block = state.block_ids[(end - 1) // state.tokens]
-            self._states[block] = fingerprints[-1]
-            self._blocks.pop(block, None)
-            self._written[block] = self._flushes
+            place, (count, kept) = (end - 1) // state.tokens, state.kept
+            left = list(zip(state.block_ids[place:], fingerprints[len(fingerprints) - drafts - 1 :], strict=False))
+            for block, after in [(state.block_ids[kept], fingerprints[count - 1])] * bool(count) + left:
+                self._states[block] = after
+                self._blocks.pop(block, None)
+                self._written[block] = self._flushes
+        if share.states and drafts:
+            self._guessing.append((share, tokens))
+
+    def _settle_all(self) -> None:
+        for share, tokens in self._guessing:
+            self._settle(share, tokens)
+        self._guessing = []
+
+    def _settle(self, share: Share, tokens: _Tokens) -> None:
+        """It is known how many guesses of a share hold: of its states that at the end of a block is kept there."""
+        first = share.start + share.count - len(share.draft_ids)
+        tokens.ahead = tokens.held
+        for state in share.states:
+            place = (share.start + share.count - 1) // state.tokens
+            ends = (first + tokens.held) // state.tokens * state.tokens
+            if ends < first:
+                continue
+            source, target = state.block_ids[place + ends - first], state.block_ids[ends // state.tokens - 1]
+            self._states[target] = self._states.get(source, 0)
+            self._written[target] = self._written.get(source, self._flushes)
+            self._blocks.pop(target, None)
+            if ends // state.tokens - 1 == place:
+                tokens.ahead = 0
+
+    def _fill(self, ring: Ring, fingerprints: Sequence[int], start: int, end: int) -> None:
+        """These positions of a request are written into a ring, the last of them into the slots of those before."""
+        for position in range(max(start, end - self._size), end):
+            self._blocks.setdefault(ring.block_id, [0] * self._size)[position % self._size] = fingerprints[position + 1]
+        self._states.pop(ring.block_id, None)
+
+    def _check_rings(self, share: Share) -> None:
+        """Each has what the group of the share's first position begins with. Raises Violation."""
+        fingerprints = self._requests[share.rid].fingerprints
+        for ring in share.rings:
+            slots = self._blocks.get(ring.block_id, [0] * self._size)
+            for position in range(ring.begins(share.start), share.start):
+                if slots[position % self._size] != fingerprints[position + 1]:
+                    raise Violation(
+                        f"{share.rid} goes on at position {share.start}, but its ring, block {ring.block_id}, does not "
+                        f"hold its position {position}",
+                        bounds=Bounds(share.rid, first=position),
+                    )
 
     def _check_states(self, share: Share) -> None:
         """Each is that of all tokens before the share. Raises Violation."""
+        tokens = self._requests[share.rid]
         for state in share.states:
-            last = (share.start + share.count - 1) // state.tokens
+            last = (share.start + share.count - 1) // state.tokens + len(share.draft_ids)
             if last >= len(state.block_ids):
                 raise Violation(
                     f"{share.rid} computes positions {share.start} to {share.start + share.count - 1}, but has no "
@@ -373,8 +440,11 @@ class SimulatedRunner:
                 )
             if not share.start:
                 continue
-            block = state.block_ids[(share.start - 1) // state.tokens]
-            if self._states.get(block) != self._requests[share.rid].fingerprints[share.start]:
+            place = (share.start - 1) // state.tokens
+            if self._speculative_tokens and share.known_tokens is None:
+                place = (tokens.ends - 1) // state.tokens + tokens.ahead
+            block = state.block_ids[place]
+            if self._states.get(block) != tokens.fingerprints[share.start]:
                 raise Violation(
                     f"{share.rid} goes on from a state that is not its own: block {block} of {list(state.block_ids)} "
                     f"does not hold that of its first {share.start} tokens",
@@ -390,7 +460,11 @@ class SimulatedRunner:
         """Look at all that the share attends to; returns what it samples."""
         tokens = self._requests[share.rid]
         end = share.start + share.count - len(share.draft_ids)
-        self._check_reads(share, share.block_ids, 0, end)
+        begin, gap = 0, share.gap
+        if gap[0] < gap[1]:
+            self._check_reads(share, share.block_ids, 0, gap[0])
+            begin = gap[1]
+        self._check_reads(share, share.block_ids, begin, end)
         for window in share.windows:
             self._check_reads(share, window.block_ids, window.begins(share.start), end)
         if share.crossed is not None:

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from scripted.core.phrases import text_of as words_of
-from scripted.core.run import Run
+from scripted.core.run import WAITING_LIMIT, Run
 from scripted.core.schedule import Schedule
 from scripted.core.verb import variable_of
 from scripted.core.violation import Violation
@@ -235,11 +235,17 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
     said, plans = words_of(exc), calls.named(standalone.launch)
     helpers = {one.__name__: one for one in standalone.helpers}
     if exc.bounds is not None and "positions_of" in helpers:
-        rid, first, end = exc.bounds
+        rid, first, end, last = exc.bounds
         rules = [] if first is None else [f"positions[0] <= {first}"]
         rules += [] if end is None else [f"positions[-1] < {end}"]
+        rules += [] if last is None else [f"positions[-1] == {last}"]
         positions = f"positions = positions_of({plans[-1]}, {calls.names[rid]!r})"
         return [positions, *_assert(f"not positions or ({' and '.join(rules)})", said)]
+    if exc.left_out and "positions_of" in helpers:
+        launched = [one for one in plans if "launches" not in helpers or helpers["launches"](calls.results[one][0])]
+        names = [calls.names[rid] for rid in exc.left_out]
+        rule = f"any(positions_of(plan, name) for plan in plans for name in {names})"
+        return [*_listed("plans", launched[-WAITING_LIMIT:]), *_assert(rule, said)]
     rule = standalone.must_hold(run.machine, calls)
     if rule:
         return _assert(rule, said)
@@ -261,12 +267,15 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
                 # What comes after so many is more of the same.
                 empty = empty[:_EMPTY_LAUNCHES]
                 del calls.lines[calls.results[empty[-1]][2] :]
-            looked = textwrap.wrap(f"plans = [{', '.join(empty)}]", _WIDTH, subsequent_indent=_INDENT)
             return [
-                *looked,
+                *_listed("plans", empty),
                 *_assert(f"any(map({sign}, plans))", f"{waiting} waits, and all of these plans are empty"),
             ]
     raise NotImplementedError(f"what is wrong is not seen in a call or a plan: {words_of(exc)}")
+
+
+def _listed(name: str, values: Sequence[str]) -> list[str]:
+    return textwrap.wrap(f"{name} = [{', '.join(values)}]", _WIDTH, subsequent_indent=_INDENT)
 
 
 def _assert(rule: str, said: str) -> list[str]:

@@ -91,7 +91,7 @@ def installed_version() -> str:
 
 def _limits(settings: VllmSettings) -> Limits:
     return Limits(
-        block_size=settings.block_size,
+        block_size=settings.kv_block_size,
         blocks=settings.num_gpu_blocks - 1,
         batch_tokens=settings.max_num_batched_tokens,
         batch_requests=settings.max_num_seqs,
@@ -158,6 +158,10 @@ ADAPTER: Final = VllmAdapter(
         "long_prefill_token_threshold": (1, 5),
         "prefix_cache_retention_interval": (0, 8),
         "prefix_match_unit": (2, 1),
+        "mamba_checkpoint_alignment": (1, 2),
+        "rswa_window": (3, 5),
+        "circular_buffer_tokens": (2, 4),
+        "decode_context_parallel_size": (2,),
         "encoder_cache_size": (8, 6, 12),
     },
     actions=ACTIONS,
@@ -185,7 +189,10 @@ ADAPTER: Final = VllmAdapter(
         "disable_lookahead_block_hashes": {"speculative_method": ("eagle",)},
         "prefill_schedule_interval": {"max_num_batched_tokens": (8,)},
         "prefix_match_unit": {"mamba_cache_mode": ("align",), "block_size": (4, 2)},
-        "mamba_cache_mode": {"num_gpu_blocks": (16, 20, 28), "num_speculative_tokens": (0,)},
+        "mamba_cache_mode": {"num_gpu_blocks": (16, 20, 28)},
+        "mamba_checkpoint_alignment": {"mamba_cache_mode": ("align",)},
+        "enable_mamba_shared_prefix_checkpoint": {"mamba_cache_mode": ("align",), "prefix_match_unit": (2, 1)},
+        "circular_buffer_tokens": {"num_gpu_blocks": (14, 16, 20)},
         "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
         **NEEDED_BY_SETTINGS,
     },

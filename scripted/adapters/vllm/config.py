@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,7 +23,11 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     has two groups; with an ``attention_chunk_size`` to those of the same chunk, and it has one more; with a
     ``mamba_cache_mode`` that is not ``off`` some layers are Mamba's, and have one more. Of prompts in windows and
     states only each ``prefix_cache_retention_interval`` is cached, and where a prompt ends; -1 for all. With a
-    ``prefix_match_unit``, 0 for none, a prefix hit ends at any multiple of it. ``kv_connector`` says how a connector
+    ``prefix_match_unit``, 0 for none, a prefix hit ends at any multiple of it; with a ``mamba_checkpoint_alignment``, 0
+    for none, the kernels leave the state there inside a chunk. With an ``rswa_window`` layers attend to the prompt, and
+    of the output to so many tokens; with ``circular_buffer_tokens`` one more group has a
+    block of a request for those of the same group of so many. A block is spread over ``decode_context_parallel_size``
+    ranks. ``kv_connector`` says how a connector
     loads, if there is one: ``kv_offered_tokens`` of each prompt are outside, and an ``async`` load or a save takes
     ``kv_transfer_steps``; with ``kv_saves`` the blocks of a request that ended are kept until it is saved. With
     ``structured_output`` requests may have grammars, each of which is compiled in ``grammar_steps``. With
@@ -55,7 +60,12 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_chunk_size: int = 0
     prefix_cache_retention_interval: int = -1
     mamba_cache_mode: Literal["off", "none", "align"] = "off"
+    mamba_checkpoint_alignment: int = 0
+    enable_mamba_shared_prefix_checkpoint: bool = False
     prefix_match_unit: int = 0
+    rswa_window: int = 0
+    circular_buffer_tokens: int = 0
+    decode_context_parallel_size: int = 1
     enable_kv_cache_events: bool = False
     kv_cache_report_mode: Literal["incremental", "full"] = "incremental"
     kv_connector: Literal["none", "sync", "async"] = "none"
@@ -78,91 +88,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_stats: bool = False
 
     def __post_init__(self) -> None:
-        room = (self.num_gpu_blocks - 1) * self.block_size
-        rules = (
-            (min(self.block_size, self.max_num_batched_tokens, self.max_num_seqs) >= 1, "sizes are 1 or more"),
-            (self.pipeline_parallel_size >= 1, "pipeline_parallel_size is 1 or more"),
-            (self.num_speculative_tokens >= 0, "num_speculative_tokens is 0 or more"),
-            (
-                min(self.sliding_window, self.attention_chunk_size, self.grammar_steps, self.max_loras) >= 0,
-                "sliding_window, attention_chunk_size, grammar_steps and max_loras are 0 or more",
-            ),
-            (
-                not self.encoder_cache_size
-                or min(self.encoder_cache_size, self.encoder_compute_budget) >= LARGEST_IMAGE,
-                f"with an encoder_cache_size, it and encoder_compute_budget hold the largest image, {LARGEST_IMAGE}",
-            ),
-            (
-                not self.disable_chunked_mm_input
-                or min(self.max_num_batched_tokens, self.long_prefill_token_threshold or LARGEST_IMAGE)
-                >= LARGEST_IMAGE,
-                f"with disable_chunked_mm_input, batches and parts of prompts are those of an image, {LARGEST_IMAGE}",
-            ),
-            (
-                self.enable_chunked_prefill or not self.long_prefill_token_threshold,
-                "a long_prefill_token_threshold cuts prompts, and goes with enable_chunked_prefill=True",
-            ),
-            (
-                not self.attention_chunk_size % self.block_size,
-                "vLLM's attention_chunk_size is a multiple of block_size",
-            ),
-            (
-                not (self.ec_connector or self.is_encoder_decoder) or self.encoder_cache_size > 0,
-                "ec_connector and is_encoder_decoder go with an encoder_cache_size",
-            ),
-            (
-                not self.is_encoder_decoder
-                or not (self.enable_prefix_caching or self.enable_chunked_prefill or self.has_connector),
-                "vLLM has no prefix cache, chunked prefill or KV connector for encoder-decoder models",
-            ),
-            (
-                not (self.attention_chunk_size and (self.has_mamba or self.speculative_method == "eagle")),
-                "vLLM has no attention_chunk_size beside Mamba or EAGLE",
-            ),
-            (
-                not (self.has_mamba and self.num_speculative_tokens),
-                "the device of this adapter keeps no states of guesses: Mamba goes with num_speculative_tokens=0",
-            ),
-            (
-                not self.has_mamba or (self.mamba_cache_mode == "align") == self.enable_prefix_caching,
-                "mamba_cache_mode is align with a prefix cache and none without",
-            ),
-            (
-                self.mamba_cache_mode != "align"
-                or (self.enable_chunked_prefill and self.max_num_batched_tokens >= self.block_size),
-                "with mamba_cache_mode=align, prompts are cut, and max_num_batched_tokens is block_size or more",
-            ),
-            (
-                not self.prefix_match_unit
-                or (self.mamba_cache_mode == "align" and not self.block_size % self.prefix_match_unit),
-                "a prefix_match_unit divides block_size and goes with mamba_cache_mode=align",
-            ),
-            (
-                self.num_gpu_blocks - 1 >= self._needed_blocks,
-                f"with several groups, num_gpu_blocks is more than one request may need, {self._needed_blocks}",
-            ),
-            (2 <= self.max_model_len <= room, f"max_model_len is from 2 to what all blocks hold, {room}"),
-            (
-                self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len,
-                "without chunked prefill, max_num_batched_tokens is max_model_len or more",
-            ),
-            (
-                min(self.kv_offered_tokens, self.kv_transfer_steps) >= 0,
-                "kv_offered_tokens and kv_transfer_steps are 0 or more",
-            ),
-            (self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens is max_num_seqs or more"),
-            (
-                self.max_num_batched_tokens > self.num_speculative_tokens,
-                "max_num_batched_tokens is more than num_speculative_tokens",
-            ),
-            (
-                not (self.async_scheduling and self.model_runner == 1 and self.pipeline_parallel_size > 1),
-                "asynchronous scheduling with pipeline stages needs model_runner=2",
-            ),
-        )
-        for holds, rule in rules:
-            if not holds:
-                raise VllmSettingsError(f"{rule}; got {self}")
+        for holds, rule in _RULES:
+            if not holds(self):
+                raise VllmSettingsError(f"{rule.format(self)}; got {self}")
 
     @property
     def windows(self) -> tuple[tuple[int, bool], ...]:
@@ -171,21 +99,38 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return tuple([one for one in sizes if one[0]])
 
     @property
-    def has_groups(self) -> bool:
-        """Whether the cache has more than one."""
-        return bool(self.windows) or self.has_mamba or self.is_encoder_decoder
+    def kv_block_size(self) -> int:
+        """Tokens of a block, on all ranks."""
+        return self.block_size * self.decode_context_parallel_size
 
     @property
-    def _needed_blocks(self) -> int:
+    def room(self) -> int:
+        """Tokens that all blocks hold but the null block."""
+        return (self.num_gpu_blocks - 1) * self.kv_block_size
+
+    @property
+    def rings(self) -> tuple[int, ...]:
+        """Of the groups of one block behind those with states: the tokens of which it holds the last."""
+        return (self.circular_buffer_tokens,) if self.circular_buffer_tokens else ()
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the cache has more than one."""
+        return bool(self.windows or self.rings) or self.has_mamba or self.is_encoder_decoder
+
+    @property
+    def needed_blocks(self) -> int:
         """What a request of the whole context takes of all groups, as vLLM counts it at its start; 0 with one group."""
         if not self.has_groups:
             return 0
-        needed = -(-self.max_model_len // self.block_size)
+        needed = -(-self.max_model_len // self.kv_block_size) + len(self.rings)
         for size, _ in self.windows:
             held = min(size + self.depth * self.max_num_batched_tokens, self.max_model_len)
             needed += 1 - (-held // self.block_size)
         if self.is_encoder_decoder:
             needed -= -LARGEST_IMAGE // self.block_size
+        if self.has_mamba:
+            needed += self.num_speculative_tokens + (self.mamba_checkpoint_alignment > 0)
         # The state before a chunk, and the one after it.
         return needed + {"off": 0, "none": 1, "align": 2}[self.mamba_cache_mode]
 
@@ -197,12 +142,12 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def hash_block_size(self) -> int:
         """Tokens of a hash of the prefix cache."""
-        return self.prefix_match_unit or self.block_size
+        return self.prefix_match_unit or math.gcd(self.kv_block_size, *self.states)
 
     @property
     def scheduler_block_size(self) -> int:
         """The common multiple of the groups' block sizes."""
-        return math.lcm(self.block_size, *self.states)
+        return math.lcm(self.kv_block_size, *self.states)
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -221,3 +166,116 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not self.async_scheduling:
             return self.pipeline_parallel_size
         return self.pipeline_parallel_size + 1
+
+
+# What holds of settings that make an engine, and how an error says it.
+_RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
+    (lambda s: min(s.block_size, s.max_num_batched_tokens, s.max_num_seqs) >= 1, "sizes are 1 or more"),
+    (
+        lambda s: min(s.pipeline_parallel_size, s.decode_context_parallel_size) >= 1,
+        "pipeline_parallel_size and decode_context_parallel_size are 1 or more",
+    ),
+    (lambda s: s.num_speculative_tokens >= 0, "num_speculative_tokens is 0 or more"),
+    (
+        lambda s: min(s.sliding_window, s.attention_chunk_size, s.grammar_steps, s.max_loras) >= 0,
+        "sliding_window, attention_chunk_size, grammar_steps and max_loras are 0 or more",
+    ),
+    (
+        lambda s: min(s.rswa_window, s.circular_buffer_tokens, s.mamba_checkpoint_alignment) >= 0,
+        "rswa_window, circular_buffer_tokens and mamba_checkpoint_alignment are 0 or more",
+    ),
+    (
+        lambda s: not s.encoder_cache_size or min(s.encoder_cache_size, s.encoder_compute_budget) >= LARGEST_IMAGE,
+        f"with an encoder_cache_size, it and encoder_compute_budget hold the largest image, {LARGEST_IMAGE}",
+    ),
+    (
+        lambda s: (
+            not s.disable_chunked_mm_input
+            or min(s.max_num_batched_tokens, s.long_prefill_token_threshold or LARGEST_IMAGE) >= LARGEST_IMAGE
+        ),
+        f"with disable_chunked_mm_input, batches and parts of prompts are those of an image, {LARGEST_IMAGE}",
+    ),
+    (
+        lambda s: s.enable_chunked_prefill or not s.long_prefill_token_threshold,
+        "a long_prefill_token_threshold cuts prompts, and goes with enable_chunked_prefill=True",
+    ),
+    (lambda s: not s.attention_chunk_size % s.block_size, "vLLM's attention_chunk_size is a multiple of block_size"),
+    (
+        lambda s: not (s.ec_connector or s.is_encoder_decoder) or s.encoder_cache_size > 0,
+        "ec_connector and is_encoder_decoder go with an encoder_cache_size",
+    ),
+    (
+        lambda s: (
+            not s.is_encoder_decoder or not (s.enable_prefix_caching or s.enable_chunked_prefill or s.has_connector)
+        ),
+        "vLLM has no prefix cache, chunked prefill or KV connector for encoder-decoder models",
+    ),
+    (
+        lambda s: not (s.attention_chunk_size and (s.has_mamba or s.speculative_method == "eagle")),
+        "vLLM has no attention_chunk_size beside Mamba or EAGLE",
+    ),
+    (
+        lambda s: not s.has_mamba or (s.mamba_cache_mode == "align") == s.enable_prefix_caching,
+        "mamba_cache_mode is align with a prefix cache and none without",
+    ),
+    (
+        lambda s: (
+            s.mamba_cache_mode != "align" or (s.enable_chunked_prefill and s.max_num_batched_tokens >= s.block_size)
+        ),
+        "with mamba_cache_mode=align, prompts are cut, and max_num_batched_tokens is block_size or more",
+    ),
+    (
+        lambda s: not s.prefix_match_unit or (s.mamba_cache_mode == "align" and not s.block_size % s.prefix_match_unit),
+        "a prefix_match_unit divides block_size and goes with mamba_cache_mode=align",
+    ),
+    (
+        lambda s: (
+            not (s.mamba_checkpoint_alignment or s.enable_mamba_shared_prefix_checkpoint)
+            or s.mamba_cache_mode == "align"
+        ),
+        "checkpoints of Mamba's states go with mamba_cache_mode=align",
+    ),
+    (
+        lambda s: not (s.rswa_window and s.has_groups),
+        "vLLM's models with an rswa_window have no other layers",
+    ),
+    (
+        lambda s: (
+            not s.circular_buffer_tokens
+            or (
+                not s.block_size % s.circular_buffer_tokens
+                and s.block_size >= s.circular_buffer_tokens + s.depth * s.num_speculative_tokens
+            )
+        ),
+        "circular_buffer_tokens divide block_size, which holds them and the guesses of all batches in flight",
+    ),
+    (
+        lambda s: s.decode_context_parallel_size == 1 or not (s.windows or s.rings or s.is_encoder_decoder),
+        "vLLM spreads blocks over ranks where all layers are of full attention or Mamba's",
+    ),
+    (
+        lambda s: s.num_gpu_blocks - 1 >= s.needed_blocks,
+        "with several groups, num_gpu_blocks is more than one request may need, {0.needed_blocks}",
+    ),
+    (
+        lambda s: 2 <= s.max_model_len <= s.room,
+        "max_model_len is from 2 to what all blocks hold, {0.room}",
+    ),
+    (
+        lambda s: s.enable_chunked_prefill or s.max_num_batched_tokens >= s.max_model_len,
+        "without chunked prefill, max_num_batched_tokens is max_model_len or more",
+    ),
+    (
+        lambda s: min(s.kv_offered_tokens, s.kv_transfer_steps) >= 0,
+        "kv_offered_tokens and kv_transfer_steps are 0 or more",
+    ),
+    (lambda s: s.max_num_batched_tokens >= s.max_num_seqs, "max_num_batched_tokens is max_num_seqs or more"),
+    (
+        lambda s: s.max_num_batched_tokens > s.num_speculative_tokens,
+        "max_num_batched_tokens is more than num_speculative_tokens",
+    ),
+    (
+        lambda s: not (s.async_scheduling and s.model_runner == 1 and s.pipeline_parallel_size > 1),
+        "asynchronous scheduling with pipeline stages needs model_runner=2",
+    ),
+)

@@ -12,6 +12,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from scripted.adapters.vllm.actions import END_SESSION, HOLD_GRAMMARS, RELEASE_GRAMMARS
+from scripted.adapters.vllm.checkpoints import checkpoint_reader
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.grammar import masks_of
 from scripted.adapters.vllm.grammars import Grammars
@@ -93,9 +94,7 @@ class VllmMachine:
         if settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
-        self._runner = RunnerView(
-            settings.model_runner, settings.windows, settings.states, is_crossed=settings.is_encoder_decoder
-        )
+        self._runner = RunnerView(settings, checkpoint_reader(settings, self.scheduler))
         # In order.
         self._in_flight: deque[_Flight] = deque()
         # The last plan samples behind tokens in flight, on which its masks depend: vLLM's engine computes it, and waits
@@ -194,6 +193,9 @@ class VllmMachine:
         if self._waits_for_masks and (is_end or isinstance(event, (Add, FlushCache, Pause, Resume))):
             self._late.append(event)
             return
+        if self._waits_for_masks and isinstance(event, Abort):
+            # It is told at once, and in turn again: what it is about may be among those that are late.
+            self._late.append(event)
         match event:
             case Add():
                 self._add(event)
@@ -297,8 +299,12 @@ class VllmMachine:
                 self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
 
     def id_of(self, rid: str) -> str:
-        """What a live request is called inside; the name of one that is not alive says nothing to vLLM."""
-        named = [request for request in self.scheduler.requests.values() if rid_of(request.request_id) == rid]
+        """What a live request is called inside; the name of one that is not alive says nothing to vLLM.
+
+        One that has ended may be there until its transfer is over.
+        """
+        requests = self.scheduler.requests.values()
+        named = [one for one in requests if rid_of(one.request_id) == rid and not one.is_finished()]
         named.sort(key=_waits_for_input)
         return named[0].request_id if named else rid
 

@@ -24,6 +24,7 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
+from vllm.v1 import kv_cache_interface
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -47,10 +48,11 @@ from scripted.adapters.vllm.encoder_cache import OutsideImages
 from scripted.adapters.vllm.grammar import Compiler
 
 _HASH_BYTES: Final = 8
+_WINDOW: Final = ("sliding_window", SlidingWindowSpec)
 
 
 def new_scheduler(settings: Any) -> Scheduler:
-    config, kv_cache = _parts(settings)
+    config, kv_cache = _config_of(settings), _kv_cache_of(settings)
     kind = AsyncScheduler if settings.async_scheduling else Scheduler
     structured = StructuredOutputManager(config)
     sizes = {"block_size": settings.scheduler_block_size, "hash_block_size": settings.hash_block_size}
@@ -79,7 +81,7 @@ def request_hasher(settings: Any) -> Callable[[Any], list[Any]] | None:
         return None
     init_none_hash(sha256)
     # Since 0.33 a hash may cover the tokens that a drafter reads behind the block.
-    ahead = getattr(_parts(settings)[0], "num_hash_lookahead_tokens", 0)
+    ahead = getattr(_config_of(settings), "num_hash_lookahead_tokens", 0)
     hasher: Callable[[Any], list[Any]]
     hasher = get_request_block_hasher(settings.hash_block_size, _hash, *((ahead,) if ahead else ()))
     return hasher
@@ -143,7 +145,7 @@ def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transf
 
 
 @functools.cache
-def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
+def _config_of(settings: Any) -> VllmConfig:
     config = VllmConfig(
         scheduler_config=SchedulerConfig(
             max_model_len=settings.max_model_len,
@@ -166,13 +168,18 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
     config.scheduler_config.async_scheduling = settings.async_scheduling
     config.scheduler_config.enable_chunked_prefill = settings.enable_chunked_prefill
     config.parallel_config.pipeline_parallel_size = settings.pipeline_parallel_size
+    config.parallel_config.decode_context_parallel_size = settings.decode_context_parallel_size
     config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
+    config.model_config = _ModelConfig(max_model_len=settings.max_model_len)
+    if settings.has_mamba:
+        config.cache_config.mamba_cache_mode = settings.mamba_cache_mode
+        config.cache_config.mamba_block_size = settings.states[0]
+        config.cache_config.enable_mamba_shared_prefix_checkpoint = settings.enable_mamba_shared_prefix_checkpoint
     if settings.log_stats:
         config.observability_config.kv_cache_metrics = True
         config.observability_config.kv_cache_metrics_sample = 1.0
         config.observability_config.enable_logging_iteration_details = True
         config.observability_config.per_request_spec_decode_metrics = "detailed"
-    config.model_config = _ModelConfig(max_model_len=settings.max_model_len)
     if settings.num_speculative_tokens:
         config.speculative_config = SpeculativeConfig(
             method="ngram",
@@ -185,6 +192,14 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
         config.speculative_config.disable_lookahead_block_hashes = settings.disable_lookahead_block_hashes
     if settings.max_loras:
         config.lora_config = LoRAConfig(max_loras=settings.max_loras, lora_dtype="float16")
+    if settings.enable_kv_cache_events:
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    _connect(config, settings)
+    return config
+
+
+def _connect(config: VllmConfig, settings: Any) -> None:
+    """To what is outside: KV, and what an encoder makes."""
     if settings.has_connector:
         config.kv_transfer_config = KVTransferConfig(
             kv_connector="ScheduledConnector",
@@ -205,43 +220,41 @@ def _parts(settings: Any) -> tuple[VllmConfig, KVCacheConfig]:
             ec_role="ec_both",
             ec_connector_extra_config={"steps": settings.ec_transfer_steps},
         )
-    if settings.enable_kv_cache_events:
-        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+
+
+@functools.cache
+def _kv_cache_of(settings: Any) -> KVCacheConfig:
+    """Its groups: full attention, windows, Mamba's states, a ring, what a decoder reads of its encoder."""
     shape = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-    groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
-    groups += [
-        KVCacheGroupSpec(
-            [f"window {size}"],
-            ChunkedLocalAttentionSpec(attention_chunk_size=size, **shape)
-            if is_chunk
-            else SlidingWindowSpec(sliding_window=size, **shape),
-        )
-        for size, is_chunk in settings.windows
-    ]
+    specs: dict[str, Any] = {"layer": FullAttentionSpec(**shape)}
+    if settings.rswa_window:
+        specs["layer"] = kv_cache_interface.RSWASpec(rswa_window=settings.rswa_window, **shape)
+    for size, is_chunk in settings.windows:
+        name, spec = ("attention_chunk_size", ChunkedLocalAttentionSpec) if is_chunk else _WINDOW
+        specs[f"window {size}"] = spec(**{name: size}, **shape)
     if settings.has_mamba:
-        config.cache_config.mamba_cache_mode = settings.mamba_cache_mode
-        config.cache_config.mamba_block_size = settings.states[0]
-        groups.append(
-            KVCacheGroupSpec(
-                ["mamba"],
-                MambaSpec(
-                    block_size=settings.states[0],
-                    shapes=((1,),),
-                    dtypes=(torch.float16,),
-                    mamba_cache_mode=settings.mamba_cache_mode,
-                ),
-            )
+        more = {"num_speculative_blocks": settings.num_speculative_tokens}
+        if settings.mamba_checkpoint_alignment:
+            more["num_prefill_checkpoint_blocks"] = 1
+            more["prefill_checkpoint_alignment"] = settings.mamba_checkpoint_alignment
+        specs["mamba"] = MambaSpec(
+            block_size=settings.states[0],
+            shapes=((1,),),
+            dtypes=(torch.float16,),
+            mamba_cache_mode=settings.mamba_cache_mode,
+            **more,
         )
+    if settings.rings:
+        specs["ring"] = kv_cache_interface.CircularBufferSpec(**shape)
     if settings.is_encoder_decoder:
-        groups.append(KVCacheGroupSpec(["crossed"], CrossAttentionSpec(**shape)))
+        specs["crossed"] = CrossAttentionSpec(**shape)
     interval = settings.prefix_cache_retention_interval
-    kv_cache = KVCacheConfig(
+    return KVCacheConfig(
         prefix_cache_retention_interval=None if interval < 0 else interval,
         num_blocks=settings.num_gpu_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=groups,
+        kv_cache_groups=[KVCacheGroupSpec([name], spec) for name, spec in specs.items()],
     )
-    return config, kv_cache
 
 
 class _ModelConfig(SimpleNamespace):

@@ -5,65 +5,57 @@ Plans say what has changed. What a plan forgets to say is missing here, as it is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
+from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.ids import rid_of
-from scripted.sdk import Share, StateTable, Violation, Window
+from scripted.sdk import Ring, Share, StateTable, Violation, Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
 class _Request:
-    __slots__ = ("blocks", "known")
+    __slots__ = ("blocks", "known", "prompt")
 
-    def __init__(self, blocks: Sequence[Sequence[int]], known: int | None) -> None:
+    def __init__(self, blocks: Sequence[Sequence[int]], known: int, prompt: int) -> None:
         # A table for each group of layers.
         self.blocks = [[*table] for table in blocks]
         # Tokens that the plan said the request has when it began or was resumed; None once that is history.
-        self.known = known
+        self.known: int | None = known
+        # Those of its prompt.
+        self.prompt = prompt
 
 
 def tables_of_groups(
-    blocks: Sequence[Sequence[int]], windows: Sequence[tuple[int, bool]], states: Sequence[int]
-) -> tuple[tuple[Window, ...], tuple[StateTable, ...]]:
-    """Those of the groups behind the first."""
-    others = [tuple(table) for table in blocks[1:]]
-    return (
-        tuple(
-            [
-                Window(block_ids=table, tokens=tokens, is_chunk=is_chunk)
-                for table, (tokens, is_chunk) in zip(others, windows, strict=False)
-            ]
+    blocks: Sequence[Sequence[int]], settings: VllmSettings, kept: tuple[int, int] = (0, 0)
+) -> dict[str, Any]:
+    """Those of the groups behind the first, in their order: windows, states, rings, and what is crossed."""
+    others = iter([tuple(table) for table in blocks[1:]])
+    return {
+        "windows": tuple(
+            [Window(block_ids=next(others), tokens=size, is_chunk=is_chunk) for size, is_chunk in settings.windows]
         ),
-        tuple(
-            [
-                StateTable(block_ids=table, tokens=tokens)
-                for table, tokens in zip(others[len(windows) :], states, strict=True)
-            ]
-        ),
-    )
+        "states": tuple([_states(next(others), size, kept) for size in settings.states]),
+        "rings": tuple([Ring(block_id=next(others)[0], tokens=size) for size in settings.rings]),
+    }
+
+
+def _states(blocks: tuple[int, ...], size: int, kept: tuple[int, int]) -> StateTable:
+    # Nothing is kept where the place has the null block.
+    return StateTable(block_ids=blocks, tokens=size, kept=kept if kept[0] and blocks[kept[1]] else (0, 0))
 
 
 class RunnerView:
-    """``version`` is that of the model runner; ``windows`` are those of the groups behind the first, and ``states`` the
-    tokens from one state to the next of those behind them; with ``is_crossed`` the last group is what a decoder reads
-    of its encoder.
-    """
+    """``checkpoint_of`` says of the positions that a prompt's share computes which state is kept beside the last."""
 
     def __init__(
-        self,
-        version: int,
-        windows: tuple[tuple[int, bool], ...] = (),
-        states: tuple[int, ...] = (),
-        *,
-        is_crossed: bool = False,
+        self, settings: VllmSettings, checkpoint_of: Callable[[int, int], tuple[int, int]] | None = None
     ) -> None:
-        self._version = version
-        self._windows = windows
-        self._states = states
-        self._is_crossed = is_crossed
+        self._settings = settings
+        self._checkpoint_of = checkpoint_of
+        self._version = settings.model_runner
         self._requests: dict[str, _Request] = {}
         # Those that begin again with what they have.
         self.sessions: set[str] = set()
@@ -80,20 +72,21 @@ class RunnerView:
                 raise Violation(f"the plan computes {count} tokens of {rid_of(rid)}, but says nothing else of it")
             request = self._requests[rid]
             drafts = plan.scheduled_spec_decode_tokens.get(rid, ())
-            blocks = request.blocks[:-1] if self._is_crossed else request.blocks
-            windows, states = tables_of_groups(blocks, self._windows, self._states)
             unknown = rid in guessing and request.known is None
+            kept = (0, 0)
+            if self._checkpoint_of is not None and not drafts:
+                kept = self._checkpoint_of(starts[rid], starts[rid] + count)
             shares.append(
                 Share(
                     rid=rid_of(rid),
                     start=-1 if unknown else starts[rid],
                     count=count,
                     block_ids=tuple(request.blocks[0]),
-                    windows=windows,
-                    states=states,
-                    crossed=tuple(request.blocks[-1]) if self._is_crossed else None,
+                    crossed=tuple(request.blocks[-1]) if self._settings.is_encoder_decoder else None,
+                    gap=self._gap_of(request, starts[rid]),
                     draft_ids=tuple(drafts),
                     known_tokens=request.known,
+                    **tables_of_groups(request.blocks, self._settings, kept),
                 )
             )
             request.known = None
@@ -101,6 +94,12 @@ class RunnerView:
             if rid not in plan.num_scheduled_tokens:
                 raise Violation(f"the plan has guesses for {rid_of(rid)}, which it computes nothing of")
         return tuple(shares)
+
+    def _gap_of(self, request: _Request, start: int) -> tuple[int, int]:
+        """What its layers do not read of its output."""
+        if not self._settings.rswa_window:
+            return (0, 0)
+        return request.prompt, max(request.prompt, start + 1 - self._settings.rswa_window)
 
     def _update(self, plan: SchedulerOutput) -> dict[str, int]:
         gone = set(plan.finished_req_ids)
@@ -115,7 +114,7 @@ class RunnerView:
             if self._version == 1 and new.req_id in self._requests and new.req_id not in self.sessions:
                 raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner has not been told to forget")
             known = len(new.prefill_token_ids if self._version == 2 else new.prompt_token_ids)
-            self._requests[new.req_id] = _Request(new.block_ids, known)
+            self._requests[new.req_id] = _Request(new.block_ids, known, len(new.prompt_token_ids))
             starts[new.req_id] = new.num_computed_tokens
         cached = plan.scheduled_cached_reqs
         for rid, blocks, start in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):

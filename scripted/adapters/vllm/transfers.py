@@ -43,8 +43,8 @@ class Transfers:
         self.ended = False
         self._connector = connector
         self._steps = settings.kv_transfer_steps
-        self._block_size = settings.block_size
-        self._windows, self._states = settings.windows, settings.states
+        self._block_size = settings.kv_block_size
+        self._settings = settings
         # With several groups, vLLM takes the name of a request, and of an asynchronous load alone.
         self._by_name = settings.has_groups
         self._may_fail = not self._by_name or (settings.kv_connector == "async" and _TAKES_NAMES)
@@ -137,13 +137,11 @@ class Transfers:
         elif self._failing is not None and self._may_fail:
             missing = load.block_ids[first if self._by_name else max(first, min(self._failing, last - 1)) : last]
             self._failing = None
-        windows, states = tables_of_groups(load.tables, self._windows, self._states)
         return Load(
             rid=rid_of(load.request_id),
             start=load.start,
             token_ids=load.token_ids,
             block_ids=load.block_ids,
             missing=missing,
-            windows=windows,
-            states=states,
+            **tables_of_groups(load.tables, self._settings),
         )

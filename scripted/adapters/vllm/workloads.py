@@ -201,6 +201,32 @@ WORKLOADS: Final = {
         "images-outside-late": f"{_TIGHT} encoder_cache_size=8 ec_connector=True ec_transfer_steps=3 {_ASYNC}; {_SEEN}",
         "encoder-decoder": f"{_CROSSED}; {_SEEN}",
         "encoder-decoder-async": f"{_CROSSED} {_ASYNC} {_TIGHTER}; {_SEEN}",
+        "mamba-guesses": f"{_MAMBA} num_speculative_tokens=2 {_TWINS_AND_CHUNKS}",
+        "mamba-guesses-async": f"{_MAMBA} num_speculative_tokens=3 {_ASYNC} max_num_batched_tokens=8; {_GROWING}",
+        "mamba-guesses-stages": f"{_MAMBA} num_speculative_tokens=2 {_ASYNC} {_STAGES}; {_TWINS}",
+        "mamba-guesses-uncached": (
+            f"mamba_cache_mode=none enable_prefix_caching=False num_gpu_blocks=16 num_speculative_tokens=2; {_GROWING}"
+        ),
+        "mamba-guesses-grammars": f"{_MAMBA} num_speculative_tokens=2 {_GRAMMARS} {_ASYNC}; {_MASKED}",
+        "mamba-eagle": f"{_MAMBA} {_EAGLE} {_TWINS_AND_CHUNKS}",
+        "mamba-checkpoints": f"{_MAMBA} mamba_checkpoint_alignment=2 prefix_match_unit=2 {_TWINS_AND_CHUNKS}",
+        "mamba-checkpoints-async": (
+            f"{_MAMBA} mamba_checkpoint_alignment=1 num_speculative_tokens=2 {_ASYNC}; {_CHUNKS}"
+        ),
+        "mamba-checkpoints-kept": (
+            f"{_MAMBA} mamba_checkpoint_alignment=2 prefix_cache_retention_interval=0 prefix_match_unit=2{_GROWN}"
+        ),
+        "mamba-junctions": (
+            f"{_MAMBA} enable_mamba_shared_prefix_checkpoint=True prefix_match_unit=2 {_TWINS_AND_CHUNKS}"
+        ),
+        "mamba-spread": f"{_MAMBA} decode_context_parallel_size=2 {_TWINS_AND_CHUNKS}",
+        "spread": f"num_gpu_blocks=7 decode_context_parallel_size=2; {_TWINS}",
+        "spread-loads": f"{_TIGHT} decode_context_parallel_size=2 {_LOADS}; {_TWINS}",
+        "windows-of-output": f"rswa_window=3; {_GROWING}",
+        "windows-of-output-async": f"{_TIGHT} rswa_window=5 num_speculative_tokens=2 {_ASYNC}; {_GROWING}",
+        "rings": f"circular_buffer_tokens=4 num_gpu_blocks=14 max_num_batched_tokens=8 {_TWINS_AND_CHUNKS}",
+        "rings-guesses": f"circular_buffer_tokens=2 num_speculative_tokens=1 num_gpu_blocks=12 {_ASYNC}; {_GROWING}",
+        "rings-loads": f"circular_buffer_tokens=4 num_gpu_blocks=16 {_LOADS} kv_offered_tokens=6; {_TWINS}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()
 }

@@ -35,7 +35,7 @@ class LiveVllm(LiveEngine):
     def __init__(self, core: Any, stops: VllmStops, port: int) -> None:
         self.scheduler = core.scheduler
         self._seen = stops
-        self._runner = RunnerView(2 if core.scheduler.use_v2_model_runner else 1)
+        self._runner = RunnerView(VllmSettings(model_runner=2 if core.scheduler.use_v2_model_runner else 1))
         # The names of calls, by the numbers that vLLM gives them.
         self._calls: dict[int, str] = {}
         self._arrivals = 0
