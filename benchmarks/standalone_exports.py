@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         failing += 1
         file, why = (None, "the adapter writes none") if standalone is None else text_of(standalone, schedule, "export")
-        why = why if file is None else what_is_wrong(file, why, asked.python)
+        why = why if file is None else what_is_wrong(file, why, asked.python, prepare=standalone.prepare)
         ran += why is None
         if why is not None:
             sys.stdout.write(f"no file: {text}: {why}\n")

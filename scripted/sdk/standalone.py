@@ -56,6 +56,9 @@ class Standalone(ABC):
 
     launch = "schedule"
     update = "update_from_output"
+    # Statements before the imports of a file; and those that run before it where it is tried, for what it never uses.
+    first: Sequence[str] = ()
+    prepare = ""
 
     @property
     @abstractmethod
@@ -81,10 +84,17 @@ class Standalone(ABC):
     def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
         """An argument as an expression; None for one that spells itself. Names of requests are told to ``calls``."""
 
-    def must_hold(self, machine: Any, calls: Calls) -> str:
-        """An expression of the file that must hold and does not, after these calls; empty where there is none."""
-        del machine, calls
+    def must_hold(self, machine: Any, calls: Calls, said: str) -> str:
+        """An expression of the file that must hold and does not, after these calls; empty where there is none.
+
+        ``said`` is what was wrong here.
+        """
+        del machine, calls, said
         return ""
+
+    def written(self, called: str, given: Sequence[str]) -> str:
+        """A call as the file has it."""
+        return _call(called, given)
 
     @abstractmethod
     def remark(self, plan: Any) -> str:
@@ -127,7 +137,7 @@ class Calls:
                 given = [self.spell(value, args) for value in args]
                 given += [f"{name}={self.spell(value, args)}" for name, value in kwargs.items()]
                 name = f"{variable_of(method)}_{1 + sum(one[1] == method for one in self.results.values())}"
-                self.lines.append(f"{name} = {_call(called, given)}")
+                self.lines.append(f"{name} = {self._standalone.written(called, given)}")
                 result = original(target, *args, **kwargs)
             finally:
                 self._inside = False
@@ -186,7 +196,7 @@ def write_standalone(standalone: Standalone, schedules: Sequence[Schedule], *, n
     for schedule in schedules:
         text, why = text_of(standalone, schedule, name)
         if text is not None:
-            why = what_is_wrong(text, why)
+            why = what_is_wrong(text, why, prepare=standalone.prepare)
         if text is not None and why is None:
             return WrittenTest(text, (*refused, f"it fails on {standalone.engine}, where nothing else is imported"))
         refused.append(f"not kept: a test of the scheduler's own classes: {why}")
@@ -246,7 +256,7 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
         names = [calls.names[rid] for rid in exc.left_out]
         rule = f"any(positions_of(plan, name) for plan in plans for name in {names})"
         return [*_listed("plans", launched[-WAITING_LIMIT:]), *_assert(rule, said)]
-    rule = standalone.must_hold(run.machine, calls)
+    rule = standalone.must_hold(run.machine, calls, said)
     if rule:
         return _assert(rule, said)
     for life in run.oracle.account.lives:
@@ -312,7 +322,7 @@ def _file(
     shown = textwrap.wrap(str(schedule), _WIDTH)
     head = [f'"""Found by search in {standalone.engine}; nothing else is needed.', "", *goal, ""]
     head += [*(_INDENT + line for line in shown), '"""', "", "from __future__ import annotations", ""]
-    text = [*head, *_used(imports, written), "", *bodies]
+    text = [*head, *standalone.first, *_used(imports, written), "", *bodies]
     text += ["", f"def test_{variable_of(name)}() -> None:", *(_INDENT + line for line in body), ""]
     return "\n".join(text)
 
@@ -366,14 +376,14 @@ def _call(called: str, given: Sequence[str]) -> str:
     return "\n".join([f"{called}(", *(_INDENT + part for part in wrapped), ")"])
 
 
-def what_is_wrong(text: str, expected: str | None, python: str = sys.executable) -> str | None:
+def what_is_wrong(text: str, expected: str | None, python: str = sys.executable, *, prepare: str = "") -> str | None:
     """Why a file does not fail as expected where nothing of this project can be imported; None if it does."""
     with tempfile.TemporaryDirectory() as folder:
         path, settings = Path(folder) / "test_standalone.py", Path(folder) / "pytest.ini"
         path.write_text(text, encoding="utf-8")
         settings.write_text("[pytest]\n", encoding="utf-8")
         ended = subprocess.run(  # noqa: S603 - what was just written
-            [python, "-c", _ALONE, str(path), str(settings), folder],
+            [python, "-c", f"{prepare}\n{_ALONE}", str(path), str(settings), folder],
             cwd=folder,
             env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             capture_output=True,

@@ -32,6 +32,7 @@ from torch.distributed import ProcessGroup
 from scripted.adapters.sglang.config import SglangSettings
 from scripted.adapters.sglang.live.launch import launch
 from scripted.adapters.sglang.machine import PAUSE_MODES, SglangMachine, check_loops
+from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.adapters.sglang.workloads import WORKLOADS
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
@@ -141,4 +142,5 @@ ADAPTER: Final = adapter_of(
     settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3)},
     mutants=MUTANTS,
     live=launch,
+    standalone=SglangStandalone(),
 )

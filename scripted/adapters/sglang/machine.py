@@ -192,7 +192,7 @@ class SglangMachine:
 
     def __init__(self, settings: SglangSettings) -> None:
         self.depth = settings.depth
-        self._settings = settings
+        self.settings = settings
         self._context, self.scheduler = new_scheduler(settings)
         scheduler = self.scheduler
         self.role: Any = role_of(scheduler)
@@ -473,7 +473,7 @@ class SglangMachine:
                 top_logprobs_num=0,
                 token_ids_logprob=None,
                 stream=True,
-                priority=event.priority if self._settings.enable_priority_scheduling else None,
+                priority=event.priority if self.settings.enable_priority_scheduling else None,
                 **self.role.routed(event.rid),
             )
         )
@@ -482,11 +482,11 @@ class SglangMachine:
         """Why the front end refuses it, or why it would not be computed as it asks; None where it begins."""
         tokens, new = len(event.prompt_ids), event.max_new_tokens
         # What the front end refuses, and what the scheduler answers with an error after a prefill of one token.
-        if tokens + new > self._settings.context_length or tokens >= self.scheduler.max_req_input_len:
+        if tokens + new > self.settings.context_length or tokens >= self.scheduler.max_req_input_len:
             return f"{tokens} + {new} tokens are too long"
         if not self._fits(tokens, new):
             return "its output would be cut to what fits into the pool"
-        if tokens + new > self._settings.room:
+        if tokens + new > self.settings.room:
             return "with what is kept back for decodes it would never fit into the pool"
         return None
 
@@ -511,7 +511,7 @@ class SglangMachine:
             self._say(AbortReq(rid=self._inner(rid)))
 
     def _inner(self, rid: str) -> str:
-        return rid if self._settings.client_rids else inner_name(rid)
+        return rid if self.settings.client_rids else inner_name(rid)
 
     # -- what clients are told --
 

@@ -87,7 +87,8 @@ class VllmStandalone(Standalone):
                 return f"DraftTokenIds({value.req_ids}, {value.draft_token_ids})"
         return None
 
-    def must_hold(self, machine: VllmMachine, calls: Calls) -> str:
+    def must_hold(self, machine: VllmMachine, calls: Calls, said: str) -> str:
+        del said
         plans = calls.named(self.launch)
         if encoded.missing_in([calls.results[name][0] for name in plans]):
             return f"not missing_in([{', '.join(plans)}])"

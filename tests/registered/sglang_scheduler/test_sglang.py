@@ -25,12 +25,14 @@ if find_spec("sglang") is None:
 from scripted import api
 from scripted.adapters.sglang.adapter import COPIER, MUTANTS
 from scripted.adapters.sglang.machine import Scheduler, check_loops
+from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.core.forks import Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.named import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.records import Record
+from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute, record
 
 register_cpu_ci(est_time=60, suite="sglang-cpu")
@@ -51,9 +53,6 @@ WORDS = (
     "a request waits although all that are open fit together: c (waiting since step 1)",
 )
 EXAMPLES = {
-    "aborted_by_a_prefix.py": "a was aborted; still waiting: nobody",
-    "computed_after_its_abort.py": "computed of a: [8]; then it was aborted, and computed were [8, 8, 8]",
-    "ended_by_the_queue.py": "before the pause ran ['a', 'b']; after it wait ['a']",
     "an_abort_that_is_lost.py": "after an abort during the pause and one after it, 8 batches of a are computed",
     "a_pause_that_never_ends.py": "after both pauses and a continue ended: nothing",
 }
@@ -102,6 +101,22 @@ def test_an_example_shows_it_without_the_harness(name: str, words: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert words in done.stdout, done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    list(zip(LINES, ("", "", "", "", "not seen in a turn", "the front end does", ""), strict=True)),
+)
+def test_a_defect_of_the_scheduler_is_a_file_of_its_own_loop(line: str, expected: str) -> None:
+    """What runs it is the benchmark of exports; it says no where the front end is what is wrong."""
+    text, why = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
+    if expected:
+        assert text is None
+        assert expected in str(why)
+    else:
+        assert text is not None
+        assert "turns.run(new_scheduler(settings))" in text
+        assert "scripted" not in text.replace("found by search", "")
 
 
 @pytest.mark.parametrize("workload", sorted(adapter_named("sglang").workloads))

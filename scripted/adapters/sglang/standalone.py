@@ -1,0 +1,113 @@
+"""What a standalone test of SGLang needs beside SGLang: its own event loop, and what is said and promised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    ContinueGenerationReqInput,
+    FlushCacheReqInput,
+    PauseGenerationReqInput,
+    TokenizedGenerateReqInput,
+)
+
+from scripted.adapters.sglang import stubs, turns
+from scripted.adapters.sglang.shares import rid_of
+from scripted.sdk.standalone import Calls, Standalone
+
+if TYPE_CHECKING:
+    from scripted.adapters.sglang.config import SglangSettings
+    from scripted.adapters.sglang.machine import SglangMachine
+
+_TAKE: Final = "get_next_batch_to_run"
+# What was wrong, and what of the turns shows it.
+_PROMISES: Final = {
+    r"(\w+) ends with abort, but nothing aborted it": "turns.ends.get({0!r}) != 'abort'",
+    r"(\w+) is launched, but it was aborted": "{0!r} not in turns.batches[-1]",
+    r"call-\d+ is refused, although no request owns memory": "turns.flushes[-1]",
+    r"a request waits although .* fit together: (\w+) ": "any({0!r} in batch for batch in turns.batches)",
+}
+
+
+class SglangStandalone(Standalone):
+    """Its messages turn by turn. What only its front end does wrong is not a test of the scheduler."""
+
+    launch = _TAKE
+    # The loop hears no results; what clients are told is in ``turns``.
+    update = ""
+    first = ("import os", "", 'os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")', "")
+    prepare = f"import runpy; runpy.run_path({str(Path(stubs.__file__))!r})['install']()"
+
+    @property
+    def engine(self) -> str:
+        return f"SGLang {version('sglang')}"
+
+    def modules(self, config: SglangSettings) -> Sequence[ModuleType]:
+        del config
+        return (turns,)
+
+    def opening(self, config: SglangSettings) -> Sequence[str]:
+        del config
+        return ("turns = Turns()",)
+
+    def watched(self, machine: SglangMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        scheduler = machine.scheduler
+        messages = scheduler._request_dispatcher  # noqa: SLF001 - the machine's own
+        return {"scheduler": (scheduler, (_TAKE,)), "front": (messages, ("__call__",))}
+
+    def written(self, called: str, given: Sequence[str]) -> str:
+        return "turns.take()" if called.endswith(_TAKE) else f"turns.say({given[0]})"
+
+    def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
+        del arguments
+        match value:
+            case TokenizedGenerateReqInput():
+                calls.names[rid_of(value.rid)] = value.rid
+                if value.sampling_params.stop_token_ids:
+                    raise NotImplementedError("a request has stop tokens, and the turns have no model to choose them")
+                more = "" if value.priority is None else f", priority={value.priority}"
+                new = value.sampling_params.max_new_tokens
+                return f"request({value.rid!r}, {list(value.input_ids)}, {new}{more})"
+            case AbortReq(abort_all=True):
+                return "AbortReq(abort_all=True)"
+            case AbortReq():
+                if value.rid not in calls.names.values():
+                    raise NotImplementedError("an abort overtakes its request, which the front end does")
+                return f"AbortReq(rid={value.rid!r})"
+            case PauseGenerationReqInput():
+                return f"PauseGenerationReqInput(mode={value.mode!r})"
+            case ContinueGenerationReqInput() | FlushCacheReqInput():
+                return f"{type(value).__name__}()"
+        # The batches that a turn begins with.
+        return ""
+
+    def must_hold(self, machine: SglangMachine, calls: Calls, said: str) -> str:
+        settings = machine.settings
+        known = [f"settings.{field.name}" for field in msgspec.structs.fields(settings)]
+        text = Path(turns.__file__).read_text(encoding="utf-8")
+        changed = [
+            field.name
+            for field, name in zip(msgspec.structs.fields(settings), known, strict=True)
+            if name not in text and field.name != "client_rids" and getattr(settings, field.name) != field.default
+        ]
+        if changed:
+            raise NotImplementedError(f"the turns know no {' and '.join(changed)}")
+        for pattern, rule in _PROMISES.items():
+            if found := re.search(pattern, said):
+                calls.lines.append("turns.run(new_scheduler(settings))")
+                return rule.format(*(calls.names[rid] for rid in found.groups()))
+        raise NotImplementedError(f"what is wrong is not seen in a turn: {said}")
+
+    def remark(self, plan: Any) -> str:
+        batch = plan.batch_to_run
+        if not batch:
+            return "nothing"
+        lengths = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(batch.reqs)
+        return ", ".join(f"{req.rid}: {length}" for req, length in zip(batch.reqs, lengths, strict=True))

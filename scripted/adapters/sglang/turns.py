@@ -1,0 +1,131 @@
+"""SGLang's scheduler on its own event loop, told what comes in each turn; a standalone test has this text."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import PortArgs, ServerArgs
+
+
+def new_scheduler(settings: Any) -> Scheduler:
+    """On the CPU, over a random model of one layer."""
+    model = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "vocab_size": 256,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float32",
+        "rms_norm_eps": 1e-5,
+    }
+    model |= dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 32)
+    model |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1)
+    folder = tempfile.mkdtemp()
+    (Path(folder) / "config.json").write_text(json.dumps(model), encoding="utf-8")
+    args = ServerArgs(
+        model_path=folder,
+        device="cpu",
+        load_format="dummy",
+        attention_backend="torch_native",
+        sampling_backend="pytorch",
+        skip_tokenizer_init=True,
+        disable_cuda_graph=True,
+        watchdog_timeout=1e9,
+        page_size=settings.page_size,
+        max_total_tokens=settings.max_total_tokens,
+        max_running_requests=settings.max_running_requests,
+        chunked_prefill_size=settings.chunked_prefill_size,
+        context_length=settings.context_length,
+        schedule_policy=settings.schedule_policy,
+        schedule_conservativeness=settings.schedule_conservativeness,
+        disable_overlap_schedule=settings.disable_overlap_schedule,
+        disable_radix_cache=settings.disable_radix_cache,
+        enable_mixed_chunk=settings.enable_mixed_chunk,
+        enable_priority_scheduling=settings.enable_priority_scheduling,
+        max_queued_requests=settings.max_queued_requests,
+    )
+    ports = PortArgs.init_new(args)
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    return Scheduler(args, ports)
+
+
+def request(rid: str, prompt: list[int], new: int, priority: int | None = None) -> TokenizedGenerateReqInput:
+    """As the front end sends it."""
+    sampling = SamplingParams(max_new_tokens=new)
+    sampling.normalize(None)
+    return TokenizedGenerateReqInput(
+        rid=rid,
+        input_text=None,
+        input_ids=array("q", prompt),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=sampling,
+        return_logprob=False,
+        logprob_start_len=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=True,
+        priority=priority,
+    )
+
+
+class Turns:
+    """In place of the sockets and of the forward pass: what comes in each turn, and what the scheduler makes of it."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[Any]] = [[]]
+        # Of each batch the tokens that it computes of each request; how each request ended and each flush was answered.
+        self.batches: list[dict[str, int]] = []
+        self.ends: dict[str, str] = {}
+        self.flushes: list[bool] = []
+
+    def say(self, message: Any) -> None:
+        self.messages[-1].append(message)
+
+    def take(self) -> None:
+        self.messages.append([])
+
+    def run(self, scheduler: Any) -> None:
+        """All turns, by the scheduler's own loop."""
+
+        def receive(local_reqs: Any = ()) -> list[Any]:
+            scheduler.gracefully_exit = len(self.messages) == 1
+            return [*local_reqs, *self.messages.pop(0)]
+
+        scheduler.request_receiver = SimpleNamespace(recv_requests=receive)
+        front_end = SimpleNamespace(send_output=self._hear)
+        scheduler.ipc_channels = SimpleNamespace(send_to_tokenizer=front_end, send_to_detokenizer=front_end)
+        scheduler.output_streamer.send_to_detokenizer = front_end
+        scheduler.model_worker = SimpleNamespace(forward_batch_generation=self._forward)
+        with torch.no_grad():
+            scheduler.run_event_loop()
+
+    def _forward(self, batch: Any, **_: Any) -> GenerationBatchResult:
+        lengths = batch.extend_lens or [1] * len(batch.reqs)
+        self.batches.append({req.rid: length for req, length in zip(batch.reqs, lengths, strict=True)})
+        # No token ends a request, so all of them may be the same one.
+        tokens = torch.full((len(batch.reqs),), 7)
+        return GenerationBatchResult(logits_output=None, next_token_ids=tokens, can_run_cuda_graph=False)
+
+    def _hear(self, output: Any, recv_obj: Any = None) -> None:
+        del recv_obj
+        match type(output).__name__:
+            case "BatchTokenIDOutput":
+                reasons = zip(output.rids, output.finished_reasons, strict=True)
+                self.ends |= {rid: reason["type"] for rid, reason in reasons if reason is not None}
+            case "AbortReq":
+                self.ends[output.rid] = "abort"
+            case "FlushCacheReqOutput":
+                self.flushes.append(output.success)
