@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import inspect
 import io
@@ -21,9 +22,11 @@ from scripted.script.decorator import ScriptFunction
 from scripted.script.interruptions import no_departure, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
+from scripted.script.process_state import ProcessState
 
 # A ``finally`` that yields needs another one.
 _MOST_CLOSES: Final = 100
+_BUILTINS: Final = vars(builtins)
 # Scripts that yield whenever they are closed. They are kept, so that nobody collects them.
 _never_ending: Final[list[Generator[Any, None, Any]]] = []
 
@@ -77,6 +80,7 @@ class ScriptExecution:
         # Where the script runs in the process of its test; a process of its own can be ended.
         self.deadline: Deadline | None = None
         self._asked = Measured(function) if options.must_assert else None
+        self._builtins: dict[str, Any] = {}
         self._args = args
         self._kwargs = kwargs
         self._printed = io.StringIO() if keeps_output else None
@@ -86,6 +90,7 @@ class ScriptExecution:
     def begin(self, context: BaseContext) -> None:
         """Make the generator; its body starts with the first step."""
         self.context = context
+        self._builtins = _BUILTINS.copy()
         self.script = self.function(context, *self._args, **self._kwargs)
 
     def end(self, steps: int) -> None:
@@ -147,6 +152,12 @@ class ScriptExecution:
                 before = sys.stdout
                 try:
                     return on(script)
+                except StopIteration:
+                    raise
+                except BaseException:
+                    # Whoever hears of it calls those that the script may have replaced.
+                    _BUILTINS.update(self._builtins)
+                    raise
                 finally:
                     self.has_replaced_output = sys.stdout is not before
 
@@ -204,22 +215,26 @@ class OneScript:
 
     warms_up = False
 
-    def __init__(self, script: ScriptExecution) -> None:
+    def __init__(self, script: ScriptExecution, state: ProcessState | None) -> None:
         self.script = script
         self.error: BaseException | None = None
         self.died = False
         self._next: ScriptExecution | None = script
+        # What a test may not change for those after it.
+        self._state = state
 
     def open(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.left()
 
     def next_script(self) -> ScriptExecution | None:
         script, self._next = self._next, None
         return script
 
     def left(self) -> list[str]:
-        return []
+        state, self._state = self._state, None
+        return [] if state is None else state.put_back()
 
     def progress(self, run: Any, script: Any) -> None: ...
 
@@ -227,6 +242,7 @@ class OneScript:
 
     def failed(self, run: Any, script: Any, exc: Exception) -> None:
         del run, script
+        self.left()  # before it is reported, with what it may have replaced
         self.error = exc
 
     def crashed(self, run: Any, script: Any, exc: BaseException) -> None:

@@ -31,13 +31,21 @@ class Descriptors:
                 if _left_open.get(number) != identity:
                     before[number] = identity
         self._copies = {number: (identity, os.dup(number)) for number, identity in before.items()}
-        self._close, self._closerange = os.close, os.closerange
+        self._close, self._closerange, self._dup2 = os.close, os.closerange, os.dup2
 
     def close_one(self, fd: int) -> None:
         """As ``os.close``; what closes all that it can reach does not reach the copies."""
+        self._require_no_copy(fd)
+        self._close(fd)
+
+    def duplicate(self, fd: int, fd2: int, inheritable: bool = True) -> int:
+        """As ``os.dup2``, but not over a copy."""
+        self._require_no_copy(fd2)
+        return self._dup2(fd, fd2, inheritable)
+
+    def _require_no_copy(self, fd: int) -> None:
         if any(fd == duplicate for _identity, duplicate in self._copies.values()):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        self._close(fd)
 
     def close_range(self, fd_low: int, fd_high: int, /) -> None:
         """As ``os.closerange``, without the copies."""

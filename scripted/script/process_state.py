@@ -10,6 +10,7 @@ import ast
 import asyncio
 import atexit
 import builtins
+import codecs
 import collections
 import contextlib
 import copy
@@ -46,6 +47,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +61,9 @@ from scripted.script.open_files import STANDARD_FILES, Descriptors, Streams
 
 _PACKAGES: Final = ("engine", "scripted")
 _RUNNERS: Final = ("_pytest", "pluggy")
+# Beside those of Python itself.
+_ALSO: Final = frozenset({"fastapi", "httpx", "numpy", "numpy.random", "pydantic", "starlette", "torch", "uvicorn"})
+_CODEC_ERRORS: Final = ("backslashreplace", "ignore", "replace", "strict", "surrogateescape", "xmlcharrefreplace")
 _OTHERS: Final = (
     ast, asyncio, builtins, collections, contextlib, copy, dataclasses, decimal, functools, gc, inspect, io, itertools,
     json, linecache, logging, math, msgspec, msgspec.json, msgspec.msgpack, msgspec.structs, operator, os, pathlib,
@@ -67,6 +72,7 @@ _OTHERS: Final = (
 _LIBRARIES: Final = tuple(
     {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}
 )
+_BUILTINS: Final = vars(builtins)
 _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
 # Those of real time have no use in a test.
 _SIGNALS: Final = tuple(number for number in signal.valid_signals() if number < getattr(signal, "SIGRTMIN", 32))
@@ -128,6 +134,15 @@ def _read_umask() -> int:
 def _write_environment(before: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(before)
+
+
+def _read_codec_errors() -> dict[str, Any]:
+    return {name: codecs.lookup_error(name) for name in _CODEC_ERRORS}
+
+
+def _write_codec_errors(before: dict[str, Any]) -> None:
+    for name, handler in before.items():
+        codecs.register_error(name, handler)
 
 
 def _read_handlers() -> dict[int, Any]:
@@ -295,6 +310,7 @@ _PARTS: Final = (
     _Part("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda b: locale.setlocale(locale.LC_ALL, b)),
     _Part("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
     _Part("the stack of threads", threading.stack_size, threading.stack_size),
+    _Part("the codecs' error handlers", _read_codec_errors, _write_codec_errors),
     _Part("the folder of temporary files", lambda: tempfile.tempdir, lambda b: setattr(tempfile, "tempdir", b)),
 )
 
@@ -307,6 +323,7 @@ class ProcessState:
     """
 
     def __init__(self, *, standard_files: bool = False, settings: Iterable[Any] = ()) -> None:
+        self._builtins = dict(_BUILTINS)
         self._settings = [(one, dict(vars(one))) for one in {id(one): one for one in settings}.values()]
         self._values = {part.name: part.read() for part in _PARTS}
         self._random_states = _random_states()
@@ -322,6 +339,7 @@ class ProcessState:
             (atexit, "register", _note_at_exit),
             (os, "close", self._descriptors.close_one),
             (os, "closerange", self._descriptors.close_range),
+            (os, "dup2", self._descriptors.duplicate),
             (sys, "unraisablehook", self._note_unraisable),
             *((owner, name, _refused(owner, name)) for owner, name in _FOR_EVER),
         ]
@@ -332,7 +350,10 @@ class ProcessState:
 
     def put_back(self) -> list[str]:
         """Put everything back that differs from what was noted; says what it was."""
-        changes = [f"{owner.__name__}.{name}" for owner, name, _, one in self._swapped if getattr(owner, name) != one]
+        # First, by an operation of a dict alone: all that follows calls them.
+        changes = [f"builtins.{name}" for name, one in self._builtins.items() if _BUILTINS.get(name) is not one]
+        _BUILTINS.update(self._builtins)
+        changes += [f"{owner.__name__}.{name}" for owner, name, _, one in self._swapped if getattr(owner, name) != one]
         for owner, name, before, _one in self._swapped:
             setattr(owner, name, before)
         for set_state, state in self._random_states:
@@ -417,9 +438,10 @@ class ProcessState:
                         setattr(owner, key, value)
                         yield f"{name}.{key}"
             for key in [key for key in now if key not in before]:
-                if key.startswith("_") if isinstance(owner, type) else not isinstance(now[key], _CODE):
-                    continue
-                if not key.startswith("__"):
+                if _is_of_a_script(now[key]) or not (
+                    key.startswith("_" if isinstance(owner, type) else "__")
+                    or (isinstance(owner, types.ModuleType) and not isinstance(now[key], _CODE))
+                ):
                     with contextlib.suppress(AttributeError, TypeError):
                         delattr(owner, key)
                         yield f"{name}.{key}, which is new"
@@ -512,24 +534,33 @@ def _children() -> set[int]:
     return found
 
 
+def _is_of_a_script(value: object) -> bool:
+    return isinstance(value, types.FunctionType) and not _is_of_a_library(value.__code__.co_filename)
+
+
 def _is_of_a_library(file: str | None) -> bool:
     return file is None or any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)
 
 
 def _find_owners() -> Iterator[tuple[Any, str]]:
-    """The modules of engine, harness and pytest, with their classes, and modules of Python that keep its state."""
+    """The modules of engine, harness and pytest, with their classes and enum members, and modules of libraries."""
     others = {module.__name__: module for module in (*_OTHERS, sys.modules.get("pytest")) if module is not None}
     for name, module in list((sys.modules | others).items()):
-        if module is not None and (name in others or name.partition(".")[0] in (*_PACKAGES, *_RUNNERS)):
+        package = name.partition(".")[0]
+        if module is not None and (name in others or package in (*_PACKAGES, *_RUNNERS)):
             yield module, name
             for value in list(vars(module).values()):
                 if isinstance(value, type) and value.__module__.startswith(name):
                     yield value, f"{name}.{value.__qualname__}"
+                    if issubclass(value, Enum) and package in _PACKAGES:
+                        yield from ((member, f"{name}.{member}") for member in value)
+        elif isinstance(module, types.ModuleType) and (package in sys.stdlib_module_names or name in _ALSO):
+            yield module, name
 
 
 def _is_of_interest(owner: object, key: str, value: object) -> bool:
     """Code everywhere, and the constants of the engine's modules; counters and caches of the harness change."""
-    if isinstance(value, _CODE):
+    if isinstance(value, _CODE) or isinstance(owner, Enum):
         return True
     package = owner.__name__.partition(".")[0] if isinstance(owner, types.ModuleType) else ""
     if callable(value) and not key.startswith("__") and package not in _PACKAGES:

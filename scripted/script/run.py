@@ -127,6 +127,9 @@ class ScriptedRun(Run, ABC):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if exc is not None:
+            # First: what the script has put in place of builtins is no ground for a report.
+            if changes := self._source.left():
+                exc.add_note(f"before this, the script had changed its process: {'; '.join(changes)}")
             self.note_death(exc)
             self._source.crashed(self, self.script, exc)
             if self.script is not None and not isinstance(exc, KeyboardInterrupt):

@@ -25,6 +25,7 @@ from scripted.script.deadline import Deadline
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome
 from scripted.script.interruptions import error_text
 from scripted.script.options import ScriptOptions
+from scripted.script.process_state import ProcessState
 from scripted.script.source import code_of
 from scripted.script.watchdog import watchdog
 from scripted.sdk.script.run import SdkRun
@@ -37,7 +38,7 @@ class _SdkScript(OneScript):
     """One script, with the report of how it failed, as it was then."""
 
     def __init__(self, script: ScriptExecution, mutant: str | None) -> None:
-        super().__init__(script)
+        super().__init__(script, ProcessState() if script.options.must_assert else None)
         self.report: FailureReport | None = None
         self._mutant = mutant
 

@@ -106,20 +106,13 @@ class EngineScript(OneScript):
     def __init__(
         self, script: EngineExecution, mutant: str | None, config: EngineConfig, *, standard_files: bool
     ) -> None:
-        super().__init__(script)
-        self.report: FailureReport | None = None
-        self._mutant = mutant
-        # What a test may not change for those after it.
         settings = configs_of(script.function, config)
         must_assert = script.options.must_assert
-        self._state = ProcessState(standard_files=standard_files, settings=settings) if must_assert else None
-
-    def close(self) -> None:
-        self.left()
-
-    def left(self) -> list[str]:
-        state, self._state = self._state, None
-        return [] if state is None else state.put_back()
+        super().__init__(
+            script, ProcessState(standard_files=standard_files, settings=settings) if must_assert else None
+        )
+        self.report: FailureReport | None = None
+        self._mutant = mutant
 
     def failed(self, run: EngineRun, script: EngineExecution, exc: Exception) -> None:
         super().failed(run, script, exc)
