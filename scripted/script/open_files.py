@@ -39,7 +39,9 @@ class Descriptors:
         self._close(fd)
 
     def duplicate(self, fd: int, fd2: int, inheritable: bool = True) -> int:
-        """As ``os.dup2``, but not over a copy."""
+        """As ``os.dup2``, but not over a copy, nor over what a thread of the test session may be reading."""
+        if fd2 in self._open and fd2 not in STANDARD_FILES:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         self._require_no_copy(fd2)
         return self._dup2(fd, fd2, inheritable)
 

@@ -559,13 +559,13 @@ def _find_owners() -> Iterator[tuple[Any, str]]:
 
 
 def _is_of_interest(owner: object, key: str, value: object) -> bool:
-    """Code everywhere, and the constants of the engine's modules; counters and caches of the harness change."""
+    """Code everywhere, and the constants of the engine and of Python; counters and caches of the harness change."""
     if isinstance(value, _CODE) or isinstance(owner, Enum):
         return True
     package = owner.__name__.partition(".")[0] if isinstance(owner, types.ModuleType) else ""
     if callable(value) and not key.startswith("__") and package not in _PACKAGES:
         return True  # such as the partial function that pytest puts in the place of threading.excepthook
-    return package == "engine" and key.isupper()
+    return key.isupper() and (package == "engine" or (key[0] != "_" and package in sys.stdlib_module_names))
 
 
 def _difference(before: Any, now: Any) -> str:

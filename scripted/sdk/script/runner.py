@@ -7,6 +7,7 @@ defect of the adapter or of the harness, and is raised as that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
@@ -67,18 +68,19 @@ def run_script(
 ) -> ScriptOutcome:
     """Run a generator function of ``t``, on ``parts`` if any. Raises ScriptFailed, ScriptTimeout or HarnessError."""
     execution = ScriptExecution(script, (), arguments, options)
-    source = _SdkScript(execution, mutant)
-    with adapter.switched_on(mutant):
+    with ExitStack() as stack:
+        stack.enter_context(adapter.switched_on(mutant))
+        stack.enter_context(watchdog(options.timeout_s))
+        execution.deadline = stack.enter_context(Deadline(options.timeout_s))
+        source = _SdkScript(execution, mutant)
         run = run_type(config, adapter.name, source, parts=parts)
         try:
-            with watchdog(options.timeout_s), Deadline(options.timeout_s) as execution.deadline:
-                adapter.drive(run)
-        except Exception as exc:
+            adapter.drive(run)
+        except Exception:
             if source.report is None:
                 raise
-            raise _error_of(source, source.report) from exc
-        if source.report is not None:
-            raise _error_of(source, source.report) from source.error
+    if source.report is not None:
+        raise _error_of(source, source.report) from source.error
     return ScriptOutcome(
         steps=execution.steps,
         compared=sum(life.end in OWN_ENDS for life in run.oracle.account.lives),

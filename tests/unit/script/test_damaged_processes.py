@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import codecs
 import contextlib
 import decimal
 import faulthandler
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import threading
 import time
+import typing
+import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +36,7 @@ import torch
 
 from engine import EngineConfig
 from engine.launch.preload import PreloadedParent
+from engine.messages import FinishReason
 from engine.scheduler import Books, Scheduler, policy
 from scripted import ScriptedServer, ScriptedSim, ScriptError, ScriptFailed, ScriptOptions, ServerDied
 from scripted.adapters.lockstep.server.pool import ServerPool
@@ -253,8 +257,33 @@ def _becomes_another(t):
     t.scheduler.__class__ = type("Another", (kind,), {"__slots__": ()} if not hasattr(t.scheduler, "__dict__") else {})
 
 
+def _names_all_alike(t):
+    uuid.uuid4 = lambda: 1
+
+
+def _changes_a_member(t):
+    FinishReason.LENGTH._value_ = "long"
+
+
+def _makes_all_alike(t):
+    EngineConfig.__eq__ = lambda one, other: True
+
+
+def _checks_types(t):
+    typing.TYPE_CHECKING = True
+
+
+def _forgives_all_codecs(t):
+    codecs.register_error("strict", codecs.ignore_errors)
+
+
 DESCRIPTORS: list[int] = []
 DAMAGES = {
+    _names_all_alike: "uuid.uuid4",
+    _changes_a_member: "engine.messages.*length._value_",
+    _makes_all_alike: "EngineConfig.__eq__, which is new",
+    _checks_types: "typing.TYPE_CHECKING",
+    _forgives_all_codecs: r"the codecs' error handlers \(strict\)",
     _empties_a_table: "engine.scheduler.policy._POLICIES",
     _patches_the_runner: "_pytest.runner.call_and_report",
     _keeps_all_garbage: "the garbage collector",
@@ -335,6 +364,36 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
         STOP.clear()
         while DESCRIPTORS:
             os.close(DESCRIPTORS.pop())
+
+
+def _replaces_builtins(t):
+    builtins.isinstance, builtins.len, builtins.getattr = lambda one, kind: True, None, None
+
+
+def _fills_descriptors(t):
+    for number in range(3, 100):
+        os.dup2(0, number)
+
+
+@pytest.mark.parametrize("damage", [_replaces_builtins, _fills_descriptors])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_failure_is_reported_from_a_process_that_is_put_back(damage: Any, steps: int) -> None:
+    """What a report is made with, and the copies that all is put back from, may be what the script has replaced."""
+
+    def script(t):
+        r = t.start_req(prompt_len=4, max_new_tokens=2)
+        yield
+        with contextlib.suppress(OSError):
+            damage(t)
+        for _ in range(steps):
+            yield
+        assert r.finish_reason == "stop"
+
+    before = ProcessState(standard_files=True)
+    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptError) as failed:
+        sim.run(script, options=OPTIONS)
+    assert "damage(t)" in str(failed.value) or "yield" in str(failed.value) or "assert r" in str(failed.value)
+    assert before.put_back() == []
 
 
 SHARED = EngineConfig()
