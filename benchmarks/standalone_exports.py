@@ -78,9 +78,11 @@ def _shows(python: str, example: Path) -> bool:
     done = subprocess.run(  # noqa: S603 - a file of ours
         [python, "-I", str(example)], cwd=example.parent, capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
-    if done.returncode != 1:
+    # One that cannot even start ends with the same status.
+    shows = done.returncode == 1 and "Traceback" not in done.stderr
+    if not shows:
         sys.stdout.write(f"{example.name}: {(done.stdout + done.stderr).strip()[-300:]}\n")
-    return done.returncode == 1
+    return shows
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ class _Finder:
     def exec_module(self, module: types.ModuleType) -> None: ...
 
 
-def install() -> tuple[str, ...]:
-    absent = tuple(name for name in STUBBED if importlib.util.find_spec(name) is None)
+def install(*more: str) -> tuple[str, ...]:
+    absent = tuple(name for name in (*STUBBED, *more) if importlib.util.find_spec(name) is None)
     if absent:
         sys.meta_path.append(_Finder(absent))
     return absent

@@ -12,44 +12,44 @@ from scripted.sdk.live.weights import VERSIONS
 
 # Token ids of prompts are printable ASCII.
 _VOCABULARY: Final = 256
-# The end of sequence: its logit is 0, so there is always a greater one, and nobody says it.
-_END: Final = 255
 
 
 def write_models(folder: Path) -> None:
     """In a folder for each version of the weights."""
     for seed in VERSIONS:
-        _write_model(folder / str(seed), seed)
+        write_model(folder / str(seed), seed)
 
 
-def _write_model(folder: Path, seed: int) -> None:
+def write_model(folder: Path, seed: int, vocabulary: int = _VOCABULARY, context: int = 4096) -> None:
     """A Llama of two layers whose random weights are those of the seed, and a tokenizer with a word for each id."""
+    # The end of sequence: its logit is 0, so there is always a greater one, and nobody says it.
+    end = vocabulary - 1
     # The names of transformers are made when they are asked for; a server needs the others, its adapter does not.
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     tokenizers: Any = importlib.import_module("tokenizers")
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
-        vocab_size=_VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=4096,
+        max_position_embeddings=context,
         initializer_range=0.2,
         bos_token_id=0,
-        eos_token_id=_END,
+        eos_token_id=end,
     )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.lm_head.weight.data[_END] = 0
+    model.lm_head.weight.data[end] = 0
     model.save_pretrained(folder)
-    words = [f"w{token}" for token in range(_VOCABULARY)]
+    words = [f"w{token}" for token in range(vocabulary)]
     known = tokenizers.models.WordLevel({word: token for token, word in enumerate(words)}, unk_token=words[0])
     tokenizer = tokenizers.Tokenizer(known)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    special = {"bos_token": words[0], "eos_token": words[_END]}
+    special = {"bos_token": words[0], "eos_token": words[end]}
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
