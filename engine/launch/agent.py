@@ -201,7 +201,7 @@ class _Agent:
                 self._was_told = self._was_told or isinstance(message, Shutdown | ProcessDied)
                 if isinstance(message, ProcessDied):
                     self._fail(f"the server ended: {death_words(message.process, message.cause, message.node)}")
-                elif self._child is not None:
+                elif self._child is not None and self._child.alive:
                     self._child.send(message)
                 elif isinstance(message, Shutdown):
                     self._over = EXIT_OK
@@ -311,9 +311,10 @@ class _Agent:
         self._link.send(Ended(child.status))
         if self._was_told:
             self._over = EXIT_OK
-        else:
+        elif child.status or child.dying is not None:
             cause = describe_status(child.status) if child.dying is None else child.dying.error
             self._fail(f"the {child.name} process died: {cause}")
+        # Otherwise its plans have ended in order, and the server's word of it comes by another connection, maybe later.
 
     def _end_stage(self) -> None:
         child = self._child
