@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 import torch
+from sglang.srt.managers import scheduler as managers_scheduler
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -40,6 +44,7 @@ MODEL = {
 def new_scheduler(**more: Any) -> Scheduler:
     """Nothing is downloaded; ``more`` are arguments of the server."""
     folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
     (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     args = ServerArgs(
         model_path=folder,
@@ -54,9 +59,12 @@ def new_scheduler(**more: Any) -> Scheduler:
         watchdog_timeout=1e9,
         **more,
     )
-    ports = PortArgs.init_new(args)
+    with mock.patch.object(tempfile, "tempdir", folder):
+        ports = PortArgs.init_new(args)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    return Scheduler(args, ports)
+    # What it publishes of its load would lie in a file of shared memory that nothing removes.
+    with mock.patch.object(managers_scheduler, "create_load_snapshot_writer", return_value=None):
+        return Scheduler(args, ports)
 
 
 def request(rid: str, prompt: int) -> TokenizedGenerateReqInput:

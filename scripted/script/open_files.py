@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 STANDARD_FILES: Final = (0, 1, 2)
+# Not what a script may call: that refuses what is to be put back here.
+_dup2: Final = os.dup2
 # Libraries open a few when they are first used.
 _MOST_NEW_DESCRIPTORS: Final = 16
 # What scripts have left open, and the collector may close under a later one.
@@ -65,7 +67,7 @@ class Descriptors:
             except OSError:
                 now = None
             if now != before:
-                os.dup2(duplicate, number, inheritable=number in STANDARD_FILES)
+                _dup2(duplicate, number, inheritable=number in STANDARD_FILES)
                 changes.append(f"descriptor {number} was closed or replaced")
             os.close(duplicate)
         new = (

@@ -19,6 +19,7 @@ from unittest import mock
 import msgspec
 from sglang.srt import runtime_context
 from sglang.srt.distributed import bootstrap
+from sglang.srt.managers import scheduler as managers_scheduler
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.platforms import current_platform
 from sglang.srt.server_args import PortArgs, ServerArgs
@@ -160,11 +161,13 @@ class ServerSettings(SglangSettings, frozen=True):
 
 _OWN: Final = ("client_rids", "router_tells_both")
 _groups: dict[str, Any] = {}
+# What it publishes of its load, nobody reads, and nothing removes the file of shared memory.
+_no_loads: Final = mock.patch.object(managers_scheduler, "create_load_snapshot_writer", return_value=None)
 
 
 @functools.cache
 def _model_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder with the configuration of the model; it goes with the process."""
+    """A folder with the configuration of the model, and for sockets; it goes with the process."""
     folder = tempfile.TemporaryDirectory(prefix="scripted-sglang-")
     (Path(folder.name) / "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
     return folder
@@ -194,11 +197,13 @@ def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeCont
     # The same costs more than the rest of a scheduler, and there is nothing that it could free.
     with mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        args = ServerArgs(model_path=_model_folder().name, **_ARGUMENTS, **settings.of_server)
-        ports = PortArgs.init_new(args)
+        folder = _model_folder().name
+        args = ServerArgs(model_path=folder, **_ARGUMENTS, **settings.of_server)
+        with mock.patch.object(tempfile, "tempdir", folder):
+            ports = PortArgs.init_new(args)
         context = runtime_context.create_context(
             args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
         )
-        with runtime_context.use_context(context), _groups_of_the_process():
+        with runtime_context.use_context(context), _groups_of_the_process(), _no_loads:
             scheduler = Scheduler(args, ports)
     return context, scheduler

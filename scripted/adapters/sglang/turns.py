@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import tempfile
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
+from sglang.srt.managers import scheduler as managers_scheduler
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -32,6 +36,7 @@ def new_scheduler(settings: Any) -> Scheduler:
     model |= dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 32)
     model |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1)
     folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
     (Path(folder) / "config.json").write_text(json.dumps(model), encoding="utf-8")
     args = ServerArgs(
         model_path=folder,
@@ -55,9 +60,12 @@ def new_scheduler(settings: Any) -> Scheduler:
         enable_priority_scheduling=settings.enable_priority_scheduling,
         max_queued_requests=settings.max_queued_requests,
     )
-    ports = PortArgs.init_new(args)
+    with mock.patch.object(tempfile, "tempdir", folder):
+        ports = PortArgs.init_new(args)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    return Scheduler(args, ports)
+    # What it publishes of its load would lie in a file of shared memory that nothing removes.
+    with mock.patch.object(managers_scheduler, "create_load_snapshot_writer", return_value=None):
+        return Scheduler(args, ports)
 
 
 def request(rid: str, prompt: list[int], new: int, priority: int | None = None) -> TokenizedGenerateReqInput:

@@ -46,7 +46,9 @@ class LiveServer:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             launch = launcher(config, folder, _free_port())
             self._log = folder / "server.log"
-            environment = {FOLDER_VARIABLE: str(folder), OWNER_VARIABLE: str(os.getpid()), **launch.environment}
+            # Sockets and other files without a place of their own are removed with the folder.
+            own = {FOLDER_VARIABLE: str(folder), OWNER_VARIABLE: str(os.getpid()), "TMPDIR": str(folder)}
+            environment = own | dict(launch.environment)
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603 - the adapter's own command
                     launch.command,

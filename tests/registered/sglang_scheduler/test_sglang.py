@@ -191,3 +191,15 @@ def test_the_search_finds(mutant: Mutant) -> None:
     """The failure is the one that the bug causes, not any failure."""
     report = api.search(SHOWN_BY[mutant.name], adapter="sglang", mutant=mutant.name, stop_at_first=True)
     assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())
+
+
+def test_a_replay_leaves_no_file(tmp_path: Path) -> None:
+    """C03: no socket among the temporary files, and no shared memory, where SGLang keeps what it says of its load."""
+    shared = Path("/dev/shm")
+    before = set(shared.glob("sglang_*"))
+    command = [sys.executable, "-W", "ignore", "-m", "scripted", "replay", "adapter=sglang; 1 start a prompt=4 new=2"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert set(shared.glob("sglang_*")) == before

@@ -367,7 +367,8 @@ def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: Any) -> 
 
 
 def _replaces_builtins(t):
-    builtins.isinstance, builtins.len, builtins.getattr = lambda one, kind: True, None, None
+    # None that a thread of pytest's workers needs meanwhile.
+    builtins.sorted = builtins.zip = builtins.enumerate = None
 
 
 def _fills_descriptors(t):
