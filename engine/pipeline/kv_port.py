@@ -45,6 +45,9 @@ class KVPort(Protocol):
     def order(self, order: TransferOrder) -> None:
         """Begin or end a transfer, without waiting for the other engine."""
 
+    def forget(self) -> None:
+        """None is under way, and the next one has the first number again."""
+
     def close(self) -> None: ...
 
 

@@ -138,6 +138,12 @@ class KVReceiver:
             self._open[order.transfer] = _Receiving(images, order.pages)
             self._lock.notify_all()
 
+    def forget(self) -> None:
+        """The next transfer is the first one again: pages that come before its order wait for it."""
+        with self._lock:
+            self._last = 0
+            self._open.clear()
+
     def close(self) -> None:
         """Write nothing any more, answer nothing, and end all threads; idempotent."""
         with self._lock:

@@ -98,6 +98,9 @@ class KVSender:
                 lane = self._lanes[address] = _Lane(self, parsed, self._stage, self._secret)
             lane.orders.put(_Sending(order, images))
 
+    def forget(self) -> None:
+        """Nothing: what is sent has the numbers of those who receive it."""
+
     def close(self) -> None:
         """Read nothing any more, answer nothing, and end all threads; idempotent."""
         with self._lock:

@@ -164,6 +164,8 @@ class LocalPipeline:
     def forget(self) -> None:
         """Reset the stage's counters and slot records; only after a flush."""
         self._runner.forget()
+        if self._kv_port is not None:
+            self._kv_port.forget()
 
     def describe(self) -> tuple[StageView, ...]:
         """The one stage's view of what it has computed so far."""

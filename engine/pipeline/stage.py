@@ -150,6 +150,8 @@ class StageLoop:
                 self._kv_port.order(message.order)
             case Forget():
                 self._runner.forget()
+                if self._kv_port is not None:
+                    self._kv_port.forget()
                 self._note(_NO_MICROBATCH, Phase.DONE)
             case EndStage():
                 return False

@@ -378,9 +378,13 @@ def test_pages_of_an_unknown_transfer_are_dropped_and_told_once(
     assert target.answer() == PagesReceived(transfer=79, pages=1)
 
 
-def test_a_page_that_is_there_before_its_order_waits_for_it(decode: Decode, opened: Open) -> None:
-    """A stage is told what to receive behind all that it has still to compute."""
+@pytest.mark.parametrize("forgotten", [0, 2])
+def test_a_page_that_is_there_before_its_order_waits_for_it(decode: Decode, opened: Open, forgotten: int) -> None:
+    """A stage is told what to receive behind all that it has still to compute; numbers begin again for each script."""
     target, receiver = decode
+    for number in range(1, forgotten + 1):
+        receiver.order(receive(number, 5))
+    receiver.forget()
     peer = opened(Prefiller(receiver.address, target.images().layout))
     peer.bring(1, 0, bytes([9]) * target.images().image_bytes)
     deadline = time.monotonic() + WAIT_S
