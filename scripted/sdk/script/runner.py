@@ -6,6 +6,7 @@ defect of the adapter or of the harness, and is raised as that.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,7 +40,9 @@ class _SdkScript(OneScript):
     """One script, with the report of how it failed, as it was then."""
 
     def __init__(self, script: ScriptExecution, mutant: str | None) -> None:
-        super().__init__(script, ProcessState() if script.options.must_assert else None)
+        # In a live server a script runs beside the engine's main thread, whose process is not that of other tests.
+        is_of_a_test = threading.current_thread() is threading.main_thread()
+        super().__init__(script, ProcessState() if script.options.must_assert and is_of_a_test else None)
         self.report: FailureReport | None = None
         self._mutant = mutant
 
