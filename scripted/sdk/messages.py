@@ -110,17 +110,19 @@ Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed | 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The block table of layers that attend to the last ``tokens`` positions alone, their own among them.
 
-    With ``is_chunk`` they attend to those that are in the same chunk of so many. Blocks that are wholly before the
-    window may be anything.
+    With ``is_chunk`` they attend to those that are in the same chunk of so many, and never to what is before ``first``.
+    Blocks that are wholly before the window may be anything.
     """
 
     block_ids: tuple[int, ...]
     tokens: int
     is_chunk: bool = False
+    first: int = 0
 
     def begins(self, position: int) -> int:
         """The first position that this one attends to."""
-        return position // self.tokens * self.tokens if self.is_chunk else max(0, position + 1 - self.tokens)
+        start = position // self.tokens * self.tokens if self.is_chunk else position + 1 - self.tokens
+        return max(self.first, start)
 
 
 class StateTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +166,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     Where layers differ in what they attend to, ``windows`` and ``states`` are the tables of the other groups, in blocks
     of the same pool and size. Layers of a decoder read what an encoder made of the request's first image from the
     blocks ``crossed``, which its first share writes; None where there are no such layers. No layer of the first group
-    reads the positions from the first of ``gap`` to before the second, whose blocks may be anything.
+    reads the positions from the first of ``gap`` to before the second, whose blocks may be anything. Positions before
+    ``rebuilt`` are computed for the windows alone: what the first group has of them is there, and stays.
     """
 
     rid: str
@@ -179,6 +182,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     crossed: tuple[int, ...] | None = None
     rings: tuple[Ring, ...] = ()
     gap: tuple[int, int] = (0, 0)
+    rebuilt: int = 0
 
     def own_blocks(self, size: int) -> tuple[int, ...]:
         """The blocks of ``block_ids``, of this size, that are not wholly in the gap."""
@@ -190,12 +194,28 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
         """All of its block tables."""
         return (self.block_ids, *(window.block_ids for window in self.windows)) if self.windows else (self.block_ids,)
 
+    @property
+    def written(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """Each table, with the first position that is written there."""
+        own = (self.block_ids, max(self.start, self.rebuilt))
+        return (own, *[(window.block_ids, self.start) for window in self.windows]) if self.windows else (own,)
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """So many slots of a block from the ``first`` on, which are copied to the same slots of another."""
+
+    source: int
+    target: int
+    first: int
+    count: int
+
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch. All its shares are written before any of them reads.
 
     Before that, ``copies`` are made in their order, each from the first block to the second: of requests that are
-    swapped out and in, of prefixes that two requests go on from. Host memory has block numbers of its own.
+    swapped out and in, of prefixes that two requests go on from. Host memory has block numbers of its own. Of the rows
+    ``mirrored`` those that the batch wrote are copied after it.
 
     The device keeps what its encoder made of images, by their numbers, until it is told to drop it: first those in
     ``dropped``, then those in ``encoded`` are computed, each a request and the place of the image among its own.
@@ -204,6 +224,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     shares: tuple[Share, ...]
     copies: tuple[tuple[int, int], ...] = ()
+    mirrored: tuple[Rows, ...] = ()
     encoded: tuple[tuple[str, int], ...] = ()
     dropped: tuple[int, ...] = ()
 

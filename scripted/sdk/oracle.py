@@ -232,8 +232,8 @@ class SdkOracle(Oracle):
         owners: dict[int, str] = {}
         size = self._limits.block_size
         for share in batch.shares:
-            first, last = share.start // size, (share.start + share.count - 1) // size
-            written = [block for table in share.tables for block in table[first : last + 1]]
+            last = (share.start + share.count - 1) // size
+            written = [block for table, first in share.written for block in table[first // size : last + 1]]
             for state in share.states:
                 at = (share.start + share.count - 1) // state.tokens
                 written += state.block_ids[at : at + 1 + len(share.draft_ids)]

@@ -215,6 +215,7 @@ class SimulatedRunner:
             else:
                 self._write(share)
         said = [self._nonsense(share) if share.rid in self.spoilt else self._read(share) for share in batch.shares]
+        self._mirror(batch)
         drafts = tuple(self._guess(share.rid, bool(ids)) for share, ids in zip(batch.shares, said, strict=True))
         self._done.append(
             BatchResult(
@@ -283,6 +284,21 @@ class SimulatedRunner:
         self._blocks[target] = list(self._blocks.get(source, [0] * self._size))
         self._states[target] = self._states.get(source, 0)
         self._written[target] = self._written.get(source, self._flushes)
+
+    def _mirror(self, batch: Batch) -> None:
+        """Rows that the batch wrote are copied to where they are mirrored."""
+        if not batch.mirrored:
+            return
+        written = {
+            (share.block_ids[position // self._size], position % self._size)
+            for share in batch.shares
+            for position in range(share.start, share.start + share.count)
+        }
+        for rows in batch.mirrored:
+            for slot in range(rows.first, rows.first + rows.count):
+                if (rows.source, slot) in written:
+                    self._blocks.setdefault(rows.target, [0] * self._size)[slot] = self._blocks[rows.source][slot]
+                    self._written[rows.target] = self._flushes
 
     def _load(self, load: Load) -> None:
         """What comes from outside is written; of what does not come it is known that it is not there."""
@@ -360,8 +376,8 @@ class SimulatedRunner:
         fingerprints = tokens.fingerprints[share.start + 1 : end + 1]
         if drafts:
             fingerprints += links_of(fingerprints[-1], share.draft_ids)[1:]
-        for block_ids in share.tables:
-            for position, fingerprint in enumerate(fingerprints, share.start):
+        for block_ids, first in share.written:
+            for position, fingerprint in enumerate(fingerprints[first - share.start :], first):
                 index, slot = divmod(position, self._size)
                 self._blocks.setdefault(block_ids[index], [0] * self._size)[slot] = fingerprint
                 self._written[block_ids[index]] = self._flushes

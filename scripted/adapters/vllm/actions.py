@@ -33,8 +33,15 @@ class _OfConnector(Action, frozen=True, kw_only=True, omit_defaults=True):
         return bool(run.config.has_connector)
 
 
-def _check_connector(t: Any, verb_name: str) -> None:
-    if not t.run.config.has_connector:
+class _OfTransfers(Action, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of those that hold what a connector, or HiSparse, has under way."""
+
+    def reaches(self, run: RunLike) -> bool:
+        return bool(run.config.has_transfers)
+
+
+def _check_connector(t: Any, verb_name: str, *, is_there: bool = False) -> None:
+    if not (is_there or t.run.config.has_connector):
         raise BadCall(f"{verb_name}() needs a connector: kv_connector must be 'sync' or 'async', got 'none'")
 
 
@@ -87,7 +94,7 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
         return [cls(tokens=size) for size in sizes] if base.config.has_connector else ()
 
 
-class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
+class HoldConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
     """Loads and saves that are not waited for do not end from now on."""
 
     examples: ClassVar = ("hold-transfers",)
@@ -96,7 +103,7 @@ class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
     @verb
     def hold_transfers(t: Any) -> None:
         """Let no load or save end until ``release_transfers``."""
-        _check_connector(t, "hold_transfers")
+        _check_connector(t, "hold_transfers", is_there=t.run.config.has_transfers)
         t.run.act(HoldConnector())
 
     def apply(self, run: RunLike) -> None:
@@ -104,10 +111,10 @@ class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return (cls(),) if base.config.has_connector else ()
+        return (cls(),) if base.config.has_transfers else ()
 
 
-class ReleaseConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
+class ReleaseConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
     """They end again."""
 
     examples: ClassVar = ("release-transfers",)
@@ -117,7 +124,7 @@ class ReleaseConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=Tr
     @verb
     def release_transfers(t: Any) -> None:
         """Let loads and saves end again."""
-        _check_connector(t, "release_transfers")
+        _check_connector(t, "release_transfers", is_there=t.run.config.has_transfers)
         t.run.act(ReleaseConnector())
 
     def apply(self, run: RunLike) -> None:

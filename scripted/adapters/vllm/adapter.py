@@ -92,7 +92,7 @@ def installed_version() -> str:
 def _limits(settings: VllmSettings) -> Limits:
     return Limits(
         block_size=settings.kv_block_size,
-        blocks=settings.num_gpu_blocks - 1,
+        blocks=settings.num_gpu_blocks - 1 + settings.hisparse_host_blocks,
         batch_tokens=settings.max_num_batched_tokens,
         batch_requests=settings.max_num_seqs,
         context_tokens=settings.max_model_len,
@@ -162,6 +162,8 @@ ADAPTER: Final = VllmAdapter(
         "rswa_window": (3, 5),
         "circular_buffer_tokens": (2, 4),
         "decode_context_parallel_size": (2,),
+        "hisparse_host_blocks": (10, 14, 24),
+        "hisparse_hot_blocks": (1, 2),
         "encoder_cache_size": (8, 6, 12),
     },
     actions=ACTIONS,
@@ -185,6 +187,9 @@ ADAPTER: Final = VllmAdapter(
         "sliding_window": {"num_gpu_blocks": (20, 16, 28)},
         "attention_chunk_size": {"num_gpu_blocks": (24, 20, 28)},
         "prefix_cache_retention_interval": {"sliding_window": (3, 5, 6)},
+        "hisparse_host_blocks": {"num_gpu_blocks": (20, 24, 16), "max_num_batched_tokens": (8,)},
+        "hisparse_hot_blocks": {"hisparse_host_blocks": (10, 14, 24)},
+        "swa_bounded_replay": {"sliding_window": (3, 5, 6)},
         "speculative_method": {"num_speculative_tokens": (1, 2, 3)},
         "disable_lookahead_block_hashes": {"speculative_method": ("eagle",)},
         "prefill_schedule_interval": {"max_num_batched_tokens": (8,)},

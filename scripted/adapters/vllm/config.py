@@ -22,20 +22,22 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     runner that plans are made for. With a ``sliding_window`` some layers attend to so many tokens alone, and the cache
     has two groups; with an ``attention_chunk_size`` to those of the same chunk, and it has one more; with a
     ``mamba_cache_mode`` that is not ``off`` some layers are Mamba's, and have one more. Of prompts in windows and
-    states only each ``prefix_cache_retention_interval`` is cached, and where a prompt ends; -1 for all. With a
+    states only each ``prefix_cache_retention_interval`` is cached, and where a prompt ends; -1 for all. With
+    ``swa_bounded_replay`` nothing of a window is cached: behind a prefix hit its last window is computed again. With a
     ``prefix_match_unit``, 0 for none, a prefix hit ends at any multiple of it; with a ``mamba_checkpoint_alignment``, 0
     for none, the kernels leave the state there inside a chunk. With an ``rswa_window`` layers attend to the prompt, and
-    of the output to so many tokens; with ``circular_buffer_tokens`` one more group has a
-    block of a request for those of the same group of so many. A block is spread over ``decode_context_parallel_size``
-    ranks. ``kv_connector`` says how a connector
-    loads, if there is one: ``kv_offered_tokens`` of each prompt are outside, and an ``async`` load or a save takes
-    ``kv_transfer_steps``; with ``kv_saves`` the blocks of a request that ended are kept until it is saved. With
-    ``structured_output`` requests may have grammars, each of which is compiled in ``grammar_steps``. With
-    ``max_loras``, 0 for none, three LoRAs are known, and so many may be computed together. With an
-    ``encoder_cache_size``, in tokens, prompts may have images, of which ``encoder_compute_budget`` tokens are computed
-    in a step; with ``ec_connector`` every second one is outside, and comes in ``ec_transfer_steps``. A model with
-    ``is_encoder_decoder`` attends to its first image apart from the prompt. ``log_stats`` is that of the engine.
-    Without ``checks_sessions`` a session gets input that outgrows its context, as vLLM's front end lets it.
+    of the output to so many tokens; with ``circular_buffer_tokens`` one more group has a block of a request for those
+    of the same group of so many. A block is spread over ``decode_context_parallel_size`` ranks. With
+    ``hisparse_host_blocks``, 0 for none, HiSparse keeps pages in so many blocks of host memory, and reads them there
+    through ``hisparse_hot_blocks`` of the device. ``kv_connector`` says how a connector loads, if there is one:
+    ``kv_offered_tokens`` of each prompt are outside, and an ``async`` load or a save takes ``kv_transfer_steps``; with
+    ``kv_saves`` the blocks of a request that ended are kept until it is saved. With ``structured_output`` requests may
+    have grammars, each of which is compiled in ``grammar_steps``. With ``max_loras``, 0 for none, three LoRAs are
+    known, and so many may be computed together. With an ``encoder_cache_size``, in tokens, prompts may have images, of
+    which ``encoder_compute_budget`` tokens are computed in a step; with ``ec_connector`` every second one is outside,
+    and comes in ``ec_transfer_steps``. A model with ``is_encoder_decoder`` attends to its first image apart from the
+    prompt. ``log_stats`` is that of the engine. Without ``checks_sessions`` a session gets input that outgrows its
+    context, as vLLM's front end lets it.
     """
 
     block_size: int = 4
@@ -59,6 +61,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sliding_window: int = 0
     attention_chunk_size: int = 0
     prefix_cache_retention_interval: int = -1
+    swa_bounded_replay: bool = False
     mamba_cache_mode: Literal["off", "none", "align"] = "off"
     mamba_checkpoint_alignment: int = 0
     enable_mamba_shared_prefix_checkpoint: bool = False
@@ -66,6 +69,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rswa_window: int = 0
     circular_buffer_tokens: int = 0
     decode_context_parallel_size: int = 1
+    hisparse_host_blocks: int = 0
+    hisparse_hot_blocks: int = 1
     enable_kv_cache_events: bool = False
     kv_cache_report_mode: Literal["incremental", "full"] = "incremental"
     kv_connector: Literal["none", "sync", "async"] = "none"
@@ -116,7 +121,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def has_groups(self) -> bool:
         """Whether the cache has more than one."""
-        return bool(self.windows or self.rings) or self.has_mamba or self.is_encoder_decoder
+        return (
+            bool(self.windows or self.rings or self.hisparse_host_blocks) or self.has_mamba or self.is_encoder_decoder
+        )
 
     @property
     def needed_blocks(self) -> int:
@@ -127,6 +134,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for size, _ in self.windows:
             held = min(size + self.depth * self.max_num_batched_tokens, self.max_model_len)
             needed += 1 - (-held // self.block_size)
+        if self.hisparse_host_blocks:
+            held = min(self.depth * self.max_num_batched_tokens, self.max_model_len)
+            needed += self.hisparse_hot_blocks - (-held // self.block_size)
         if self.is_encoder_decoder:
             needed -= -LARGEST_IMAGE // self.block_size
         if self.has_mamba:
@@ -159,6 +169,11 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def has_connector(self) -> bool:
         """Whether there is a KV connector."""
         return self.kv_connector != "none"
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether something may be under way that a schedule can hold."""
+        return self.has_connector or self.hisparse_host_blocks > 0
 
     @property
     def depth(self) -> int:
@@ -234,6 +249,34 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
             or s.mamba_cache_mode == "align"
         ),
         "checkpoints of Mamba's states go with mamba_cache_mode=align",
+    ),
+    (
+        lambda s: (
+            not s.hisparse_host_blocks or s.hisparse_host_blocks >= 2 - (-s.max_model_len // max(1, s.block_size))
+        ),
+        "hisparse_host_blocks hold a request of max_model_len, and two more",
+    ),
+    (
+        lambda s: (
+            not s.hisparse_host_blocks
+            or not (s.windows or s.rings or s.rswa_window or s.has_mamba or s.is_encoder_decoder or s.has_connector)
+        ),
+        "models with HiSparse have no other groups, and here no other connector",
+    ),
+    (
+        lambda s: (
+            not s.hisparse_host_blocks
+            or (s.pipeline_parallel_size == s.decode_context_parallel_size == 1 and s.model_runner == 2)
+        ),
+        "vLLM has HiSparse without pipeline stages and context parallelism, and with model_runner=2",
+    ),
+    (
+        lambda s: not s.hisparse_host_blocks or (s.scheduler_reserve_full_isl and s.hisparse_hot_blocks >= 1),
+        "HiSparse goes with scheduler_reserve_full_isl=True and one hisparse_hot_blocks or more",
+    ),
+    (
+        lambda s: not s.swa_bounded_replay or (s.sliding_window > 0 and s.model_runner == 2),
+        "swa_bounded_replay goes with a sliding_window and model_runner=2",
     ),
     (
         lambda s: not (s.rswa_window and s.has_groups),

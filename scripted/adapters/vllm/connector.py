@@ -50,6 +50,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.offered: int | None = extra["offered"]
         self.saving: list[str] = []
         self._is_async: bool = extra["is_async"]
+        self._is_consumer = vllm_config.kv_transfer_config.kv_role == "kv_consumer"
         self._saves: bool = extra["saves"]
         # States are loaded at the end of a block, and never that after the last token, which is computed again.
         self._state_tokens: int = extra["state_tokens"]
@@ -85,6 +86,12 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return unused
 
     # -- vLLM's scheduler asks --
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """A consumer gets the blocks of the request itself, with the windows that no prefix cache keeps."""
+        if self._is_consumer:
+            return tuple(self._kv_cache_config.transfer_group_ids)
+        return tuple(super().get_loaded_kv_cache_group_ids(request))
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """A load that is waited for leaves the last token to compute, because its result is what is sampled from."""

@@ -43,7 +43,7 @@ _LEFT_OUT: Final = {
     "sliding_window", "mamba_cache_mode", "prefix_match_unit", "kv_connector", "kv_role", "kv_offered_tokens",
     "kv_saves", "kv_transfer_steps", "structured_output", "grammar_steps", "encoder_cache_size",
     "encoder_compute_budget", "disable_chunked_mm_input", "grammars", "sessions", "images", "enable_kv_cache_events",
-    "kv_cache_report_mode",
+    "kv_cache_report_mode", "swa_bounded_replay", "hisparse_host_blocks", "hisparse_hot_blocks",
 }  # fmt: skip
 _STATES: Final = StateReader()
 _LOST: Final = 1

@@ -16,6 +16,7 @@ from scripted.adapters.vllm.checkpoints import checkpoint_reader
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.grammar import masks_of
 from scripted.adapters.vllm.grammars import Grammars
+from scripted.adapters.vllm.hisparse import HostTier
 from scripted.adapters.vllm.ids import id_at, rid_of
 from scripted.adapters.vllm.images import Images, name_of, placed_in
 from scripted.adapters.vllm.kv_events import Subscriber
@@ -94,7 +95,8 @@ class VllmMachine:
         if settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
-        self._runner = RunnerView(settings, checkpoint_reader(settings, self.scheduler))
+        self._host = HostTier(settings) if settings.hisparse_host_blocks else None
+        self._runner = RunnerView(settings, checkpoint_reader(settings, self.scheduler), self._host)
         # In order.
         self._in_flight: deque[_Flight] = deque()
         # The last plan samples behind tokens in flight, on which its masks depend: vLLM's engine computes it, and waits
@@ -106,7 +108,7 @@ class VllmMachine:
         self._sessions: dict[str, str] = {}
         self._grammars = Grammars(settings.grammar_steps, self.scheduler.structured_output_manager.backend)
         self._images = Images()
-        self._transfers = Transfers(settings, self.scheduler.connector)
+        self._transfers = self._host or Transfers(settings, self.scheduler.connector)
         self._launched = 0
         self._steps = 0
         self._empty = 0
@@ -179,7 +181,7 @@ class VllmMachine:
         return self._settings
 
     @property
-    def transfers(self) -> Transfers:
+    def transfers(self) -> Transfers | HostTier:
         return self._transfers
 
     @property
@@ -269,7 +271,7 @@ class VllmMachine:
                 for image in (images[:1] if self._settings.is_encoder_decoder else images)
             ],
         )
-        if self.scheduler.connector is not None:
+        if self._settings.has_connector:
             self.scheduler.connector.arrive(event.rid, request_id)
         self.scheduler.add_request(request)
         self._grammars.add(request.request_id, event)
@@ -390,11 +392,12 @@ class VllmMachine:
         # Until their results are in, the scheduler counts all guesses as right.
         guessing = {rid for earlier in self._in_flight for rid in earlier.plan.scheduled_spec_decode_tokens}
         plan = self.scheduler.schedule()
+        transferred = self._transfers.run(plan, self.scheduler.requests)
         planned = _Flight(
             plan=plan,
             shares=self._runner.shares_of(plan, guessing),
             guesses={name: tuple(ids) for name, ids in plan.scheduled_spec_decode_tokens.items()},
-            transferred=self._transfers.run(plan, self.scheduler.requests),
+            transferred=transferred,
         )
         self._images.take(plan, self.scheduler.requests)
         self._waits_for_masks = plan.pending_structured_output_tokens
@@ -407,7 +410,9 @@ class VllmMachine:
             self._launched += 1
             shares = tuple([_verified(share, planned) for share in planned.shares])
             copies = tuple([(one.src_block_id, one.dst_block_id) for one in plan.kv_cache_block_copies or ()])
-            batch = Batch(id=self._launched, shares=shares, copies=copies, **self._images.of_batch())
+            mirrored = () if self._host is None else self._host.mirrored
+            more = self._images.of_batch()
+            batch = Batch(id=self._launched, shares=shares, copies=copies, mirrored=mirrored, **more)
         self._in_flight.append(msgspec.structs.replace(planned, batch=batch))
         self._skip_empty_plans()
         return batch, plan.preempted_req_ids or set()

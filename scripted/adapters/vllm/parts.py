@@ -200,6 +200,8 @@ def _config_of(settings: Any) -> VllmConfig:
 
 def _connect(config: VllmConfig, settings: Any) -> None:
     """To what is outside: KV, and what an encoder makes."""
+    if settings.hisparse_host_blocks:
+        config.kv_transfer_config = KVTransferConfig(kv_connector="HiSparseConnector", kv_role="kv_both")
     if settings.has_connector:
         config.kv_transfer_config = KVTransferConfig(
             kv_connector="ScheduledConnector",
@@ -232,29 +234,49 @@ def _kv_cache_of(settings: Any) -> KVCacheConfig:
     for size, is_chunk in settings.windows:
         name, spec = ("attention_chunk_size", ChunkedLocalAttentionSpec) if is_chunk else _WINDOW
         specs[f"window {size}"] = spec(**{name: size}, **shape)
+    if settings.swa_bounded_replay:
+        window = {"sliding_window": settings.sliding_window, "bounded_replay": True}
+        specs[f"window {settings.sliding_window}"] = kv_cache_interface.SlidingWindowMLASpec(**window, **shape)
     if settings.has_mamba:
-        more = {"num_speculative_blocks": settings.num_speculative_tokens}
+        kept = {"num_speculative_blocks": settings.num_speculative_tokens}
         if settings.mamba_checkpoint_alignment:
-            more["num_prefill_checkpoint_blocks"] = 1
-            more["prefill_checkpoint_alignment"] = settings.mamba_checkpoint_alignment
+            kept["num_prefill_checkpoint_blocks"] = 1
+            kept["prefill_checkpoint_alignment"] = settings.mamba_checkpoint_alignment
         specs["mamba"] = MambaSpec(
             block_size=settings.states[0],
             shapes=((1,),),
             dtypes=(torch.float16,),
             mamba_cache_mode=settings.mamba_cache_mode,
-            **more,
+            **kept,
         )
     if settings.rings:
         specs["ring"] = kv_cache_interface.CircularBufferSpec(**shape)
     if settings.is_encoder_decoder:
         specs["crossed"] = CrossAttentionSpec(**shape)
+    groups = [KVCacheGroupSpec([name], spec) for name, spec in specs.items()]
+    more = {}
+    if settings.hisparse_host_blocks:
+        groups, more = _with_host(settings, specs["layer"]), {"hisparse_host_num_blocks": settings.hisparse_host_blocks}
     interval = settings.prefix_cache_retention_interval
     return KVCacheConfig(
         prefix_cache_retention_interval=None if interval < 0 else interval,
         num_blocks=settings.num_gpu_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec([name], spec) for name, spec in specs.items()],
+        kv_cache_groups=groups,
+        **more,
     )
+
+
+def _with_host(settings: Any, spec: FullAttentionSpec) -> list[KVCacheGroupSpec]:
+    """The groups of HiSparse: pages on the host, the indexer's, pages on the device, and rows of the host there."""
+    roles, sizes = kv_cache_interface.KVCacheGroupRole, {"block_size": settings.block_size, "page_size": 1}
+    hot = kv_cache_interface.HiSparseHotSpec(blocks_per_request=settings.hisparse_hot_blocks, **sizes)
+    return [
+        KVCacheGroupSpec(["layer"], spec, role=roles.HISPARSE_SOURCE, host_resident=True),
+        KVCacheGroupSpec(["indexer"], spec, role=roles.HISPARSE_INDEXER),
+        KVCacheGroupSpec(["resident"], kv_cache_interface.HiSparseResidentSpec(**sizes), enable_kv_transfer=False),
+        KVCacheGroupSpec(["hot"], hot, enable_kv_transfer=False),
+    ]
 
 
 class _ModelConfig(SimpleNamespace):

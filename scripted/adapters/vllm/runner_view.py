@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scripted.adapters.vllm.config import VllmSettings
+from scripted.adapters.vllm.hisparse import HostTier
 from scripted.adapters.vllm.ids import rid_of
 from scripted.sdk import Ring, Share, StateTable, Violation, Window
 
@@ -17,25 +18,36 @@ if TYPE_CHECKING:
 
 
 class _Request:
-    __slots__ = ("blocks", "known", "prompt")
+    __slots__ = ("blocks", "known", "prompt", "replays_from")
 
-    def __init__(self, blocks: Sequence[Sequence[int]], known: int, prompt: int) -> None:
+    def __init__(self, blocks: Sequence[Sequence[int]], known: int, prompt: int, replays_from: int) -> None:
         # A table for each group of layers.
         self.blocks = [[*table] for table in blocks]
         # Tokens that the plan said the request has when it began or was resumed; None once that is history.
         self.known: int | None = known
         # Those of its prompt.
         self.prompt = prompt
+        # Where the window before its prefix hit begins; 0 if nothing is computed again.
+        self.replays_from = replays_from
 
 
 def tables_of_groups(
-    blocks: Sequence[Sequence[int]], settings: VllmSettings, kept: tuple[int, int] = (0, 0)
+    blocks: Sequence[Sequence[int]], settings: VllmSettings, kept: tuple[int, int] = (0, 0), first: int = 0
 ) -> dict[str, Any]:
     """Those of the groups behind the first, in their order: windows, states, rings, and what is crossed."""
     others = iter([tuple(table) for table in blocks[1:]])
+    if settings.hisparse_host_blocks:
+        # The indexer attends to everything; the region for rows of the host is overwritten, and nothing of it kept.
+        return {
+            "windows": (Window(block_ids=next(others), tokens=settings.max_model_len),),
+            "rings": tuple([Ring(block_id=block, tokens=1) for block in blocks[-1]]),
+        }
     return {
         "windows": tuple(
-            [Window(block_ids=next(others), tokens=size, is_chunk=is_chunk) for size, is_chunk in settings.windows]
+            [
+                Window(block_ids=next(others), tokens=size, is_chunk=is_chunk, first=first)
+                for size, is_chunk in settings.windows
+            ]
         ),
         "states": tuple([_states(next(others), size, kept) for size in settings.states]),
         "rings": tuple([Ring(block_id=next(others)[0], tokens=size) for size in settings.rings]),
@@ -48,13 +60,19 @@ def _states(blocks: tuple[int, ...], size: int, kept: tuple[int, int]) -> StateT
 
 
 class RunnerView:
-    """``checkpoint_of`` says of the positions that a prompt's share computes which state is kept beside the last."""
+    """``checkpoint_of`` says of the positions that a prompt's share computes which state is kept beside the last;
+    ``host`` which pages of a request are where, if some are in host memory.
+    """
 
     def __init__(
-        self, settings: VllmSettings, checkpoint_of: Callable[[int, int], tuple[int, int]] | None = None
+        self,
+        settings: VllmSettings,
+        checkpoint_of: Callable[[int, int], tuple[int, int]] | None = None,
+        host: HostTier | None = None,
     ) -> None:
         self._settings = settings
         self._checkpoint_of = checkpoint_of
+        self._host = host
         self._version = settings.model_runner
         self._requests: dict[str, _Request] = {}
         # Those that begin again with what they have.
@@ -73,6 +91,9 @@ class RunnerView:
             request = self._requests[rid]
             drafts = plan.scheduled_spec_decode_tokens.get(rid, ())
             unknown = rid in guessing and request.known is None
+            blocks = tuple(request.blocks[0])
+            if self._host is not None:
+                blocks = self._host.read_from(rid, request.blocks, starts[rid], starts[rid] + count)
             kept = (0, 0)
             if self._checkpoint_of is not None and not drafts:
                 kept = self._checkpoint_of(starts[rid], starts[rid] + count)
@@ -81,12 +102,13 @@ class RunnerView:
                     rid=rid_of(rid),
                     start=-1 if unknown else starts[rid],
                     count=count,
-                    block_ids=tuple(request.blocks[0]),
+                    block_ids=blocks,
                     crossed=tuple(request.blocks[-1]) if self._settings.is_encoder_decoder else None,
                     gap=self._gap_of(request, starts[rid]),
                     draft_ids=tuple(drafts),
                     known_tokens=request.known,
-                    **tables_of_groups(request.blocks, self._settings, kept),
+                    rebuilt=request.replays_from and request.replays_from + self._settings.sliding_window,
+                    **tables_of_groups(request.blocks, self._settings, kept, request.replays_from),
                 )
             )
             request.known = None
@@ -114,7 +136,8 @@ class RunnerView:
             if self._version == 1 and new.req_id in self._requests and new.req_id not in self.sessions:
                 raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner has not been told to forget")
             known = len(new.prefill_token_ids if self._version == 2 else new.prompt_token_ids)
-            self._requests[new.req_id] = _Request(new.block_ids, known, len(new.prompt_token_ids))
+            replays_from = getattr(new, "replay_start", 0)
+            self._requests[new.req_id] = _Request(new.block_ids, known, len(new.prompt_token_ids), replays_from)
             starts[new.req_id] = new.num_computed_tokens
         cached = plan.scheduled_cached_reqs
         for rid, blocks, start in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import HiSparseConnectorWorkerMetadata
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
@@ -80,9 +81,14 @@ class VllmStandalone(Standalone):
                     given.append(calls.spell(value.kv_connector_output))
                 return f"result_of({', '.join(given)})"
             case KVConnectorOutput():
-                fields = ("finished_sending", "finished_recving", "invalid_block_ids")
-                said = [f"{name}={calls.spell(getattr(value, name))}" for name in fields if getattr(value, name)]
+                fields = (
+                    *("finished_sending", "finished_recving", "invalid_block_ids", "failed_recving"),
+                    "kv_connector_worker_meta",
+                )
+                said = [f"{name}={calls.spell(getattr(value, name))}" for name in fields if getattr(value, name, None)]
                 return f"KVConnectorOutput({', '.join(said)})"
+            case HiSparseConnectorWorkerMetadata():
+                return f"{type(value).__name__}({value.enqueued_transfer_counts}, {value.completed_transfer_counts})"
             case DraftTokenIds():
                 return f"DraftTokenIds({value.req_ids}, {value.draft_token_ids})"
         return None

@@ -137,11 +137,15 @@ class Transfers:
         elif self._failing is not None and self._may_fail:
             missing = load.block_ids[first if self._by_name else max(first, min(self._failing, last - 1)) : last]
             self._failing = None
+        tables = tables_of_groups(load.tables, self._settings)
+        if self._settings.swa_bounded_replay and self._settings.kv_role != "kv_consumer":
+            # A store of prefixes has no windows of such models.
+            tables["windows"] = ()
         return Load(
             rid=rid_of(load.request_id),
             start=load.start,
             token_ids=load.token_ids,
             block_ids=load.block_ids,
             missing=missing,
-            **tables_of_groups(load.tables, self._settings),
+            **tables,
         )

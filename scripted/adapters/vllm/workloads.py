@@ -28,6 +28,8 @@ _LONG: Final = "1 start a prompt=20 new=40; 2 start b prompt=9 seed=1 new=40"
 _LOADS: Final = "kv_connector=async"
 _LOADS_NOW: Final = "kv_connector=sync"
 _WINDOW: Final = "sliding_window=6 num_gpu_blocks=20"
+_REPLAYED: Final = f"{_WINDOW} swa_bounded_replay=True"
+_HOST: Final = "hisparse_host_blocks=14 num_gpu_blocks=16 max_num_batched_tokens=8"
 _FAILS: Final = "kv_load_failure_policy=fail"
 
 _GRAMMARS: Final = "structured_output=True"
@@ -187,6 +189,11 @@ WORKLOADS: Final = {
         "attention-chunks-loads": f"attention_chunk_size=8 num_gpu_blocks=20 {_LOADS}; {_TWINS}",
         "windows-retained": f"{_WINDOW} prefix_cache_retention_interval=8 {_TWINS_AND_CHUNKS}",
         "windows-retained-eagle": f"{_WINDOW} {_EAGLE} prefix_cache_retention_interval=0 {_TWINS_AND_CHUNKS}",
+        "windows-replayed": f"{_REPLAYED} {_TWINS_AND_CHUNKS}",
+        "windows-replayed-async": f"{_REPLAYED} {_ASYNC} max_num_batched_tokens=8 {_TWINS_AND_CHUNKS}",
+        "windows-replayed-loads": f"{_REPLAYED} {_LOADS} kv_offered_tokens=16 {_TWINS_AND_CHUNKS}",
+        "windows-replayed-loads-now": f"{_REPLAYED} {_LOADS_NOW} kv_offered_tokens=16 {_TWINS_AND_CHUNKS}",
+        "windows-replayed-pulled": f"{_REPLAYED} {_LOADS} kv_role=kv_consumer; {_TWINS}",
         "mamba-retained": f"{_MAMBA} prefix_cache_retention_interval=8 {_TWINS_AND_CHUNKS}",
         "mamba-retained-once": f"{_MAMBA} prefix_cache_retention_interval=0 {_ASYNC} {_TWINS_AND_CHUNKS}",
         "prefills-apart": f"prefill_schedule_interval=3 max_num_batched_tokens=8 log_stats=True; {_CHUNKS}",
@@ -227,6 +234,10 @@ WORKLOADS: Final = {
         "rings": f"circular_buffer_tokens=4 num_gpu_blocks=14 max_num_batched_tokens=8 {_TWINS_AND_CHUNKS}",
         "rings-guesses": f"circular_buffer_tokens=2 num_speculative_tokens=1 num_gpu_blocks=12 {_ASYNC}; {_GROWING}",
         "rings-loads": f"circular_buffer_tokens=4 num_gpu_blocks=16 {_LOADS} kv_offered_tokens=6; {_TWINS}",
+        "host-pages": f"{_HOST} {_TWINS_AND_CHUNKS}",
+        "host-pages-async": f"{_HOST} {_ASYNC} num_gpu_blocks=20 {_TWINS_AND_CHUNKS}",
+        "host-pages-growing": f"{_HOST} kv_transfer_steps=1; {_GROWING}",
+        "host-pages-guesses": f"{_HOST} num_speculative_tokens=2 {_ASYNC} num_gpu_blocks=20; {_TWINS}",
         "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
     }.items()
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from scripted.core.prompts import prompt_ids
 from scripted.core.tokens import tokens_alone
-from scripted.sdk import Abort, Add, Answer, Batch, Capabilities, Limits, Load, Share, Stepped, Tokens
+from scripted.sdk import Abort, Add, Answer, Batch, Capabilities, Limits, Load, Rows, Share, Stepped, Tokens
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.images import images_in, with_images
 from scripted.sdk.oracle import SdkOracle
@@ -68,6 +68,7 @@ class PlannedRun:
         preempted: tuple[str, ...] = (),
         name: int = 0,
         copies: tuple[tuple[int, int], ...] = (),
+        mirrored: tuple[Rows, ...] = (),
         loads: tuple[Load, ...] = (),
         encoded: tuple[tuple[str, int], ...] = (),
         dropped: tuple[int, ...] = (),
@@ -75,7 +76,7 @@ class PlannedRun:
         """One step that launches these shares, says these replies, and is judged."""
         events, self.events = self.events, []
         self.batches += bool(shares)
-        more = {"copies": copies, "encoded": encoded, "dropped": dropped}
+        more: dict[str, Any] = {"copies": copies, "mirrored": mirrored, "encoded": encoded, "dropped": dropped}
         batch = Batch(id=name or self.batches, shares=shares, **more) if shares else None
         stepped = Stepped(microbatch=batch, replies=replies, preempted=preempted, loads=loads)
         self.pipeline.follow(events, stepped)
