@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     from scripted.core.named import adapter_named
     from scripted.core.schedule import Schedule
-    from scripted.sdk.standalone import text_of, what_is_wrong
+    from scripted.sdk.standalone import run_alone, text_of, what_is_wrong
     from scripted.search.execution import execute
 
     standalone = getattr(adapter_named(asked.adapter), "standalone", None)
@@ -64,13 +64,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ran += why is None
         if why is not None:
             sys.stdout.write(f"no file: {text}: {why}\n")
-    shown = [one for one in sorted((_ROOT / "examples" / asked.adapter).glob("*.py")) if "__main__" in one.read_text()]
-    works = [one.name for one in shown if _shows(asked.python, one)]
+    folder = _ROOT / "examples" / asked.adapter
+    works = shown = 0
+    for example in sorted(folder.glob("*.py")):
+        if example.name.startswith("test_"):
+            prepare = "" if standalone is None else standalone.prepare
+            failed, tests = _failed(run_alone(example, asked.python, prepare=prepare)[1])
+        elif "__main__" in example.read_text(encoding="utf-8"):
+            failed, tests = int(_shows(asked.python, example)), 1
+        else:
+            continue
+        works, shown = works + failed, shown + tests
     sys.stdout.write(
         f"| {asked.adapter} | {len(texts)} schedules | {failing} fail here | {ran} exported and run | "
-        f"{len(works)} of {len(shown)} examples |\n"
+        f"{works} of {shown} examples |\n"
     )
     return 0
+
+
+def _failed(said: str) -> tuple[int, int]:
+    """How many tests failed, as each of a defect does, and of how many."""
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (failed|passed|error)", said)}
+    if set(counts) != {"failed"}:
+        sys.stdout.write(said[-300:])
+    return counts.get("failed", 0), sum(counts.values())
 
 
 def _shows(python: str, example: Path) -> bool:

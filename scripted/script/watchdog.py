@@ -26,6 +26,10 @@ _LEAST_SHARE: Final = 0.01
 _TURNS_LIMIT: Final = 12
 
 
+# How long this process has computed in what nobody watches, in seconds.
+_unwatched_s = 0.0
+
+
 class _Struck(BaseException):
     """The second strike."""
 
@@ -37,6 +41,26 @@ def _ran_or_waited_s() -> float:
     except (OSError, ValueError):
         return time.process_time()
     return (int(computed) + int(waited)) / 1e9
+
+
+def _watched_s() -> float:
+    return time.process_time() - _unwatched_s
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """What is made once in a process, however long that takes, is in no watchdog's time."""
+    global _unwatched_s
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    started = time.process_time()
+    left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        _unwatched_s += time.process_time() - started
+        signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
 
 
 @contextlib.contextmanager
@@ -64,7 +88,7 @@ def watchdog(
         nonlocal turns, ran_before, looks, said
         if said:
             raise _Struck
-        spent = time.process_time() - computed
+        spent = _watched_s() - computed
         ran = _ran_or_waited_s()
         goes_on = not turns or ran - ran_before > _LEAST_SHARE * timeout_s
         if is_busy and spent < timeout_s / 2 and goes_on and turns < _TURNS_LIMIT:
@@ -80,7 +104,7 @@ def watchdog(
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
         raise Overdue(said)
 
-    before, started, computed = signal.signal(signal.SIGALRM, overdue), time.monotonic(), time.process_time()
+    before, started, computed = signal.signal(signal.SIGALRM, overdue), time.monotonic(), _watched_s()
     left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield

@@ -59,6 +59,8 @@ class Standalone(ABC):
     # Statements before the imports of a file; and those that run before it where it is tried, for what it never uses.
     first: Sequence[str] = ()
     prepare = ""
+    # What writes the schedules of which this one says that it cannot.
+    instead: Standalone | None = None
 
     @property
     @abstractmethod
@@ -205,6 +207,13 @@ def write_standalone(standalone: Standalone, schedules: Sequence[Schedule], *, n
 
 def text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str | None, str | None]:
     """The file, with what it must fail with; or why there is none."""
+    text, why = _text_of(standalone, schedule, name)
+    if text is None and standalone.instead is not None:
+        return text_of(standalone.instead, schedule, name)
+    return text, why
+
+
+def _text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str | None, str | None]:
     calls = Calls(standalone)
     events: dict[int, list[str]] = {}
     for placed in schedule.placed:
@@ -379,10 +388,21 @@ def _call(called: str, given: Sequence[str]) -> str:
 def what_is_wrong(text: str, expected: str | None, python: str = sys.executable, *, prepare: str = "") -> str | None:
     """Why a file does not fail as expected where nothing of this project can be imported; None if it does."""
     with tempfile.TemporaryDirectory() as folder:
-        path, settings = Path(folder) / "test_standalone.py", Path(folder) / "pytest.ini"
+        path = Path(folder) / "test_standalone.py"
         path.write_text(text, encoding="utf-8")
+        status, said = run_alone(path, python, prepare=prepare)
+    errors = [line for line in said.splitlines() if line.startswith("E ")]
+    if status == 1 and "1 failed" in said and errors and str(expected) in errors[0]:
+        return None
+    return f"it does not fail with {expected} by itself: {said.strip()[-600:]}"
+
+
+def run_alone(path: Path, python: str, *, prepare: str = "") -> tuple[int, str]:
+    """Run the tests of a file where nothing of this project can be imported; the exit status, and what is said."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "pytest.ini"
         settings.write_text("[pytest]\n", encoding="utf-8")
-        ended = subprocess.run(  # noqa: S603 - what was just written
+        ended = subprocess.run(  # noqa: S603 - a file of ours
             [python, "-c", f"{prepare}\n{_ALONE}", str(path), str(settings), folder],
             cwd=folder,
             env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
@@ -391,7 +411,4 @@ def what_is_wrong(text: str, expected: str | None, python: str = sys.executable,
             timeout=_LIMIT_S,
             check=False,
         )
-    errors = [line for line in ended.stdout.splitlines() if line.startswith("E ")]
-    if ended.returncode == 1 and "1 failed" in ended.stdout and errors and str(expected) in errors[0]:
-        return None
-    return f"it does not fail with {expected} by itself: {(ended.stdout + ended.stderr).strip()[-600:]}"
+    return ended.returncode, ended.stdout + ended.stderr

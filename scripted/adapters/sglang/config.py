@@ -25,6 +25,7 @@ from sglang.srt.platforms import current_platform
 from sglang.srt.server_args import PortArgs, ServerArgs
 
 from scripted.adapters.sglang import transfers
+from scripted.script.watchdog import unwatched
 
 Policy = Literal["fcfs", "lpm", "lof", "dfs-weight"]
 Mode = Literal["null", "prefill", "decode"]
@@ -195,7 +196,9 @@ def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeCont
     # A flush ends with a collection of all garbage, which costs a hundred times as much as all the rest of it.
     current_platform.empty_cache = lambda: None
     # The same costs more than the rest of a scheduler, and there is nothing that it could free.
-    with mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
+    # The first one of a process waits for the disk and the network, on a busy machine for long.
+    watched = contextlib.nullcontext() if _groups else unwatched()
+    with watched, mock.patch("gc.collect", return_value=0), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = _model_folder().name
         args = ServerArgs(model_path=folder, **_ARGUMENTS, **settings.of_server)

@@ -1,4 +1,4 @@
-"""What a standalone test of SGLang needs beside SGLang: its own event loop, and what is said and promised."""
+"""What a standalone test of SGLang needs beside SGLang: its own event loop, its front end, and what is promised."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 
-from scripted.adapters.sglang import stubs, turns
+from scripted.adapters.sglang import front, stubs, turns
 from scripted.adapters.sglang.shares import rid_of
+from scripted.sdk import Abort, Add, FlushCache, Pause, Resume
 from scripted.sdk.standalone import Calls, Standalone
 
 if TYPE_CHECKING:
@@ -27,18 +28,25 @@ if TYPE_CHECKING:
     from scripted.adapters.sglang.machine import SglangMachine
 
 _TAKE: Final = "get_next_batch_to_run"
+_NO_STOPS: Final = "a request has stop tokens, and the turns have no model to choose them"
+# After so many turns more whatever ends by itself has ended.
+_MORE_TURNS: Final = 20
+_ALL_ENDED: Final = "not front.open"
 # What was wrong, and what of the turns shows it.
 _PROMISES: Final = {
     r"(\w+) ends with abort, but nothing aborted it": "turns.ends.get({0!r}) != 'abort'",
-    r"(\w+) is launched, but it was aborted": "{0!r} not in turns.batches[-1]",
+    r"(\w+) is launched, but it was aborted": "all({0!r} not in batch for batch in turns.batches[-1:])",
     r"call-\d+ is refused, although no request owns memory": "turns.flushes[-1]",
     r"a request waits although .* fit together: (\w+) ": "any({0!r} in batch for batch in turns.batches)",
 }
+_OF_THE_FRONT_END: Final = {**_PROMISES, "nothing happens any more, but something waits for ever": _ALL_ENDED}
 
 
-class SglangStandalone(Standalone):
-    """Its messages turn by turn. What only its front end does wrong is not a test of the scheduler."""
+class _Turns(Standalone):
+    """What both kinds of tests share. ``runs`` is what runs all turns."""
 
+    runs: str
+    promises: Mapping[str, str]
     launch = _TAKE
     # The loop hears no results; what clients are told is in ``turns``.
     update = ""
@@ -48,6 +56,79 @@ class SglangStandalone(Standalone):
     @property
     def engine(self) -> str:
         return f"SGLang {version('sglang')}"
+
+    def must_hold(self, machine: SglangMachine, calls: Calls, said: str) -> str:
+        settings = machine.settings
+        known = [f"settings.{field.name}" for field in msgspec.structs.fields(settings)]
+        text = Path(turns.__file__).read_text(encoding="utf-8")
+        changed = [
+            field.name
+            for field, name in zip(msgspec.structs.fields(settings), known, strict=True)
+            if name not in text and field.name != "client_rids" and getattr(settings, field.name) != field.default
+        ]
+        if changed:
+            raise NotImplementedError(f"the turns know no {' and '.join(changed)}")
+        for pattern, rule in self.promises.items():
+            if found := re.search(pattern, said):
+                calls.lines += [f"turns.take({_MORE_TURNS})"] if rule is _ALL_ENDED else []
+                calls.lines.append(f"{self.runs}.run(new_scheduler(settings))")
+                return rule.format(*(calls.names[rid] for rid in found.groups()))
+        raise NotImplementedError(f"what is wrong is not seen in a turn: {said}")
+
+    def remark(self, plan: Any) -> str:
+        batch = plan.batch_to_run
+        if not batch:
+            return "nothing"
+        lengths = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(batch.reqs)
+        return ", ".join(f"{req.rid}: {length}" for req, length in zip(batch.reqs, lengths, strict=True))
+
+
+class FrontStandalone(_Turns):
+    """What its front end is asked, turn by turn."""
+
+    runs = "front"
+    promises = _OF_THE_FRONT_END
+
+    def modules(self, config: SglangSettings) -> Sequence[ModuleType]:
+        del config
+        return (turns, front)
+
+    def opening(self, config: SglangSettings) -> Sequence[str]:
+        del config
+        return ("turns = Turns()", "front = FrontEnd(turns)")
+
+    def watched(self, machine: SglangMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        return {"turns": (machine.scheduler, (_TAKE,)), "front": (machine, ("_take",))}
+
+    def written(self, called: str, given: Sequence[str]) -> str:
+        return "turns.take()" if called.endswith(_TAKE) else f"front.{given[0]}"
+
+    def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
+        del arguments
+        match value:
+            case Add():
+                if value.stop_token_ids:
+                    raise NotImplementedError(_NO_STOPS)
+                calls.names[value.rid] = value.rid
+                return f"start({value.rid!r}, {list(value.prompt_ids)}, {value.max_new_tokens})"
+            case Abort():
+                return f"abort({value.rid!r})"
+            case Pause():
+                return f"pause({value.mode!r})"
+            case Resume():
+                return "resume()"
+        if isinstance(value, FlushCache):
+            raise NotImplementedError("the front end of the file has no flush")
+        # The batches that a turn begins with.
+        return ""
+
+
+class SglangStandalone(_Turns):
+    """Its messages turn by turn; what only its front end does wrong is a test of that."""
+
+    runs = "turns"
+    promises = _PROMISES
+    instead = FrontStandalone()
 
     def modules(self, config: SglangSettings) -> Sequence[ModuleType]:
         del config
@@ -71,7 +152,7 @@ class SglangStandalone(Standalone):
             case TokenizedGenerateReqInput():
                 calls.names[rid_of(value.rid)] = value.rid
                 if value.sampling_params.stop_token_ids:
-                    raise NotImplementedError("a request has stop tokens, and the turns have no model to choose them")
+                    raise NotImplementedError(_NO_STOPS)
                 more = "" if value.priority is None else f", priority={value.priority}"
                 new = value.sampling_params.max_new_tokens
                 return f"request({value.rid!r}, {list(value.input_ids)}, {new}{more})"
@@ -87,27 +168,3 @@ class SglangStandalone(Standalone):
                 return f"{type(value).__name__}()"
         # The batches that a turn begins with.
         return ""
-
-    def must_hold(self, machine: SglangMachine, calls: Calls, said: str) -> str:
-        settings = machine.settings
-        known = [f"settings.{field.name}" for field in msgspec.structs.fields(settings)]
-        text = Path(turns.__file__).read_text(encoding="utf-8")
-        changed = [
-            field.name
-            for field, name in zip(msgspec.structs.fields(settings), known, strict=True)
-            if name not in text and field.name != "client_rids" and getattr(settings, field.name) != field.default
-        ]
-        if changed:
-            raise NotImplementedError(f"the turns know no {' and '.join(changed)}")
-        for pattern, rule in _PROMISES.items():
-            if found := re.search(pattern, said):
-                calls.lines.append("turns.run(new_scheduler(settings))")
-                return rule.format(*(calls.names[rid] for rid in found.groups()))
-        raise NotImplementedError(f"what is wrong is not seen in a turn: {said}")
-
-    def remark(self, plan: Any) -> str:
-        batch = plan.batch_to_run
-        if not batch:
-            return "nothing"
-        lengths = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(batch.reqs)
-        return ", ".join(f"{req.rid}: {length}" for req, length in zip(batch.reqs, lengths, strict=True))

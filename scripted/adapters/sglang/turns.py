@@ -102,15 +102,18 @@ class Turns:
     def say(self, message: Any) -> None:
         self.messages[-1].append(message)
 
-    def take(self) -> None:
-        self.messages.append([])
+    def take(self, turns: int = 1) -> None:
+        self.messages += [[] for _ in range(turns)]
+
+    def come(self) -> list[Any]:
+        return self.messages.pop(0)
 
     def run(self, scheduler: Any) -> None:
         """All turns, by the scheduler's own loop."""
 
         def receive(local_reqs: Any = ()) -> list[Any]:
             scheduler.gracefully_exit = len(self.messages) == 1
-            return [*local_reqs, *self.messages.pop(0)]
+            return [*local_reqs, *self.come()]
 
         scheduler.request_receiver = SimpleNamespace(recv_requests=receive)
         front_end = SimpleNamespace(send_output=self._hear)

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/tables/defects.md").read_text(encoding="utf-8")
-LINES = re.findall(r"^\$ scripted replay '(adapter=sglang.*)'$", PAGE, re.MULTILINE)
+LINES = re.findall(r"^\$ scripted replay '(adapter=sglang[ ;].*)'$", PAGE, re.MULTILINE)
 WORDS = (
     "ab ends with abort, but nothing aborted it",
     "a is launched, but it was aborted 2 launches ago",
@@ -52,16 +52,6 @@ WORDS = (
     "a is launched, but it was aborted 2 launches ago",
     "a request waits although all that are open fit together: c (waiting since step 1)",
 )
-EXAMPLES = {
-    "an_abort_that_is_lost.py": "after an abort during the pause and one after it, 8 batches of a are computed",
-    "a_pause_that_never_ends.py": "after both pauses and a continue ended: nothing",
-}
-# What SGLang imports and this environment lacks is not a part of the examples.
-RUNNER = (
-    "import runpy, sys; from scripted.adapters.sglang.stubs import install; install(); "
-    "runpy.run_path(sys.argv[1], run_name='__main__')"
-)
-
 # The workload of the whole sweep that shows each bug.
 SHOWN_BY = {
     "flush-in-flight": "twins",
@@ -93,30 +83,14 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     assert words in failure_of(line)
 
 
-@pytest.mark.parametrize(("name", "words"), EXAMPLES.items())
-def test_an_example_shows_it_without_the_harness(name: str, words: str) -> None:
-    path = ROOT / "examples/sglang" / name
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path.parent}"}
-    command = [sys.executable, "-c", RUNNER, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert words in done.stdout, done.stderr
-    assert done.returncode == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    list(zip(LINES, ("", "", "", "", "not seen in a turn", "the front end does", ""), strict=True)),
-)
-def test_a_defect_of_the_scheduler_is_a_file_of_its_own_loop(line: str, expected: str) -> None:
-    """What runs it is the benchmark of exports; it says no where the front end is what is wrong."""
-    text, why = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
-    if expected:
-        assert text is None
-        assert expected in str(why)
-    else:
-        assert text is not None
-        assert "turns.run(new_scheduler(settings))" in text
-        assert "scripted" not in text.replace("found by search", "")
+@pytest.mark.parametrize(("line", "front"), list(zip(LINES, (0, 0, 0, 0, 1, 1, 0), strict=True)))
+def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, front: int) -> None:
+    """What runs it is the benchmark of exports."""
+    text, _ = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
+    assert text is not None
+    assert ("front.run(new_scheduler(settings))" in text) == bool(front)
+    assert ("turns.run(new_scheduler(settings))" in text) != bool(front)
+    assert "scripted" not in text.replace("found by search", "")
 
 
 @pytest.mark.parametrize("workload", sorted(adapter_named("sglang").workloads))

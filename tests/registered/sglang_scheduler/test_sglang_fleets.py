@@ -8,7 +8,9 @@ name. Mutant: all of `fleet_mutants.toml`; without one the same workloads pass.
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +21,11 @@ if find_spec("sglang") is None:
 
 from scripted import api
 from scripted.adapters.sglang.fleet import ADAPTER, MUTANTS, NAME, SglangMember
+from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.core.mutant import Mutant
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
+from scripted.sdk.standalone import run_alone
 from scripted.search.execution import Prefixes, execute, record
 from scripted.search.extras import extras_of
 from scripted.search.generated import generated_schedule
@@ -48,12 +52,6 @@ ALONE = (
     ('1 begin on=d0 do="start a prompt=14 new=3"; 3 at on=p0 do="pause mode=abort"', "engine d0: ", "a (waiting)"),
     ('1 begin on=d0 do="start a prompt=14 new=3"; 1 at on=d0 do="abort a"', "engine p0: ", "d0.2001 (waiting)"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def first_server() -> None:
-    """The first one of a process imports models for as long as it takes; no run is to wait for it."""
-    ADAPTER.new_parts(SEVERAL.config, record=False)
 
 
 def failure_of(line: str) -> str:
@@ -119,6 +117,14 @@ def test_a_prefill_server_never_forgets_the_room_of_an_abort(monkeypatch: pytest
     manager = servers[0].role.transfers
     left = manager.request_status, manager.failure_records, manager.transfer_infos
     assert [list(table) for table in left] == [[2001], [2001], [2001]]
+
+
+def test_its_own_classes_show_all_three_without_the_harness() -> None:
+    """Two schedulers over their own sockets; each test of the file is of one defect, and fails."""
+    path = Path(__file__).parents[3] / "examples/sglang/test_transfers.py"
+    status, said = run_alone(path, sys.executable, prepare=SglangStandalone.prepare)
+    assert status == 1, said
+    assert "3 failed" in said, said
 
 
 def test_every_bug_is_searched_for() -> None:

@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 
 from scripted.errors import Overdue
-from scripted.script.watchdog import watchdog
+from scripted.script.watchdog import unwatched, watchdog
 
 
 def _compute(seconds: float) -> None:
@@ -40,6 +40,18 @@ def test_a_process_that_gets_no_processor_is_given_the_time_again_and_again(monk
     monkeypatch.setattr("scripted.script.watchdog._ran_or_waited_s", time.monotonic)
     with watchdog(0.05, is_busy=True):
         time.sleep(0.3)
+
+
+def test_what_is_made_once_in_a_process_is_not_watched_and_what_follows_is() -> None:
+    """On a busy machine the first scheduler of a process had been reported as one that does not return."""
+    with watchdog(0.1, is_busy=True):
+        with unwatched():
+            _compute(0.15)
+        _compute(0.01)
+    with unwatched():
+        pass
+    with pytest.raises(Overdue), watchdog(0.1, is_busy=True):
+        _compute(5.0)
 
 
 @pytest.mark.parametrize("wait", [time.sleep, _compute])
