@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from engine.launch.preload import PreloadedParent  # noqa: E402 - found from the repository's root
 from tests.unit.frontend.real_servers import RealServer  # noqa: E402
 from tests.unit.router.test_router_on_servers import router_before  # noqa: E402
-from tests.unit.server.fleets import fleet_of, is_asked, left, signal_all, stats, until  # noqa: E402
+from tests.unit.server.fleets import fleet_of, left, signal_all, stats, until, until_asked  # noqa: E402
 
 LAST_WORD_S: Final = 2.0
 STOPPED_S: Final = 3.0
@@ -131,7 +131,7 @@ def main() -> None:
         prefills = [fleet.prefill() for _ in range(2)]
         decodes = [fleet.decode() for _ in range(2)]
         for decode in decodes:
-            until(lambda decode=decode: is_asked(decode))  # type: ignore[misc]
+            until_asked(decode)
         deaths: list[float] = []
 
         def kill(server: RealServer) -> None:

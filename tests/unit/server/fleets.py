@@ -123,11 +123,16 @@ def left(server: RealServer) -> dict[str, Any]:
     return found
 
 
-def until(true: Callable[[], object], what: str = "") -> None:
+def until(true: Callable[[], object], what: str = "", every_s: float = 0.01) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline, f"this did not become true within {PATIENCE_S:g} s: {what}"
-        time.sleep(0.01)
+        time.sleep(every_s)
+
+
+def until_asked(decode: RealServer) -> None:
+    """Wait until some prefill engine takes its prompts. Each look costs five requests, and it looks once a second."""
+    until(lambda: is_asked(decode), f"{decode.url} asks a prefill engine", every_s=0.2)
 
 
 def nothing_is_left(*servers: RealServer) -> None:
