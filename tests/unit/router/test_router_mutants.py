@@ -160,6 +160,6 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
 
 @pytest.mark.parametrize(("bug", "test"), MUTANTS, ids=[bug.name for bug, _ in MUTANTS])
 def test_a_bug_is_found_with_its_words(bug: Mutant, test: Callable[[], None]) -> None:
-    test()
+    """Without the bug the tests pass in their own files."""
     with bug.switched_on(), pytest.raises(AssertionError, match=bug.signature):
         test()

@@ -63,10 +63,12 @@ def leaves_a_daemon_and_kills_its_server(t, pid_file):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_daemon_three_levels_deep_ends_with_a_server_that_was_started_by_hand(tmp_path: Path) -> None:
+def test_a_daemon_three_levels_deep_ends_with_a_server_that_was_started_by_hand(
+    parent: PreloadedParent, tmp_path: Path
+) -> None:
     """The script kills the supervisor first, so that nobody is left whose child it is."""
     pid_file = tmp_path / "pid"
-    with ScriptedServer.start(EngineConfig()) as server, pytest.raises(ServerDied):
+    with ScriptedServer.start(EngineConfig(), parent=parent) as server, pytest.raises(ServerDied):
         server.run(leaves_a_daemon_and_kills_its_server, str(pid_file), options=OPTIONS)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)
     assert not psutil.pid_exists(pid)
