@@ -24,18 +24,22 @@ _KEPT: Final = (".py", ".json", "/METADATA", "/RECORD", "/WHEEL", "/entry_points
 # Runs where that vLLM is the first of its name. Whatever breaks is said on one line, and the rest goes on.
 _LOOK: Final = """
 from scripted.adapters.vllm.adapter import installed_version
+from scripted.adapters.vllm.config import VllmSettingsError
 from scripted.core.mutant import MutantDoesNotFit
 from scripted.core.named import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
 
 adapter = adapter_named("vllm")
-broken, misfits = {}, []
+broken, misfits, lacking = {}, [], []
 for name, text in adapter.workloads.items():
     try:
         failure = execute(Schedule.parse(text, of="vllm")).failure
     except Exception as exc:
         failure = exc
+        if isinstance(exc.__cause__, VllmSettingsError):
+            lacking.append(name)
+            continue
     if failure is not None:
         broken.setdefault(f"...{str(failure)[-160:]}", []).append(name)
 for name in adapter.mutant_names:
@@ -46,8 +50,9 @@ for name in adapter.mutant_names:
         misfits.append(name)
 workloads, mutants = len(adapter.workloads), len(adapter.mutant_names)
 failing = sum(map(len, broken.values()))
-print(f"{installed_version()}: {workloads - failing} of {workloads} workloads pass, "
-      f"{mutants - len(misfits)} of {mutants} mutants fit" + (f"; not {', '.join(misfits)}" if misfits else ""))
+print(f"{installed_version()}: {workloads - failing - len(lacking)} of {workloads} workloads pass, "
+      + (f"{len(lacking)} need another version ({', '.join(lacking)}), " if lacking else "")
+      + f"{mutants - len(misfits)} of {mutants} mutants fit" + (f"; not {', '.join(misfits)}" if misfits else ""))
 for cause, names in broken.items():
     print(f"  {', '.join(names)}: {cause}")
 raise SystemExit(bool(broken))

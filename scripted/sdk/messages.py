@@ -236,7 +236,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     from its first one on; ``block_ids`` is its block table. In the blocks ``missing`` nothing arrived: what is computed
     from them is worthless, the scheduler will be told so, and must not tell it to anybody. The ``windows``, ``states``
     and ``rings`` of other groups get what the next position needs, if nothing is missing. ``said`` was sampled where
-    the KV comes from: the request goes on with it.
+    the KV comes from: the request goes on with it. A load that is ``late`` is of a request that has ended: it is
+    written, and begins nothing of one that has got its name since.
     """
 
     rid: str
@@ -248,6 +249,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[StateTable, ...] = ()
     rings: tuple[Ring, ...] = ()
     said: tuple[int, ...] = ()
+    late: bool = False
 
 
 # -- replies: what clients are told --

@@ -175,6 +175,8 @@ class SdkOracle(Oracle):
 
     def _take_load(self, load: Load) -> None:
         """A request whose KV comes from outside has begun; one that does not get all of it computes it or fails."""
+        if load.late:
+            return
         life = self.account.live.get(load.rid)
         if life is not None:
             life.launched = True

@@ -240,6 +240,16 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         "with mamba_cache_mode=align, prompts are cut, and max_num_batched_tokens is block_size or more",
     ),
     (
+        lambda s: not s.has_mamba or s.block_size > s.num_speculative_tokens,
+        "a block of Mamba's states is larger than the guesses of a batch, num_speculative_tokens",
+    ),
+    (
+        lambda s: (
+            not (s.prefix_match_unit and s.circular_buffer_tokens and s.prefix_match_unit % s.circular_buffer_tokens)
+        ),
+        "circular_buffer_tokens divide a prefix_match_unit: behind a hit nothing of an open group is there",
+    ),
+    (
         lambda s: not s.prefix_match_unit or (s.mamba_cache_mode == "align" and not s.block_size % s.prefix_match_unit),
         "a prefix_match_unit divides block_size and goes with mamba_cache_mode=align",
     ),

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import HiSparseConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import (
+    HiSparseConnectorMetadata,
+    HiSparseConnectorWorkerMetadata,
+)
 from vllm.v1.outputs import KVConnectorOutput
 
 from scripted.adapters.vllm.actions import HOLD, RELEASE
-from scripted.adapters.vllm.config import VllmSettings
+from scripted.adapters.vllm.config import VllmSettings, VllmSettingsError
 from scripted.sdk import Load, Rows, Signal, Violation
 
 
@@ -27,6 +30,10 @@ class HostTier:
     is_unknown = False
 
     def __init__(self, settings: VllmSettings) -> None:
+        if "residency_updates" not in HiSparseConnectorMetadata.__dataclass_fields__:
+            raise VllmSettingsError(
+                "hisparse_host_blocks needs vLLM 0.32 or newer, whose workers are told what is where"
+            )
         self.holds = False
         self.ended = False
         self.mirrored: tuple[Rows, ...] = ()

@@ -108,7 +108,8 @@ class Transfers:
         if self.is_remote:
             self._asked += asked
         loads = [one.load for one in over if one.load is not None] + [load for load in asked if not load.is_async]
-        self.arrived = tuple([self._arrival(load) for load in loads])
+        ended = {name for name, request in requests.items() if request.is_finished()}
+        self.arrived = tuple([self._arrival(load, load.request_id in ended) for load in loads])
         for one in over:
             self._over.pop(one.request_id, None)
             if self.is_remote and one.load is None:
@@ -129,7 +130,7 @@ class Transfers:
     def _is_over(self, one: _Transfer) -> bool:
         return one.request_id in self._over if self.is_remote else one.due <= self._now
 
-    def _arrival(self, load: Offered) -> Load:
+    def _arrival(self, load: Offered, is_late: bool) -> Load:
         first, last = load.start // self._block_size, -(-len(load.token_ids) // self._block_size)
         missing: tuple[int, ...] = ()
         if self._over.get(load.request_id):
@@ -147,5 +148,6 @@ class Transfers:
             token_ids=load.token_ids,
             block_ids=load.block_ids,
             missing=missing,
+            late=is_late,
             **tables,
         )

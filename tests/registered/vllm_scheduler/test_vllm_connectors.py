@@ -150,6 +150,20 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
             ),
             "ValueError: Cannot get 1 free blocks",
         ),
+        (
+            (
+                "decode_context_parallel_size=2 enable_kv_cache_events=True kv_cache_report_mode=full; "
+                "1 start a prompt=8 new=1; 1 start b prompt=9 new=1"
+            ),
+            "AssertionError",
+        ),
+        (
+            (
+                "mamba_cache_mode=align mamba_checkpoint_alignment=2 prefix_match_unit=2; 1 start a prompt=11 new=1; "
+                "1 start b prompt=17 new=1; 1 start c prompt=13 new=1"
+            ),
+            "goes on from a state that is not its own",
+        ),
         ("checks_sessions=False; 1 start a prompt=20 new=2 session=1; 8 more a tokens=16 new=2", "context of 32"),
     ],
 )

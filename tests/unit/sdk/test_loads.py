@@ -13,7 +13,7 @@ import pytest
 from planned_run import PlannedRun, alone, share
 
 from scripted.core.tokens import tokens_alone
-from scripted.sdk import Add, Load, StateTable, Tokens, Violation, Window
+from scripted.sdk import Add, Load, Refused, StateTable, Tokens, Violation, Window
 
 
 def load(message: Add, tokens: int, *blocks: int, missing: tuple[int, ...] = (), start: int = 0) -> Load:
@@ -79,6 +79,23 @@ def test_a_load_into_blocks_of_another_is_found() -> None:
     run.launch("b", 0, 6, 1, 2)
     with pytest.raises(Violation, match="b reads KV that is not its own"):
         run.step(share("b", 6, 1, 1, 2), loads=(load(a, 4, 1, 3),))
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_late_load_begins_nothing_of_who_has_its_name_now(late: bool) -> None:
+    """The request before was aborted; the one of now is refused in the step in which that load arrives."""
+    run = PlannedRun()
+    arrived = msgspec.structs.replace(load(run.add("a", 6), 4, 1, 2), late=late)
+    run.step()
+    run.abort("a")
+    run.step(replies=(Tokens(rid="a", finish_reason="abort"),))
+    run.add("a", 6)
+    refused = (Refused(rid="a", reason="too long"),)
+    if late:
+        run.step(loads=(arrived,), replies=refused)
+        return
+    with pytest.raises(Violation, match="a is refused"):
+        run.step(loads=(arrived,), replies=refused)
 
 
 def test_windows_and_states_get_what_the_next_position_needs() -> None:
