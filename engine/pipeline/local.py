@@ -53,6 +53,8 @@ class LocalPipeline:
         # What the runner has launched, then what it has not: the latter is computed, or launched, after all before it.
         self._launched: deque[LaunchedStep] = deque()
         self._queued: deque[Microbatch] = deque()
+        # What was computed before its completion was asked for.
+        self._completed: deque[Completion] = deque()
         self._describes = 0
         self._compiler = GrammarCompiler(runner.grammars, self._note_answer)
         # Filled from the threads of compiler and port; the file wakes who waits for it.
@@ -69,6 +71,9 @@ class LocalPipeline:
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
         """Compute or await the oldest one; None at once when there is none: no other thread could launch one."""
         del timeout_s
+        return self._completed.popleft() if self._completed else self._compute_next()
+
+    def _compute_next(self) -> Completion | None:
         if self._launched:
             return self._runner.finish(self._launched.popleft())
         if not self._queued:
@@ -76,6 +81,11 @@ class LocalPipeline:
         completion = self._computed(self._queued.popleft())
         self._launch_queued()
         return completion
+
+    def _catch_up(self) -> None:
+        """Compute all that was launched so far, as a stage in a process of its own has when it reads a message."""
+        while (completion := self._compute_next()) is not None:
+            self._completed.append(completion)
 
     def _launch_queued(self) -> None:
         while self._queued and self._runner.can_launch(self._queued[0]):
@@ -111,8 +121,8 @@ class LocalPipeline:
 
     @property
     def ready(self) -> bool:
-        """True when a microbatch waits to be computed, or its result to be awaited."""
-        return bool(self._launched or self._queued)
+        """True when a microbatch waits to be computed, or its result to be awaited or taken."""
+        return bool(self._completed or self._launched or self._queued)
 
     @property
     def takes_more(self) -> bool:
@@ -120,6 +130,8 @@ class LocalPipeline:
 
         Else it is computed first, so that requests whose results come one by one get into one batch again.
         """
+        if self._completed:
+            return False
         return bool(self._launched) or (bool(self._queued) and self._runner.can_be_followed(self._queued[0]))
 
     def wake_sources(self) -> Sequence[Any]:
@@ -156,9 +168,11 @@ class LocalPipeline:
     def fail_next_step(self, stage: int) -> None:
         if stage != 0:
             raise EngineError(f"stage must be 0, a local pipeline has no other, got {stage}")
+        self._catch_up()
         self._runner.fail_next()
 
     def spare_next_step(self) -> None:
+        self._catch_up()
         self._runner.fail_next(on=False)
 
     def forget(self) -> None:
@@ -168,7 +182,8 @@ class LocalPipeline:
             self._kv_port.forget()
 
     def describe(self) -> tuple[StageView, ...]:
-        """The one stage's view of what it has computed so far."""
+        """The one stage's view, after all that was launched so far. Completions stay for ``next_completion``."""
+        self._catch_up()
         self._describes += 1
         return (view_of(self._runner, self._describes, holder=self, probe=self._probe),)
 
@@ -176,6 +191,7 @@ class LocalPipeline:
         """Drop what was launched and not completed, and end all transfers; idempotent."""
         if self._kv_port is not None:
             self._kv_port.close()
+        self._completed.clear()
         self._launched.clear()
         self._queued.clear()
         with self._answer_lock:

@@ -43,6 +43,19 @@ def test_nothing_is_computed_before_it_is_asked_for(pipeline: LocalPipeline, run
     assert not pipeline.ready
 
 
+def test_a_failure_and_a_view_come_after_what_was_launched(pipeline: LocalPipeline) -> None:
+    """A05: as where stages have processes of their own, which read both after the plans."""
+    writer = PlanWriter(LIMITS)
+    pipeline.launch(writer.plan(0, [1, 2, 3]))
+    pipeline.fail_next_step(0)
+    pipeline.launch(writer.plan(1, [1, 2, 3]))
+    assert not pipeline.takes_more
+    (view,) = pipeline.describe()
+    assert (view.last_microbatch_id, view.failed) == (2, 1)
+    assert [take(pipeline).error is None for _ in range(2)] == [True, False]
+    assert not pipeline.ready
+
+
 def test_it_has_no_wake_source(pipeline: LocalPipeline) -> None:
     assert list(pipeline.wake_sources()) == []
 

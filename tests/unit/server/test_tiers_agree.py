@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,23 @@ CONFIGS = {
 NOT_COMPARED = {"digest", "slots_digest", "seq", "sizes"}
 
 
+def _disconnect(t: Any, chance: random.Random, handles: list[Any]) -> None:
+    connected = [one for one in handles if not one.client.closed and not one.finished]
+    if connected:
+        t.disconnect(chance.choice(connected))
+
+
+_ACTS: dict[str, Callable[[Any, random.Random, list[Any]], object]] = {
+    "abort": lambda t, chance, handles: t.abort(chance.choice(handles)),
+    "disconnect": _disconnect,
+    "pause": lambda t, chance, _: t.pause_generation(chance.choice(["in_place", "retract"])),
+    "flush": lambda t, chance, _: t.flush_cache(timeout_s=chance.choice([None, 2.0])),
+    "evict": lambda t, *_: t.evict(),
+    "advance": lambda t, *_: t.clock.advance(1.0),
+    "fail": lambda t, chance, _: t.fail_next_step(chance.randrange(t.scheduler.limits.pp_size)),
+}
+
+
 def scenario(t: Any, seed: int, file: str) -> Any:
     """A few requests of chance, with aborts, pauses and held results between steps; each step's numbers are noted."""
     chance, handles, lines = random.Random(seed), list[Any](), list[str]()
@@ -51,7 +68,7 @@ def scenario(t: Any, seed: int, file: str) -> Any:
 
 
 def _do_something(t: Any, chance: random.Random, number: int, handles: list[Any]) -> None:
-    what = chance.choices(["start", "abort", "pause", "hold", "go on", "nothing"], [12, 1, 1, 2, 4, 12])[0]
+    what = chance.choices([*_ACTS, "start", "hold", "go on", "nothing"], [*[1] * len(_ACTS), 14, 2, 5, 9])[0]
     if number == 0 or (what == "start" and len(handles) < 9):
         tokens = chance.randint(2, 24)
         seeds = {"prompt_len": chance.randint(1, 50), "prompt_seed": chance.randrange(3)}
@@ -66,10 +83,8 @@ def _do_something(t: Any, chance: random.Random, number: int, handles: list[Any]
             # Each model says something else here, which must not be a prefix of what another one is forced to say.
             seeds["prompt_seed"], forced = 100 + number, {"ignore_eos": True}
         handles.append(t.start_req(rid=f"r{len(handles)}", max_new_tokens=tokens, **seeds, **forced))
-    elif what == "abort":
-        t.abort(chance.choice(handles))
-    elif what == "pause":
-        t.pause_generation(chance.choice(["in_place", "retract"]))
+    elif what in _ACTS:
+        _ACTS[what](t, chance, handles)
     elif what == "hold":
         t.hold_results()
     elif what == "go on":
@@ -82,8 +97,10 @@ def _plain(seen: Any) -> Any:
 
 
 def numbers_of(t: Any, handles: list[Any]) -> dict[str, Any]:
-    # A stage's own view is asked for when nothing is in flight: when it computes what is, is its own.
-    stages = [_plain(t.stage(number)) for number in range(t.scheduler.limits.pp_size)] if not t.state.in_flight else []
+    stages = [_plain(t.stage(number)) for number in range(t.scheduler.limits.pp_size)]
+    if any(stage["failed"] for stage in stages):
+        for stage in stages:
+            del stage["slots_written"]  # a real stage has written some when the failure meets the next one
     read = {"state": _plain(t.state), "stats": _plain(t.engine_stats()), "stages": stages}
     for one in [read["state"], *stages]:
         for name in NOT_COMPARED:

@@ -40,6 +40,7 @@ from engine.plan import (
     LoraChange,
     LoraUpdate,
     Microbatch,
+    ProfileSwitch,
     SamplingSpec,
     Segment,
     SleepSwitch,
@@ -129,7 +130,9 @@ class SimulatedPipeline:
         self.transfers = SimulatedTransfers(self._page_size)
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
-        self._microbatches = self._failed = self._tokens = self._describes = 0
+        self._microbatches = self._tokens = self._describes = 0
+        # By stage.
+        self._failed: tuple[int, ...] = (0,) * self._stages
 
     def _make_kv(self) -> None:
         # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
@@ -151,9 +154,11 @@ class SimulatedPipeline:
         if self._dead is not None:
             return
         self._microbatches += 1
-        # What gives memory back cannot fail.
-        fails = self._failing_stage is not None and not (isinstance(microbatch, SleepSwitch) and microbatch.level)
-        self._failed += fails
+        # What gives memory back cannot fail, and a profile's failure is its own.
+        spared = isinstance(microbatch, ProfileSwitch) or (isinstance(microbatch, SleepSwitch) and microbatch.level)
+        fails = self._failing_stage is not None and not spared
+        if fails:
+            self._count_failure(microbatch)
         self._tokens += microbatch.tokens
         self._done.append(self._fail(microbatch) if fails else self._compute(microbatch))
 
@@ -270,13 +275,18 @@ class SimulatedPipeline:
             raise ValueError(f"stage must be 0 to {self._stages - 1}, got {stage}")
         return stage
 
+    def _count_failure(self, microbatch: Microbatch) -> None:
+        """In the stage that fails and, where tokens would pass them, in those after it."""
+        first = self._failing_stage or 0
+        last = first if microbatch.is_control else self._stages - 1
+        self._failed = tuple(count + (first <= stage <= last) for stage, count in enumerate(self._failed))
+
     def _fail(self, microbatch: Microbatch) -> Completion:
         """Take over a microbatch's pages and specs, but compute nothing, as a stage does after a failure."""
         for segment in microbatch.segments:
             self._take_over(segment).poisoned = True
         stage, self._failing_stage = self._failing_stage, None
-        error = f"stage {stage} failed microbatch {microbatch.id} as it was told to"
-        return Completion(microbatch_id=microbatch.id, error=error)
+        return Completion(microbatch_id=microbatch.id, error=_injected(stage, microbatch))
 
     # -- computing --
 
@@ -400,7 +410,7 @@ class SimulatedPipeline:
             self._writes[page] += 1
 
     def describe(self) -> tuple[StageView, ...]:
-        """Every stage's own view; they are all alike, because they have all done the same microbatches."""
+        """Every stage's own view; they have all done the same microbatches, and differ in what has failed."""
         self._describes += 1
         return tuple(
             StageView(
@@ -408,7 +418,7 @@ class SimulatedPipeline:
                 stage=stage,
                 last_microbatch_id=-1 if self.last_microbatch is None else self.last_microbatch.id,
                 microbatches=self._microbatches,
-                failed=self._failed,
+                failed=self._failed[stage],
                 tokens=self._tokens,
                 slots_written=sum(self._filled),
                 slots_digest=f"{self.kv_digest():016x}",
@@ -567,3 +577,14 @@ def _stuck(segment: Segment, said: int) -> RequestError:
     """The end of a request whose grammar leads nowhere after ``said`` tokens of output."""
     why = f"the grammar cannot be followed after {said} tokens of output: nothing may come there; mend or simplify it"
     return RequestError(segment.rid, why, FinishReason.INVALID)
+
+
+def _injected(stage: int | None, microbatch: Microbatch) -> str:
+    """A failure in the words of a real stage."""
+    why = "a failure was injected into this forward"
+    if isinstance(microbatch, LoraUpdate):
+        change = microbatch.change
+        return f"stage {stage} could not load the LoRA {change.name!r} from {change.path}: {why}"
+    if microbatch.is_control:
+        return f"stage {stage}: {why}"
+    return f"stage {stage} failed in microbatch {microbatch.id}: StepFailedError: {why}"
