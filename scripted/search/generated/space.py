@@ -27,8 +27,9 @@ _GROUP_TARGETS: Final = 4
 # The share of a row's features that a scene has: most would keep it from happening.
 _KEPT: Final = 0.3
 TWIST: Final = "twist"
-# The numbers of a row are drawn again as often as this, when together they make no configuration.
-_DRAWS: Final = 100
+# The numbers of a row are drawn again as often as this, when together they make no configuration. Of rows with many
+# settings of vLLM's two draws of a hundred make one.
+_DRAWS: Final = 1000
 
 
 class Space(Protocol):

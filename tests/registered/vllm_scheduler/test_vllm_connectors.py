@@ -20,8 +20,10 @@ if find_spec("vllm") is None:
 
 from scripted.adapters.vllm import ADAPTER
 from scripted.api import write_test
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
+from scripted.sdk.standalone import text_of
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute
 from scripted.search.units import SearchPlan
@@ -177,3 +179,33 @@ def test_a_defect_on_the_page_is_there_and_is_written_with_the_classes_of_vllm_a
     written = write_test(schedule, standalone=True)
     assert written.text is not None, written.said
     assert re.search("^(from|import) (scripted|engine)", written.text, re.MULTILINE) is None
+
+
+def test_a_load_of_several_groups_that_fails_is_written() -> None:
+    """vLLM is told the name of its request, not its blocks."""
+    text = "num_gpu_blocks=20 sliding_window=6 kv_connector=async; 1 start a prompt=5 new=1; 1 fail-load"
+    schedule = Schedule.parse(f"{text}; 1 start b prompt=21 new=1", of="vllm")
+    written, _ = text_of(ADAPTER.standalone, schedule, "export")
+    assert written is not None
+    assert "failed_recving={'a@1'}" in written
+
+
+def test_a_load_of_who_was_aborted_begins_nothing_of_who_has_the_name_now() -> None:
+    """The second one is refused in the step in which the load of the first arrives."""
+    text = "kv_connector=async kv_transfer_steps=3; 1 start a prompt=8; 2 abort a; 4 start a prompt=32"
+    assert execute(Schedule.parse(text, of="vllm")).failure is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ("block_size=2 num_speculative_tokens=2 num_gpu_blocks=28 mamba_cache_mode=align", "larger than the guesses"),
+        (
+            "num_gpu_blocks=20 mamba_cache_mode=align prefix_match_unit=1 circular_buffer_tokens=4",
+            "circular_buffer_tokens divide a prefix_match_unit",
+        ),
+    ],
+)
+def test_settings_of_no_model_are_refused(settings: str, rule: str) -> None:
+    with pytest.raises(ScriptDefinitionError, match=rule):
+        Schedule.parse(f"{settings}; 1 start a prompt=1", of="vllm")

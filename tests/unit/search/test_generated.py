@@ -163,16 +163,16 @@ def test_numbers_that_are_refused_are_drawn_again_and_never_left_out(monkeypatch
     adapter = adapter_named(OWN)
     stubborn, draws = _Stubborn(), []
     monkeypatch.setattr(type(adapter), "space", stubborn)
-    with pytest.raises(HarnessError, match=r"makes no configuration in 100 draws of .*: a must not be b"):
+    with pytest.raises(HarnessError, match=r"makes no configuration in 1000 draws of .*: a must not be b"):
         generated_schedule(987_000, OWN)
 
-    def second(row: Row, rng: random.Random) -> Schedule:
+    def seldom(row: Row, rng: random.Random) -> Schedule:
         draws.append(row)
-        if len(draws) < 2:
+        if len(draws) < 300:
             raise ValueError("not this time")
         return Schedule.parse("default; 1 start a prompt=3")
 
-    monkeypatch.setattr(stubborn, "draw", second, raising=False)
+    monkeypatch.setattr(stubborn, "draw", seldom, raising=False)
     assert str(generated_schedule(987_001, OWN)) == "default; 1 start a prompt=3"
 
 
