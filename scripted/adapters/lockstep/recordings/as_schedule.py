@@ -56,7 +56,7 @@ def schedule_of_recording(path: Path, *, until: int | None = None) -> Translated
         )
     # As far as the replay goes: it knows how long each request became.
     replayed = replay_engine(path, until=until)[1]
-    translator = _Translator(recording.header.limits, recording.steps[:until], replayed)
+    translator = _StepTranslator(recording.header.limits, recording.steps[:until], replayed)
     config = _config_of(recording.header.limits)
     schedule = Schedule(config).with_placed(translator.placed(_steps(recording.steps[:until])))
     plans = [plan_of(one, translator.names) for one in replayed]
@@ -80,7 +80,7 @@ def _steps(recorded: Sequence[EngineStep]) -> Iterator[RecordedStep]:
     return (RecordedStep(one.now, one.events, next(ids) if one.plan else None) for one in recorded)
 
 
-class _Translator(Translator):
+class _StepTranslator(Translator):
     def __init__(self, limits: Limits, recorded: Sequence[EngineStep], replayed: Sequence[StepRecord]) -> None:
         events = [event for step in recorded for event in step.events]
         timed = limits.waiting_timeout_s is not None or any(map(_has_deadline, events))
