@@ -54,15 +54,13 @@ MOST_SHORT_TURN_S = 0.011
 SHORT_BODIES = "short bodies"
 ROOMY_TOKENS = 16_384
 TURNS = "LOOP_TURNS"
-# How many clients leave each large answer.
-LEAVES_OF_ANSWER = 8
 ONE_STAGE = ("scheduler", "frontend", "reader")
 TWO_STAGES = ("stage-0", "stage-1", "scheduler")
 
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """How much of everything. ``large_bytes`` is the size of a large body.
+    """How much of everything. ``large_bytes`` is the size of a large body, ``leaves`` how many leave each large answer.
 
     Large answers repeat what they say of ``prompt_tokens`` for so many ``choices``, up to what a server allows.
     """
@@ -74,6 +72,7 @@ class AttackPlan:
     choices: int = 24
     slow_clients: int = 3 * MAX_CONNECTIONS
     leaving_clients: int = 50
+    leaves: int = 8
     soak_requests: int = 5000
 
 
@@ -350,10 +349,10 @@ async def _leave_large(server: LoadedServer, result: AttackResult, plan: AttackP
     for (path, fields), answer in zip(bodies.values(), result.large_answers.values(), strict=True):
         body = json.dumps(fields).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        for part in range(LEAVES_OF_ANSWER if answer.status == 200 else 0):
+        for part in range(plan.leaves if answer.status == 200 else 0):
             _, writer = await _connect(server)
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            await asyncio.sleep(answer.taken_s * (part + 0.5) / LEAVES_OF_ANSWER)
+            await asyncio.sleep(answer.taken_s * (part + 0.5) / plan.leaves)
             writer.transport.abort()
 
 

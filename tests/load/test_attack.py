@@ -15,11 +15,12 @@ from engine.launch.preload import PreloadedParent
 
 SHORT = AttackPlan(
     bodies=150,
-    large_bytes=4 * 2**20,
+    large_bytes=2**20,
     prompt_tokens=800,
     choices=4,
     slow_clients=100,
     leaving_clients=10,
+    leaves=3,
     soak_requests=200,
 )
 
