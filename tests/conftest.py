@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.launch.preload import PreloadedParent
+from scripted.adapters.lockstep.server.parent import start_parent
 
 SPOILING = str(Path(__file__).parent / "unit" / "spoiling")
 
@@ -21,6 +22,6 @@ def parent() -> Iterator[PreloadedParent]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", SPOILING + os.pathsep + os.environ.get("PYTHONPATH", ""))
-        started = PreloadedParent.start()
+        started = start_parent()
     with started:
         yield started

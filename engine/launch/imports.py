@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import os
 from collections.abc import Iterable
 
@@ -40,10 +41,14 @@ def limit_imports() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def import_engine() -> None:
-    """Import everything that any process of the engine needs: for a process that forks whole servers."""
+def import_engine(*more: str) -> None:
+    """Import everything that any process of the engine needs: for a process that forks whole servers.
+
+    Of ``more`` what is not found here is left to the servers, which search where their client does.
+    """
     import_frontend()
     import_models()
+    _import(module for module in more if _is_found(module))
 
 
 def import_frontend() -> None:
@@ -62,6 +67,13 @@ def import_models(*, of_torch: bool = True) -> None:
 def import_stage() -> None:
     """Import what a machine needs that has a stage and nothing else."""
     _import((*MODEL_MODULES, *TORCH_MODEL_MODULES))
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that it is in
+        return False
 
 
 def _import(modules: Iterable[str]) -> None:

@@ -53,11 +53,11 @@ SOCKETS_AN_ORDER = 2
 logger = logging.getLogger(__name__)
 
 
-def main(orders_fd: int) -> None:
+def main(orders_fd: int, *modules: str) -> None:
     """Serve orders until the client is gone, then end the servers that are left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    import_engine()
+    import_engine(*modules)
     with socket.socket(fileno=orders_fd) as orders:
         parent = _Parent(orders)
         parent.run()
@@ -245,4 +245,4 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -181,12 +181,15 @@ class PreloadedParent:
         self._has_forked = False
 
     @classmethod
-    def start(cls) -> Self:
-        """Start the parent. Returns at once: the imports go on while the caller does other things."""
+    def start(cls, *modules: str) -> Self:
+        """Start the parent. Returns at once: the imports go on while the caller does other things.
+
+        ``modules`` are what its servers import beside the engine, such as a gate of the caller's; it imports them too.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-m", PARENT_MODULE, str(theirs.fileno())],
+                [sys.executable, "-m", PARENT_MODULE, str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # Of its own session: a terminal's Ctrl-C is for the client, which closes the parent in order.

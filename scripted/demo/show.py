@@ -21,6 +21,7 @@ from rich.table import Table
 from engine.launch.preload import PreloadedParent
 from engine.output_files import write_output
 from scripted.adapters.lockstep.bugs import Mutant, mutant_named
+from scripted.adapters.lockstep.server.parent import start_parent
 from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.api import RecordedRun, run_script
 from scripted.core.phrases import printable
@@ -93,7 +94,7 @@ def run_demo(page: Path) -> bool:
     """Run both halves, print them, write the timeline to ``page``; True when both showed what they should."""
     began = time.monotonic()
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False, markup=False)
-    with PreloadedParent.start() as parent:
+    with start_parent() as parent:
         # While the parent imports what the servers need.
         _introduce(console)
         bug = Half.run("1. An engine with the bug", mutant_named(BUG), parent)

@@ -20,10 +20,10 @@ from engine.settings import LIVE_GATE, ServerSettings
 from scripted.adapters.lockstep.server.ending import no_process_left
 from scripted.adapters.lockstep.server.follower import FollowerOptions
 from scripted.adapters.lockstep.server.growth import ServerGrowth
+from scripted.adapters.lockstep.server.parent import FOLLOWER_GATE
 from scripted.adapters.lockstep.server.wire import EnginePlace, EngineWanted
 from scripted.core.violation import Violation
 
-_GATE: Final = "scripted.adapters.lockstep.server.follower:follower_gate"
 _BOOT_TIMEOUT_S: Final = 120.0
 _END_TIMEOUT_S: Final = 5.0
 
@@ -35,7 +35,7 @@ class FleetServers:
     """
 
     def __init__(
-        self, config: EngineConfig, mutant: str | None, parent: PreloadedParent, *, gate: str | None = _GATE
+        self, config: EngineConfig, mutant: str | None, parent: PreloadedParent, *, gate: str | None = FOLLOWER_GATE
     ) -> None:
         self._config = config
         self._mutant = mutant

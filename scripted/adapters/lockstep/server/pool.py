@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent
+from scripted.adapters.lockstep.server.parent import start_parent
 from scripted.adapters.lockstep.server.placed import RAY_CPUS
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.role_runner import ScriptedRole
@@ -82,7 +83,7 @@ class ServerPool:
             while len(self._servers) >= MAX_SERVERS:
                 self._drop(next(iter(self._servers)))
             if self._parent is None:
-                self._parent = PreloadedParent.start()
+                self._parent = start_parent()
             config, mutant, placement = key
             if placement == "ray" and self._cluster is None:
                 self._cluster = LocalCluster(CLUSTER_NODES, cpus=RAY_CPUS)

@@ -24,6 +24,7 @@ from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.script.runner import error_of
 from scripted.adapters.lockstep.server.fleet_servers import FleetServers
+from scripted.adapters.lockstep.server.parent import start_parent
 from scripted.adapters.lockstep.server.role_world import RolePeer, RoleWorld
 from scripted.adapters.lockstep.server.wire import EngineWanted
 from scripted.adapters.lockstep.server.world import decoder_of
@@ -52,7 +53,7 @@ class ScriptedRole(ScriptedSim):
         self.usable = True
         name = _NAMES[config.role]
         with ExitStack() as stack:
-            parent = parent or stack.enter_context(PreloadedParent.start())
+            parent = parent or stack.enter_context(start_parent())
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scripted-")))
             self._peer = stack.enter_context(contextlib.closing(RolePeer(folder, _path_of(config))))
             urls = self._peer.urls_for(DECODE_ENGINE)[0] if config.role == "decode" else ""

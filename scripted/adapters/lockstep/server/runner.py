@@ -36,6 +36,7 @@ from scripted.adapters.lockstep.server.ending import no_process_left
 from scripted.adapters.lockstep.server.fleet_servers import FleetServers
 from scripted.adapters.lockstep.server.gate import GateOptions, script_address
 from scripted.adapters.lockstep.server.growth import ServerGrowth
+from scripted.adapters.lockstep.server.parent import SCRIPTED_GATE, start_parent
 from scripted.adapters.lockstep.server.placed import PlacedStages
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.stacks import dump_stacks
@@ -61,7 +62,6 @@ from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.script.source import file_of
 
-SCRIPTED_GATE: Final = "scripted.adapters.lockstep.server.gate:scripted_gate"
 # How much a stage holds, before the first script and after each.
 STAGE_PROBE: Final = "scripted.core.sizes:sizes_of"
 BOOT_TIMEOUT_S: Final = 120.0
@@ -107,7 +107,7 @@ class ScriptedServer(ScriptRunner):
         self._position: tuple[Frame, ...] = ()
         self._growth: ServerGrowth | None = None
         with ExitStack() as stack:
-            parent = parent or stack.enter_context(PreloadedParent.start())
+            parent = parent or stack.enter_context(start_parent())
             self._folder = Path(tempfile.mkdtemp(prefix="scripted-"))
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._log = self._folder / "server.log"
