@@ -1,12 +1,13 @@
-"""Aborts that SGLang 0.5.23's prefill and decode servers do not tell one another, and rooms that are never forgotten.
+"""Aborts that SGLang 0.5.23's prefill and decode servers lose or do not tell one another, and rooms that stay for ever.
 
 Two schedulers with their own KV managers of the Mooncake backend, over their own sockets; only the RDMA engine is
-replaced, and nothing is written. Each test fails. `pytest test_transfers.py` needs SGLang and a CPU.
+replaced, by copies within the process. Each test fails. `pytest test_transfers.py` needs SGLang and a CPU.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from sglang.srt import runtime_context
 from sglang.srt.disaggregation.mooncake import conn
 from sglang.srt.distributed import bootstrap
 from sglang.srt.managers import scheduler as managers_scheduler
-from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import AbortReq, PauseGenerationReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
@@ -100,7 +101,7 @@ class Server:
             self.scheduler.run_event_loop()
 
     def request(self, rid: str, room: int) -> TokenizedGenerateReqInput:
-        sampling = SamplingParams(max_new_tokens=4)
+        sampling = SamplingParams(max_new_tokens=30)
         sampling.normalize(None)
         return TokenizedGenerateReqInput(
             rid=rid,
@@ -128,17 +129,26 @@ class Server:
             self.ended.add(output.rid)
 
 
+def copy(_: str, sources: list[int], targets: list[int], lengths: list[int]) -> int:
+    for source, target, length in zip(sources, targets, lengths, strict=True):
+        ctypes.memmove(target, source, length)
+    return 0
+
+
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[Server, Server]]:
     """A prefill and a decode server. Process groups are made for the first one; the other is told them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    engine = SimpleNamespace(get_session_id=lambda: "session", batch_transfer_sync=lambda *_: 0)
+    engine = SimpleNamespace(get_session_id=lambda: f"127.0.0.1:{port}", batch_transfer_sync=copy)
     manager = conn.MooncakeKVManager
     with (
         mock.patch.object(manager, "init_engine", lambda self: setattr(self, "engine", engine)),
         mock.patch.object(manager, "register_buffer_to_engine"),
+        # These need a graphics card.
+        mock.patch.object(conn.MooncakeKVSender, "supports_host_tensor_indices", new=False),
+        mock.patch.object(torch.cuda, "Event"),
         mock.patch.object(bootstrap, "maybe_init_shared_mooncake_transfer_engine"),
         mock.patch.object(managers_scheduler, "create_load_snapshot_writer", return_value=None),
     ):
@@ -195,3 +205,13 @@ def test_the_room_of_an_aborted_request_is_forgotten(servers: tuple[Server, Serv
     assert until(lambda: "c" in prefill.ended and "c" in decode.ended, prefill, decode)
     tables = ("request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len")
     assert until(lambda: not any(3 in getattr(manager, table) for table in tables), prefill, decode)
+
+
+def test_an_abort_reaches_what_a_pause_retracted(servers: tuple[Server, Server]) -> None:
+    prefill, decode = servers
+    shake_hands(prefill, decode, "d", 4)
+    prefill.turn(prefill.request("d", 4))
+    assert until(lambda: any(req.rid == "d" for req in decode.scheduler.running_batch.reqs), prefill, decode)
+    decode.turn(PauseGenerationReqInput(mode="retract"))
+    decode.turn(AbortReq(rid="d"))
+    assert until(lambda: "d" in decode.ended, decode)

@@ -162,8 +162,9 @@ class ServerSettings(SglangSettings, frozen=True):
 
 _OWN: Final = ("client_rids", "router_tells_both")
 _groups: dict[str, Any] = {}
-# What it publishes of its load, nobody reads, and nothing removes the file of shared memory.
-_no_loads: Final = mock.patch.object(managers_scheduler, "create_load_snapshot_writer", return_value=None)
+# What it publishes of its load, nobody reads, and nothing removes the file of shared memory. A thread that watches it
+# never ends, and keeps it with all that it has: after 2,700 settings a collection of garbage took seconds.
+_left_out: Final = dict.fromkeys(("create_load_snapshot_writer", "create_scheduler_watchdog"), lambda *_, **__: None)
 
 
 @functools.cache
@@ -207,6 +208,10 @@ def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeCont
         context = runtime_context.create_context(
             args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
         )
-        with runtime_context.use_context(context), _groups_of_the_process(), _no_loads:
+        with (
+            runtime_context.use_context(context),
+            _groups_of_the_process(),
+            mock.patch.multiple(managers_scheduler, **_left_out),
+        ):
             scheduler = Scheduler(args, ports)
     return context, scheduler

@@ -18,6 +18,7 @@ from scripted.adapters.sglang.machine import SglangMachine
 from scripted.adapters.sglang.roles import Decode, Prefill
 from scripted.adapters.sglang.shares import rid_of
 from scripted.adapters.sglang.transfers import Frames, PageWrite, Recompute, Row, Written, room_that_fails
+from scripted.core.action import Action
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.run import Run
@@ -99,6 +100,13 @@ class RoutedRun(MemberRun):
     def give_here(self, event: Any) -> None:
         """To this server alone."""
         super().give(event)
+
+    @property
+    def obstacle(self) -> Action | None:
+        """A pause that aborts has the lock that its end takes: it ends by itself, or never."""
+        undo = super().obstacle
+        is_stuck = self.machine._ending is not None  # noqa: SLF001 - the machine of this adapter
+        return None if is_stuck and undo == self.adapter.resuming else undo
 
     def _check_waits(self) -> None:
         # Requests may wait for the other server.

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,7 @@ if find_spec("sglang") is None:
 
 from scripted import api
 from scripted.adapters.sglang.adapter import COPIER, MUTANTS
+from scripted.adapters.sglang.config import SglangSettings, new_scheduler
 from scripted.adapters.sglang.machine import Scheduler, check_loops
 from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.core.forks import Frozen
@@ -165,6 +167,14 @@ def test_the_search_finds(mutant: Mutant) -> None:
     """The failure is the one that the bug causes, not any failure."""
     report = api.search(SHOWN_BY[mutant.name], adapter="sglang", mutant=mutant.name, stop_at_first=True)
     assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())
+
+
+def test_a_scheduler_leaves_no_thread() -> None:
+    """One that never ends kept each scheduler: after thousands of settings a collection of garbage took seconds."""
+    new_scheduler(SglangSettings())
+    before = threading.active_count()
+    new_scheduler(SglangSettings(max_total_tokens=57))
+    assert threading.active_count() == before
 
 
 def test_a_replay_leaves_no_file(tmp_path: Path) -> None:
