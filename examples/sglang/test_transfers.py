@@ -180,20 +180,21 @@ def shake_hands(prefill: Server, decode: Server, rid: str, room: int) -> Any:
     return manager
 
 
+def test_the_prefill_server_is_told_of_an_abort_at_the_first_contact(servers: tuple[Server, Server]) -> None:
+    prefill, decode = servers
+    # Nothing was asked of the prefill server before.
+    decode.turn(decode.request("b", 2), AbortReq(rid="b"))
+    prefill.turn(prefill.request("b", 2))
+    assert until(lambda: "b" in decode.ended, prefill, decode)
+    assert until(lambda: "b" in prefill.ended, prefill, decode)
+
+
 def test_the_decode_server_is_told_of_an_abort(servers: tuple[Server, Server]) -> None:
     prefill, decode = servers
     shake_hands(prefill, decode, "a", 1)
     prefill.turn(prefill.request("a", 1), AbortReq(rid="a"))
     assert until(lambda: "a" in prefill.ended, prefill)
     assert until(lambda: "a" in decode.ended, prefill, decode)
-
-
-def test_the_prefill_server_is_told_of_an_abort_at_the_first_contact(servers: tuple[Server, Server]) -> None:
-    prefill, decode = servers
-    decode.turn(decode.request("b", 2), AbortReq(rid="b"))
-    prefill.turn(prefill.request("b", 2))
-    assert until(lambda: "b" in decode.ended, prefill, decode)
-    assert until(lambda: "b" in prefill.ended, prefill, decode)
 
 
 def test_the_room_of_an_aborted_request_is_forgotten(servers: tuple[Server, Server]) -> None:
