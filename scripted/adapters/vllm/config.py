@@ -289,6 +289,10 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         "swa_bounded_replay goes with a sliding_window and model_runner=2",
     ),
     (
+        lambda s: not s.swa_bounded_replay or not (s.has_mamba or any(s.sliding_window % size for size in s.rings)),
+        "models with swa_bounded_replay have no Mamba layers, and whole groups of rings in a sliding_window",
+    ),
+    (
         lambda s: not (s.rswa_window and s.has_groups),
         "vLLM's models with an rswa_window have no other layers",
     ),

@@ -204,6 +204,11 @@ def test_a_load_of_who_was_aborted_begins_nothing_of_who_has_the_name_now() -> N
             "num_gpu_blocks=20 mamba_cache_mode=align prefix_match_unit=1 circular_buffer_tokens=4",
             "circular_buffer_tokens divide a prefix_match_unit",
         ),
+        ("num_gpu_blocks=28 sliding_window=6 swa_bounded_replay=True mamba_cache_mode=align", "have no Mamba layers"),
+        (
+            "num_gpu_blocks=28 sliding_window=6 swa_bounded_replay=True circular_buffer_tokens=4",
+            "whole groups of rings",
+        ),
     ],
 )
 def test_settings_of_no_model_are_refused(settings: str, rule: str) -> None:
