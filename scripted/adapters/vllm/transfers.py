@@ -108,8 +108,7 @@ class Transfers:
         if self.is_remote:
             self._asked += asked
         loads = [one.load for one in over if one.load is not None] + [load for load in asked if not load.is_async]
-        ended = {name for name, request in requests.items() if request.is_finished()}
-        self.arrived = tuple([self._arrival(load, load.request_id in ended) for load in loads])
+        self.arrived = tuple([self._arrival(load, requests.get(load.request_id)) for load in loads])
         for one in over:
             self._over.pop(one.request_id, None)
             if self.is_remote and one.load is None:
@@ -130,7 +129,7 @@ class Transfers:
     def _is_over(self, one: _Transfer) -> bool:
         return one.request_id in self._over if self.is_remote else one.due <= self._now
 
-    def _arrival(self, load: Offered, is_late: bool) -> Load:
+    def _arrival(self, load: Offered, request: Any) -> Load:
         first, last = load.start // self._block_size, -(-len(load.token_ids) // self._block_size)
         missing: tuple[int, ...] = ()
         if self._over.get(load.request_id):
@@ -148,6 +147,6 @@ class Transfers:
             token_ids=load.token_ids,
             block_ids=load.block_ids,
             missing=missing,
-            late=is_late,
+            late=request is None or request.is_finished(),
             **tables,
         )
