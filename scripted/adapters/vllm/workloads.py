@@ -135,7 +135,7 @@ WORKLOADS: Final = {
         "sessions": f"max_num_batched_tokens=8; {_TALKING}",
         "sessions-async": f"{_ASYNC}; {_TALKING}",
         "sessions-guesses-async": f"num_speculative_tokens=2 {_ASYNC}; {_TALKING}",
-        "sessions-eagle": f"{_EAGLE} max_num_batched_tokens=8; {_TALKING}",
+        "sessions-eagle-async": f"{_EAGLE} {_ASYNC}; {_TALKING}",
         "sessions-first-runner": f"model_runner=1; {_TALKING}",
         "sessions-queued": f"max_num_batched_tokens=8; {_TALKING_ON}",
         "sessions-queued-async": f"{_TIGHT} {_ASYNC}; {_TALKING_ON}",
