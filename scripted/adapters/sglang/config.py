@@ -164,7 +164,9 @@ _OWN: Final = ("client_rids", "router_tells_both")
 _groups: dict[str, Any] = {}
 # What it publishes of its load, nobody reads, and nothing removes the file of shared memory. A thread that watches it
 # never ends, and keeps it with all that it has: after 2,700 settings a collection of garbage took seconds.
-_left_out: Final = dict.fromkeys(("create_load_snapshot_writer", "create_scheduler_watchdog"), lambda *_, **__: None)
+_left_out: Final[dict[str, Any]] = dict.fromkeys(
+    ("create_load_snapshot_writer", "create_scheduler_watchdog"), lambda *_, **__: None
+)
 
 
 @functools.cache

@@ -25,8 +25,8 @@ if find_spec("sglang") is None:
 
 from scripted import api
 from scripted.adapters.sglang.adapter import COPIER, MUTANTS
-from scripted.adapters.sglang.config import SglangSettings, new_scheduler
-from scripted.adapters.sglang.machine import Scheduler, check_loops
+from scripted.adapters.sglang.config import SglangSettings
+from scripted.adapters.sglang.machine import Scheduler, SglangMachine, check_loops
 from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.core.forks import Frozen
 from scripted.core.mutant import Mutant
@@ -171,9 +171,9 @@ def test_the_search_finds(mutant: Mutant) -> None:
 
 def test_a_scheduler_leaves_no_thread() -> None:
     """One that never ends kept each scheduler: after thousands of settings a collection of garbage took seconds."""
-    new_scheduler(SglangSettings())
+    SglangMachine(SglangSettings())
     before = threading.active_count()
-    new_scheduler(SglangSettings(max_total_tokens=57))
+    SglangMachine(SglangSettings(max_total_tokens=57))
     assert threading.active_count() == before
 
 
