@@ -1,9 +1,8 @@
-"""How much of vLLM's scheduler the search runs: statements in function bodies, by file, and why the others do not run.
+"""How much of another engine's scheduler the search runs: statements in function bodies, and why others do not run.
 
-`python -m benchmarks.vllm_reach --seconds 60` runs all workloads of the adapter and generated targets, each with
-random events, for half of that process time each, and watches the scheduler's own files. The reasons are those of
-`benchmarks/vllm_reach.toml`; `--markdown FILE` writes the table. `--adapter sglang` and `sglang-fleet` print that of
-SGLang's files, without reasons.
+`python -m benchmarks.vllm_reach --adapter vllm --seconds 60` runs all workloads of the engine's adapters and generated
+targets, each with random events and for the same part of that process time, and watches the scheduler's own files. The
+reasons are those of `benchmarks/vllm_reach.toml` or `sglang_reach.toml`; `--markdown FILE` writes the table.
 """
 
 from __future__ import annotations
@@ -35,16 +34,23 @@ _SGLANG: Final = (
     *("mem_cache.unified_radix_cache", "disaggregation.prefill", "disaggregation.decode", "disaggregation.utils"),
     *("disaggregation.decode_schedule_batch_mixin", "disaggregation.common.conn", "disaggregation.mooncake.conn"),
 )
-# By adapter: the package, and its files.
-_FILES: Final = {
-    "vllm": ("vllm.v1.core", _VLLM),
-    "sglang": ("sglang.srt", _SGLANG),
-    "sglang-fleet": ("sglang.srt", _SGLANG),
+
+
+class Engine(NamedTuple):
+    """Whose files are watched: our ``adapters``, which run it, its ``package``, and the files there."""
+
+    adapters: tuple[str, ...]
+    package: str
+    files: tuple[str, ...]
+
+
+_ENGINES: Final = {
+    "vllm": Engine(("vllm",), "vllm.v1.core", _VLLM),
+    "sglang": Engine(("sglang", "sglang-fleet"), "sglang.srt", _SGLANG),
 }
-
-
 _WIDTH: Final = 100
-_REASONS: Final = Path(__file__).with_suffix(".toml")
+# Of more functions with one reason the files are listed.
+_MOST_FUNCTIONS: Final = 20
 _NO_REASON: Final = "(no reason is known)"
 
 
@@ -160,74 +166,88 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def reasons() -> dict[str, str]:
+def reasons(engine: str) -> dict[str, str]:
     """Why what does not run does not, by pattern, in the file's order."""
-    classes = tomllib.loads(_REASONS.read_text(encoding="utf-8"))["class"]
+    file = Path(__file__).with_name(f"{engine}_reach.toml")
+    classes = tomllib.loads(file.read_text(encoding="utf-8"))["class"]
     return {pattern: one["why"] for one in classes for pattern in one["found_in"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search, and say what ran; 2 where no vLLM is installed."""
+    """Search, and say what ran; 2 where the engine is not installed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_reach", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of process time (default: %(default)s)")
-    parser.add_argument("--adapter", choices=_FILES, default="vllm", help="(default: %(default)s)")
+    parser.add_argument("--adapter", choices=_ENGINES, default="vllm", help="and its fleets (default: %(default)s)")
     parser.add_argument("--markdown", type=Path, help="write the table there")
     asked = parser.parse_args(arguments)
-    package, names = _FILES[asked.adapter]
-    engine = package.partition(".")[0]
-    if find_spec(engine) is None:
-        sys.stderr.write(f"no {engine} is installed; `make {engine}` makes an environment with one\n")
+    engine = _ENGINES[asked.adapter]
+    if find_spec(asked.adapter) is None:
+        sys.stderr.write(f"no {asked.adapter} is installed; `make {asked.adapter}` makes an environment with one\n")
         return 2
     from scripted.core.named import adapter_named
-    from scripted.search.campaign import Campaign
-    from scripted.search.strategies import StrategyName
-    from scripted.search.units import SearchPlan
 
-    workloads = tuple(adapter_named(asked.adapter).workloads)
-    specs = [find_spec(f"{package}.{file}") for file in names]
+    # It makes modules that are absent here and never called.
+    installed = adapter_named(asked.adapter).standalone.engine
+    specs = [find_spec(f"{engine.package}.{file}") for file in engine.files]
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
-    schedules = 0
     with Watch(files) as watch:
-        for targets in (workloads, ()):
-            half, random = asked.seconds / 2, StrategyName.RANDOM
-            plan = SearchPlan(targets=targets, strategy=random, cpu_seconds=half, adapter=asked.adapter)
-            schedules += Campaign(plan).run().schedules
+        schedules = _search(engine.adapters, asked.seconds)
     rows, left = [], []
-    for name, file in zip(names, files, strict=True):
-        stem = Path(file).stem if engine == "vllm" else name
-        known = reasons() if engine == "vllm" else {}
-        ran, every, missed = report(stem, Path(file).read_text(encoding="utf-8"), watch.lines[file], known)
+    for name, file in zip(engine.files, files, strict=True):
+        stem = name.split(".", 1)[-1].removeprefix("scheduler_components.")
+        ran, every, missed = report(
+            stem, Path(file).read_text(encoding="utf-8"), watch.lines[file], reasons(asked.adapter)
+        )
         rows.append((stem, ran, every))
-        left += missed if known else []
-    command = f"`python -m benchmarks.vllm_reach --seconds {asked.seconds:g}`"
-    if engine == "vllm":
-        from scripted.adapters.vllm.adapter import installed_version
-
-        text = markdown(rows, left, command, schedules, installed_version())
-    else:
-        text = "\n".join([*_rows(rows), f"{schedules:,} schedules of {asked.adapter}\n"])
+        left += missed
+    command = f"`python -m benchmarks.vllm_reach --adapter {asked.adapter} --seconds {asked.seconds:g}`"
+    text = markdown(rows, left, command, schedules, installed)
     sys.stdout.write(text)
     if asked.markdown is not None:
         asked.markdown.write_text(text, encoding="utf-8")
     return 0
 
 
+def _search(adapters: Sequence[str], seconds: float) -> int:
+    """Workloads and generated targets of each adapter; how many schedules."""
+    from scripted.core.named import adapter_named
+    from scripted.search.campaign import Campaign
+    from scripted.search.strategies import StrategyName
+    from scripted.search.units import SearchPlan
+
+    schedules, part = 0, seconds / len(adapters) / 2
+    for adapter in adapters:
+        for targets in (tuple(adapter_named(adapter).workloads), ()):
+            plan = SearchPlan(targets=targets, strategy=StrategyName.RANDOM, cpu_seconds=part, adapter=adapter)
+            schedules += Campaign(plan).run().schedules
+    return schedules
+
+
 def markdown(
-    rows: Sequence[tuple[str, int, int]], left: Sequence[Left], command: str, schedules: int, version: str
+    rows: Sequence[tuple[str, int, int]], left: Sequence[Left], command: str, schedules: int, engine: str
 ) -> str:
-    """The page: files with their shares, then what is left, by reason and function."""
+    """The page: files with their shares, then what is left, by reason and function. ``engine`` is with its version."""
     lines = [
-        "# How much of vLLM's scheduler the search runs\n",
-        f"{command} on vLLM {version}: all workloads and generated",
-        f"targets, with random events, {schedules:,} schedules. Statements in function bodies.\n",
+        f"# How much of {engine.partition(' ')[0]}'s scheduler the search runs\n",
+        *textwrap.wrap(
+            f"{command} on {engine}: all workloads and generated targets, with random events, {schedules:,} schedules. "
+            "Statements in function bodies.",
+            _WIDTH,
+        ),
+        "",
         *_rows(rows),
         "\n## What is left, and why\n",
-        "By reason, then by function with the number of its statements that did not run.",
+        "By reason, then by function or file with the number of its statements that did not run.",
     ]
     for why in dict.fromkeys(one.why for one in sorted(left, key=lambda one: one.why)):
         ours = [one for one in left if one.why == why]
         lines += ["", *textwrap.wrap(f"**{sum(len(one.lines) for one in ours)}: {why}**", _WIDTH), ""]
-        lines += [f"- `{one.file}`: `{one.function}` {len(one.lines)}" for one in ours]
+        if len(ours) <= _MOST_FUNCTIONS:
+            lines += [f"- `{one.file}`: `{one.function}` {len(one.lines)}" for one in ours]
+            continue
+        for file in dict.fromkeys(one.file for one in ours):
+            here = [len(one.lines) for one in ours if one.file == file]
+            lines.append(f"- `{file}`: {sum(here)} in {len(here)} function{'s' * (len(here) > 1)}")
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from benchmarks.vllm_reach import Left, Watch, markdown, reasons, report
 
 SOURCE = '''
@@ -46,10 +48,15 @@ def test_without_a_run_nothing_is_reached() -> None:
 
 
 def test_the_page_lists_what_is_left_by_its_reason() -> None:
-    page = markdown([("box", 2, 4)], [Left("box", "Box.never", (14,), "nobody asks")], "`this`", 3, "1.0")
+    page = markdown([("box", 2, 4)], [Left("box", "Box.never", (14,), "nobody asks")], "`this`", 3, "vLLM 1.0")
+    assert page.startswith("# How much of vLLM's scheduler the search runs\n\n`this` on vLLM 1.0: ")
     assert "| `box` | 2 | 4 | 50% |" in page
     assert "**1: nobody asks**\n\n- `box`: `Box.never` 1\n" in page
+    many = [Left("box", f"never_{number}", (number, number + 100), "nobody asks") for number in range(21)]
+    page = markdown([("box", 2, 44)], many, "`this`", 3, "vLLM 1.0")
+    assert page.endswith("**42: nobody asks**\n\n- `box`: 42 in 21 functions\n")
 
 
-def test_each_pattern_of_a_reason_can_be_looked_for() -> None:
-    assert all(re.compile(pattern) for pattern in reasons())
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_each_pattern_of_a_reason_can_be_looked_for(engine: str) -> None:
+    assert all(re.compile(pattern) for pattern in reasons(engine))

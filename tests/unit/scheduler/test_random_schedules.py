@@ -19,7 +19,7 @@ from engine.messages import (
     PauseMode,
 )
 
-SCHEDULES = 24
+SCHEDULES = 60
 STEPS = 120
 RIDS = 30
 
