@@ -10,7 +10,6 @@ import pytest
 import torch
 from chained_stages import DEVICE, ChainedStages, limits_for
 from reference_logits import Reference, reference_logits
-from tiny_checkpoints import FAMILIES
 
 from engine.config import EngineConfig
 from engine.messages import PromptLogprob
@@ -21,6 +20,11 @@ from engine.plan import SamplingSpec, Segment
 TOLERANCE = 1e-4  # fp32, as of logits
 LENGTH = 31
 SPEC = SamplingSpec(seed=0, prompt_top_logprobs_num=3)
+
+
+# What is done with logits differs by the head: one of its own, one tied to the embedding, one with a cap. That logits
+# are right for every family ``test_forward_equality`` shows.
+SCORED = ("llama", "qwen3_tied", "gemma2_softcap")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,7 @@ def assert_equal(values: Sequence[PromptLogprob], logits: torch.Tensor, ids: Seq
 
 
 @pytest.mark.parametrize(("chunk", "pp_size"), [(1, 1), (4, 2), (7, 1), (64, 4)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SCORED)
 def test_values_equal_those_of_transformers(
     family: str, chunk: int, pp_size: int, checkpoint_of: Callable[[str], Path], reference: Reference
 ) -> None:

@@ -19,7 +19,7 @@ from engine.messages import (
     PauseMode,
 )
 
-SCHEDULES = 60
+SCHEDULES = 24
 STEPS = 120
 RIDS = 30
 
