@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import shlex
@@ -68,8 +69,13 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def names_in_all(path: Path) -> list[str]:
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             return ast.literal_eval(node.value)
@@ -92,29 +98,39 @@ def test_no_file_names_somebodys_folder():
     assert found == []
 
 
-@pytest.mark.parametrize("path", modules(*PACKAGES, "benchmarks"), ids=name_of)
-def test_a_module_says_what_it_is_in_a_few_lines(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-    assert docstring, f"{name_of(path)} has no docstring; say what it owns and what it never does"
-    assert len([line for line in docstring.splitlines() if line.strip()]) <= DOCSTRING_LINES
+def test_a_module_says_what_it_is_in_a_few_lines():
+    """What it owns and what it never does."""
+    said = {name_of(path): ast.get_docstring(tree_of(path)) or "" for path in modules(*PACKAGES, "benchmarks")}
+    lines = {name: sum(bool(line.strip()) for line in docstring.splitlines()) for name, docstring in said.items()}
+    assert {name: count for name, count in lines.items() if not 0 < count <= DOCSTRING_LINES} == {}
 
 
-@pytest.mark.parametrize("path", [path for path in modules(*PACKAGES) if names_in_all(path)], ids=name_of)
-def test_all_names_what_the_module_has(path):
-    names = names_in_all(path)
-    assert len(set(names)) == len(names)
-    if "/openvino/" in name_of(path):
-        pytest.importorskip("openvino")
-    if path.is_relative_to(ROOT / "scripted/adapters/sglang"):
-        pytest.importorskip("sglang", reason="its adapter is imported where SGLang is installed")
-    if path.is_relative_to(ROOT / "scripted/adapters/vllm"):
-        pytest.importorskip("vllm", reason="its adapter is imported where vLLM is installed", exc_type=ImportError)
-    if path.is_relative_to(ROOT / "engine/serve_app"):
+# Folders whose modules are imported only where a package is installed that they are about.
+ABOUT = {
+    "engine/model/openvino": "openvino",
+    "engine/serve_app": "ray.serve",
+    "scripted/adapters/sglang": "sglang",
+    "scripted/adapters/vllm": "vllm",
+}
+
+
+@pytest.mark.parametrize("folder", [*ABOUT, *PACKAGES])
+def test_all_names_what_a_module_has(folder):
+    if folder in ABOUT:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Serve's models use what pydantic will drop.
-            pytest.importorskip("ray.serve")
-    module = importlib.import_module(name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."))
-    assert [name for name in names if not hasattr(module, name)] == []
+            pytest.importorskip(ABOUT[folder], reason=f"it is about {ABOUT[folder]}", exc_type=ImportError)
+    elsewhere = tuple(f"{name}/" for name in ABOUT if name != folder)
+    wrong = []
+    for path in modules(folder):
+        if (names := names_in_all(path)) and not name_of(path).startswith(elsewhere):
+            module = importlib.import_module(
+                name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            )
+            wrong += [
+                f"{name_of(path)}: {name}" for name in names if not hasattr(module, name) or names.count(name) > 1
+            ]
+    assert wrong == []
 
 
 def test_a_public_class_of_the_harness_has_a_name_of_its_own():
@@ -122,7 +138,7 @@ def test_a_public_class_of_the_harness_has_a_name_of_its_own():
     names = Counter(
         node.name
         for path in modules("scripted")
-        for node in ast.parse(path.read_text()).body
+        for node in tree_of(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
@@ -134,17 +150,18 @@ def test_test_files_have_names_of_their_own():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("path", [path for path in modules("tests") if path.name.startswith("test_")], ids=name_of)
-def test_no_test_hides_another(path):
+def test_no_test_hides_another():
     """F: of two tests of one name in one file only the second runs."""
-    tree = ast.parse(path.read_text())
-    for scope in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
-        tests = Counter(
-            node.name
-            for node in scope.body
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
-        )
-        assert [name for name, count in tests.items() if count > 1] == []
+    hidden = []
+    for path in modules("tests"):
+        for scope in [tree_of(path), *(node for node in tree_of(path).body if isinstance(node, ast.ClassDef))]:
+            tests = Counter(
+                node.name
+                for node in scope.body
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
+            )
+            hidden += [f"{name_of(path)}: {name}" for name, count in tests.items() if count > 1]
+    assert hidden == []
 
 
 def test_what_is_needed_is_pinned():
