@@ -551,7 +551,6 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
 encode = msgspec.msgpack.Encoder().encode
 # Each raises BadFrameError for anything else. The replies are those of one step.
 decode_client_message: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
-decode_pipeline_event: Callable[[bytes], PipelineEvent] = decoder_of(PipelineEvent)
 # What a scheduler process sends beside replies.
 Aside = RequestTrace | CacheEvent
 decode_replies: Callable[[bytes], tuple[Reply | Aside, ...]] = decoder_of(tuple[Reply | Aside, ...])

@@ -73,18 +73,6 @@ class Machine(Protocol):
         ...
 
 
-class Device(Protocol):
-    """Computes what the machine launches, in launch order, and keeps each result until it is due."""
-
-    def launch(self, microbatch: Any) -> None:
-        """Compute this, at once. Raises Violation for what cannot be computed as it was planned."""
-        ...
-
-    def next_completion(self, timeout_s: float | None) -> Any:
-        """The event that brings the oldest result to the machine; None when there is none. Never waits."""
-        ...
-
-
 class Freezer(Protocol):
     """A run as it was before one of its steps."""
 

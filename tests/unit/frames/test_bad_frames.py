@@ -17,12 +17,10 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.links.endpoint import Endpoint
 from engine.messages import (
     CallAnswer,
-    Completion,
     Generate,
     SamplingParams,
     TokenOutput,
     decode_client_message,
-    decode_pipeline_event,
     decode_replies,
     encode,
 )
@@ -50,7 +48,6 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], Any]] = {
         decode_client_message,
         Generate(rid="a", prompt_ids=(1, 2), sampling=SamplingParams(stop=("x",))),
     ),
-    "pipeline event": (decode_pipeline_event, Completion(microbatch_id=1, token_ids=(2,), error="text")),
     "replies": (decode_replies, (TokenOutput(rid="a", token_ids=(1,)), CallAnswer(call_id="c", ok=True, message="m"))),
     "stage message": (decode_stage_message, Launch(PLAN)),
     "stage report": (decode_stage_report, ControlDone(microbatch_id=1, stage=0, error="text")),
