@@ -285,15 +285,17 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     """The output of one step.
 
     ``preempted`` are requests that lost their blocks and will compute again from the beginning. ``loads`` came from
-    outside. ``verified``: of the guesses that a request has in the last batch, so many may hold, which was not known
-    when it was launched. ``again``: a step without any event may do more. ``deadline``: the time at which a step is due
-    although nothing happens.
+    outside. ``copies`` were made before the batch is computed, as those of a batch; blocks with numbers below 0 are
+    outside, so that a flush does not empty them. ``verified``: of the guesses that a request has in the last batch, so
+    many may hold, which was not known when it was launched. ``again``: a step without any event may do more.
+    ``deadline``: the time at which a step is due although nothing happens.
     """
 
     microbatch: Batch | None = None
     replies: tuple[Reply, ...] = ()
     preempted: tuple[str, ...] = ()
     loads: tuple[Load, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
     verified: tuple[tuple[str, int], ...] = ()
     again: bool = False
     deadline: float | None = None

@@ -144,8 +144,10 @@ class SimulatedRunner:
             if tokens.held > most:
                 tokens.hold(most, self._speculative_tokens)
                 self.shortened[rid] = tokens.computed
-        if stepped.loads:
+        if stepped.loads or stepped.copies:
             self._settle_all()
+        for source, target in stepped.copies:
+            self._copy(source, target)
         for load in stepped.loads:
             self._load(load)
 
@@ -283,7 +285,8 @@ class SimulatedRunner:
         """A block has what another has; what was never written is nothing that could be read."""
         self._blocks[target] = list(self._blocks.get(source, [0] * self._size))
         self._states[target] = self._states.get(source, 0)
-        self._written[target] = self._written.get(source, self._flushes)
+        is_outside = source < 0
+        self._written[target] = self._flushes if is_outside else self._written.get(source, self._flushes)
 
     def _mirror(self, batch: Batch) -> None:
         """Rows that the batch wrote are copied to where they are mirrored."""

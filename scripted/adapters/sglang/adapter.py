@@ -29,11 +29,13 @@ from sglang.srt.runtime_context import RuntimeContext
 from sglang.srt.server_args import ServerArgs
 from torch.distributed import ProcessGroup
 
+from scripted.adapters.sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
 from scripted.adapters.sglang.config import SglangSettings
 from scripted.adapters.sglang.live.launch import launch
 from scripted.adapters.sglang.machine import PAUSE_MODES, SglangMachine, check_loops
 from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.adapters.sglang.workloads import WORKLOADS
+from scripted.core.action import Action
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.states import UnreadableState
@@ -61,8 +63,11 @@ _SHARED: Final = (
 
 # What a batch was made of is kept with it until the next one, and the last one is never given up. Of pauses the last
 # thousand are kept; the tree of the policy lpm is remade when it is needed; a chunk whose abort a pause has overtaken
-# is forgotten in the next turn.
-_NEVER_EMPTY: Final = ("running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req")
+# is forgotten in the next turn. A storage keeps what it has.
+_NEVER_EMPTY: Final = (
+    "running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req",
+    "storage_backend.numbers",
+)  # fmt: skip
 
 
 def _reference_to(_: weakref.ref[Any], items: list[Any]) -> weakref.ref[Any]:
@@ -119,6 +124,10 @@ class SglangAdapter(SchedulerAdapter):
         del run
         raise UnreadableState("a scheduler of SGLang holds tensors and times")
 
+    def obstacle(self, run: Any) -> Action | None:
+        """What is carried between tiers is held."""
+        return ReleaseTiers() if run.machine.host.holds else None
+
 
 def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[str] = (), **more: Any) -> SglangAdapter:
     """The adapter of schedulers with these settings."""
@@ -139,7 +148,10 @@ ADAPTER: Final = adapter_of(
     "sglang",
     SglangSettings,
     workloads=WORKLOADS,
-    settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3)},
+    settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3), "hicache_ratio": (0.5, 1.0)},
+    actions=ACTIONS,
+    needed=NEEDED_BY_SETTINGS,
+    undoing=(ReleaseTiers(),),
     mutants=MUTANTS,
     live=launch,
     standalone=SglangStandalone(),

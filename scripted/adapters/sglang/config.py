@@ -24,7 +24,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.platforms import current_platform
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-from scripted.adapters.sglang import transfers
+from scripted.adapters.sglang import host, transfers
 from scripted.script.watchdog import unwatched
 
 Policy = Literal["fcfs", "lpm", "lof", "dfs-weight"]
@@ -82,6 +82,13 @@ class SglangSettings(msgspec.Struct, frozen=True):
     schedule_conservativeness: float = 1.0
     enable_priority_scheduling: bool = False
     max_queued_requests: int | None = None
+    enable_hierarchical_cache: bool = False
+    hicache_ratio: float = 2.0
+    hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
+    hicache_storage_backend: Literal["none", "dynamic"] = "none"
+    hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete"] = "best_effort"
+    # Of the backend's own configuration.
+    prefetch_threshold: int = 4
     # Requests have the names that clients gave them, as SGLang takes them; else none begins like another.
     client_rids: bool = True
 
@@ -101,11 +108,30 @@ class SglangSettings(msgspec.Struct, frozen=True):
             raise ValueError(f"max_queued_requests is at least 1, got {self.max_queued_requests}")
         if self.context_length < 16:
             raise ValueError(f"context_length is at least 16, got {self.context_length}")
+        if self.enable_hierarchical_cache and self.disable_radix_cache:
+            raise ValueError("SGLang has no host tier without a radix cache")
+        if not self.enable_hierarchical_cache and self.hicache_storage_backend != "none":
+            raise ValueError("hicache_storage_backend needs enable_hierarchical_cache")
+        if self.hicache_ratio <= 0 or self.prefetch_threshold < 1:
+            raise ValueError(
+                "hicache_ratio is more than 0 and prefetch_threshold at least 1, "
+                f"got {self.hicache_ratio} and {self.prefetch_threshold}"
+            )
 
     @property
     def of_server(self) -> dict[str, Any]:
         """All of them that are arguments of SGLang's server."""
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if name not in _OWN}
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in _OWN}
+        if not self.enable_hierarchical_cache:
+            return {name: value for name, value in values.items() if name not in _OF_HOST}
+        if not self.has_storage:
+            return {**values, "hicache_storage_backend": None}
+        extra = {**_STORAGE, "prefetch_threshold": self.prefetch_threshold}
+        return {**values, "hicache_storage_backend_extra_config": json.dumps(extra)}
+
+    @property
+    def has_storage(self) -> bool:
+        return self.hicache_storage_backend != "none"
 
     @property
     def kept_back(self) -> int:
@@ -137,6 +163,8 @@ class ServerSettings(SglangSettings, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.enable_hierarchical_cache:
+            raise ValueError("a server of a fleet has no host tier")
         if self.num_reserved_decode_tokens < 0 or self.optimistic_prefill_attempts < 0:
             raise ValueError(
                 "num_reserved_decode_tokens and optimistic_prefill_attempts are at least 0, "
@@ -160,7 +188,17 @@ class ServerSettings(SglangSettings, frozen=True):
         return self.num_reserved_decode_tokens if self.disaggregation_mode == "decode" else 0
 
 
-_OWN: Final = ("client_rids", "router_tells_both")
+_OWN: Final = ("client_rids", "router_tells_both", "prefetch_threshold")
+_OF_HOST: Final = (
+    "enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy", "hicache_storage_backend",
+    "hicache_storage_prefetch_policy",
+)  # fmt: skip
+_STORAGE: Final = {
+    "backend_name": "scripted",
+    "module_path": "scripted.adapters.sglang.host",
+    "class_name": "Storage",
+    "interface_v1": 1,
+}
 _groups: dict[str, Any] = {}
 # What it publishes of its load, nobody reads, and nothing removes the file of shared memory. A thread that watches it
 # never ends, and keeps it with all that it has: after 2,700 settings a collection of garbage took seconds.
@@ -196,6 +234,8 @@ def new_scheduler(settings: SglangSettings) -> tuple[runtime_context.RuntimeCont
     """SGLang's scheduler of these settings, with the context that it has to be used in."""
     if "disaggregation_mode" in settings.of_server:
         transfers.install()
+    if "enable_hierarchical_cache" in settings.of_server:
+        host.install()
     # A flush ends with a collection of all garbage, which costs a hundred times as much as all the rest of it.
     current_platform.empty_cache = lambda: None
     # The same costs more than the rest of a scheduler, and there is nothing that it could free.

@@ -31,6 +31,7 @@ from sglang.srt.runtime_context import use_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from scripted.adapters.sglang.config import SglangSettings, new_scheduler
+from scripted.adapters.sglang.host import HostTier, NoHost, written_by
 from scripted.adapters.sglang.roles import LOOPS, role_of
 from scripted.adapters.sglang.shares import Retractions, counts_of, inner_name, rid_of, shares_of
 from scripted.adapters.sglang.transfers import Launched
@@ -232,6 +233,7 @@ class SglangMachine:
         self._result: Any = None
         self._waits = _FOR_NOTHING
         self._retractions = Retractions()
+        self.host = HostTier(scheduler.tree_cache) if settings.enable_hierarchical_cache else NoHost()
         self._empty = 0
         self._replies: list[Reply] = []
 
@@ -241,6 +243,7 @@ class SglangMachine:
         """Take these events and do what the loop does up to its next launch or wait."""
         del now
         self._replies = []
+        self.host.begin(self._worker.launched, events)
         for event in events:
             self._empty = 0
             if isinstance(event, BatchResult):
@@ -256,14 +259,16 @@ class SglangMachine:
         loads, self.role.loads = tuple(self.role.loads), []
         preempted = self._retractions.lost(self.scheduler, self._batch)
         self._empty = 0 if batch is not None or preempted else self._empty + 1
+        copies = self.host.end([one for one, _ in self._in_flight])
         return Stepped(
             microbatch=batch,
             replies=tuple(self._replies),
             preempted=preempted,
             loads=loads,
+            copies=copies,
             again=(self._waits is _FOR_NOTHING or self._has_result())
             and not self.is_idle
-            and self._empty < _EMPTY_TURNS,
+            and (self._empty < _EMPTY_TURNS or self.host.goes_on),
         )
 
     @property
@@ -272,7 +277,7 @@ class SglangMachine:
         with self.inside():
             idle: bool = self.scheduler.is_fully_idle()
         transfers = self.role.transfers
-        is_quiet = transfers is None or transfers.is_quiet
+        is_quiet = self.host.is_quiet and (transfers is None or transfers.is_quiet)
         return idle and is_quiet and not (self._in_flight or self._inbox or self._alive or self._ending)
 
     def inside(self) -> AbstractContextManager[Any]:
@@ -292,11 +297,8 @@ class SglangMachine:
     def pages_in_flight(self) -> set[int]:
         """Those that batches in flight write."""
         size = self.scheduler.page_size
-        pages: set[int] = set()
-        for batch, _ in self._in_flight:
-            for share in batch.shares:
-                pages.update(share.block_ids[share.start // size : (share.start + share.count - 1) // size + 1])
-        return pages
+        shares = [share for batch, _ in self._in_flight for share in batch.shares]
+        return {page for share in shares for page in written_by(share, size)}
 
     # -- a turn of the loop --
 
@@ -335,6 +337,7 @@ class SglangMachine:
         """Launch what was planned, if anything was; then the turn waits for a result, or is over."""
         scheduler, launched = self.scheduler, None
         if self._batch:
+            self.host.launch(self._batch, self._worker.launched + 1)
             self._result = scheduler.run_batch(self._batch)
             launched = Batch(id=self._worker.launched, shares=self._worker.shares)
             self._in_flight.append((launched, self._result))
@@ -443,7 +446,7 @@ class SglangMachine:
         owned = self._rows - scheduler.req_to_token_pool.available_size()
         # With a role, requests that wait for the other server own what is not memory.
         is_unjust = scheduler._engine_paused and not self._in_flight and not owned  # noqa: SLF001 - as the loops ask it
-        if not self._front.flushed and is_unjust and self.role.transfers is None:
+        if not self._front.flushed and is_unjust and self.role.transfers is None and self.host.is_quiet:
             raise Violation(f"{event.call_id} is refused, although no request owns memory")
 
     def _add(self, event: Add) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -22,6 +21,8 @@ from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, 
 from sglang.srt.disaggregation.mooncake import conn
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.distributed import bootstrap as groups
+
+from scripted.adapters.sglang.streams import STILL, THREADS
 
 PORT: Final = 1
 _ROW: Final = ("output_ids", "cached_tokens", "bootstrap_room")
@@ -69,16 +70,7 @@ class Recompute(msgspec.Struct, frozen=True):
     priority: int
 
 
-# -- in place of threads, clocks and streams --
-
-
-class _Thread:
-    """Its body runs when somebody asks for it."""
-
-    def __init__(self, target: Any = None, **_: Any) -> None:
-        self.target = target
-
-    def start(self) -> None: ...
+# -- in place of streams and queues --
 
 
 class Launched:
@@ -94,12 +86,6 @@ class Launched:
         self.last = type(self).batches
 
     def synchronize(self) -> None: ...
-
-
-_STILL: Final = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0, perf_counter=lambda: 0.0, sleep=lambda _: None)
-_THREADS: Final = SimpleNamespace(
-    Thread=_Thread, Lock=nullcontext, RLock=nullcontext, Event=SimpleNamespace, local=SimpleNamespace
-)
 
 
 class Chunks:
@@ -345,8 +331,8 @@ def install() -> None:
     """From now on SGLang's schedulers of this process have these classes; nothing of theirs waits or tells the time."""
     mooncake.MooncakeKVManager, mooncake.MooncakeKVSender = LinkedManager, LinkedSender
     mooncake.MooncakeKVReceiver = LinkedReceiver
-    conn.threading = common.threading = bootstrap.threading = _THREADS
-    conn.time = common.time = bootstrap.time = decode.time = prefill.time = _STILL
+    conn.threading = common.threading = bootstrap.threading = THREADS
+    conn.time = common.time = bootstrap.time = decode.time = prefill.time = STILL
     groups.maybe_init_shared_mooncake_transfer_engine = lambda **_: None
     torch.cuda.Event = Launched  # type: ignore[misc, assignment]
     # What it was when its class was made.

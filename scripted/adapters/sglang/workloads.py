@@ -40,6 +40,19 @@ _FOUR: Final = (
     "1 start d prompt=7 seed=3 new=4"
 )
 
+# A host tier: what was evicted is loaded back, in prompts that share it, while others push it out again.
+_TIERED: Final = "enable_hierarchical_cache=True"
+_STORED: Final = f"{_TIERED} hicache_storage_backend=dynamic"
+_WAITS: Final = "hicache_storage_prefetch_policy=wait_complete"
+_BACK: Final = (
+    "1 start a prompt=20 new=3; 8 start b prompt=28 seed=1 new=3; 16 start c prompt=20 shared=16 tail=2 new=4; "
+    "24 start d prompt=28 seed=1 new=2; 24 start e prompt=20 new=3"
+)
+_CHURN: Final = (
+    "1 start a prompt=16 new=4; 3 start b prompt=16 seed=1 new=4; 6 start c prompt=16 shared=12 tail=2 new=4; "
+    "9 start d prompt=16 seed=2 new=4; 12 start e prompt=16 seed=1 new=4; 15 start f prompt=16 new=4"
+)
+
 WORKLOADS: Final = {
     f"sglang-{name}": text
     for name, text in {
@@ -64,6 +77,17 @@ WORKLOADS: Final = {
         "paused": f"default; {_TWINS}; 7 pause mode=retract; 12 continue",
         "priority": f"enable_priority_scheduling=True max_running_requests=2; {_PRIORITIES}",
         "priority-normal": f"enable_priority_scheduling=True max_running_requests=2 {_NORMAL}; {_PRIORITIES}",
+        "host": f"{_TIERED}; {_BACK}",
+        "host-small": f"{_TIERED} hicache_ratio=0.5; {_BACK}",
+        "host-pages": f"{_TIERED} {_PAGES}; {_CHURN}",
+        "host-normal": f"{_TIERED} {_NORMAL} hicache_ratio=1.0; {_CHURN}",
+        "host-selective": f"{_TIERED} hicache_write_policy=write_through_selective; {_CHURN}",
+        "host-write-back": f"{_TIERED} hicache_write_policy=write_back hicache_ratio=0.5; {_BACK}",
+        "host-write-back-pages": f"{_TIERED} hicache_write_policy=write_back {_PAGES}; {_CHURN}",
+        "storage": f"{_STORED} hicache_ratio=0.5; {_BACK}",
+        "storage-waits": f"{_STORED} {_WAITS} hicache_ratio=1.0; {_BACK}",
+        "storage-pages": f"{_STORED} {_PAGES} {_WAITS} hicache_ratio=0.5; {_CHURN}",
+        "storage-write-back": f"{_STORED} hicache_write_policy=write_back hicache_ratio=0.5; {_CHURN}",
         "own-rids": f"client_rids=False; {_TWINS}",
     }.items()
 }

@@ -1,0 +1,180 @@
+"""In place of a device's streams and events, and of threads: what was begun is over when the machine says so.
+
+A stream here carries transfers of pages, in their order. A transfer is made when it is over, or when a batch waits for
+it; until then its source may change. An event is over when all is over that its stream had begun when it was recorded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final
+
+# Pairs of pages, each copied from the first to the second.
+Pages = tuple[tuple[int, int], ...]
+
+
+class Stream:
+    """``begun``, ``made`` and ``over`` are how many transfers are; ``waited_for`` how many batches it waited for.
+
+    ``copies`` are what was made since somebody took them, and ``fresh`` the transfers that were begun.
+    """
+
+    # Of all streams, in order, within a step of one machine; and how many batches were launched before it.
+    copies: ClassVar[list[tuple[int, int]]] = []
+    fresh: ClassVar[list[tuple[Stream, Pages]]] = []
+    batches: ClassVar[int] = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.begun = self.made = self.over = 0
+        self.waited_for = 0
+        self._waiting: deque[Pages] = deque()
+
+    def begin(self, pages: Pages) -> None:
+        self.begun += 1
+        self._waiting.append(pages)
+        self.fresh.append((self, pages))
+
+    def make(self, last: int) -> None:
+        """Transfers up to this one are made, although nobody may know it."""
+        while self.made < last:
+            self.made += 1
+            self.copies.extend(self._waiting.popleft())
+
+    def end(self, last: int) -> None:
+        self.make(last)
+        self.over = max(self.over, last)
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.over == self.begun
+
+    # -- what SGLang calls --
+
+    def wait_stream(self, other: Any) -> None:
+        """The only other stream is that of the batches."""
+        del other
+        self.waited_for = self.batches
+
+    def wait_event(self, event: Event) -> None:
+        event.wait()
+
+    def synchronize(self) -> None:
+        self.end(self.begun)
+
+
+class Event:
+    def __init__(self, **_: Any) -> None:
+        self._stream: Stream | None = None
+        self.last = 0
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._stream = stream or _streams[-1]
+        self.last = self._stream.begun
+
+    def query(self) -> bool:
+        return self._stream is None or self._stream.over >= self.last
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """What is behind this in a stream is computed from what was made."""
+        del stream
+        if self._stream is not None:
+            self._stream.make(self.last)
+
+    def synchronize(self) -> None:
+        if self._stream is not None:
+            self._stream.end(self.last)
+
+
+# Those that are entered; the first is the one that batches are computed on.
+_streams: Final = [Stream()]
+
+
+@contextmanager
+def _on(stream: Stream) -> Iterator[None]:
+    _streams.append(stream)
+    try:
+        yield
+    finally:
+        _streams.pop()
+
+
+def current_stream() -> Stream:
+    return _streams[-1]
+
+
+DEVICE: Final = SimpleNamespace(Event=Event, Stream=Stream, stream=_on, current_stream=current_stream)
+
+
+class Flag:
+    """In place of ``threading.Event``: nobody waits for it."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+
+class Thread:
+    """Its body runs when somebody asks for it."""
+
+    def __init__(self, target: Any = None, **_: Any) -> None:
+        self.target = target
+
+    def start(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def is_alive(self) -> bool:
+        return False
+
+    def run_until_it_waits(self) -> None:
+        try:
+            self.target()
+        except Waits:
+            return
+
+
+class Waits(Exception):
+    """Somebody would wait for what is not there."""
+
+
+class Queue:
+    """In place of ``queue.Queue``: the body of a thread ends where it would wait."""
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self.queue = deque(items)
+
+    def __class_getitem__(cls, kind: Any) -> type[Queue]:
+        del kind
+        return cls
+
+    def put(self, item: Any) -> None:
+        self.queue.append(item)
+
+    put_nowait = put
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        del block, timeout
+        if not self.queue:
+            raise Waits
+        return self.queue.popleft()
+
+    def empty(self) -> bool:
+        return not self.queue
+
+    def qsize(self) -> int:
+        return len(self.queue)
+
+
+STILL: Final = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0, perf_counter=lambda: 0.0, sleep=lambda _: None)
+THREADS: Final = SimpleNamespace(Thread=Thread, Lock=nullcontext, RLock=nullcontext, Event=Flag, local=SimpleNamespace)
