@@ -140,5 +140,5 @@ ACTIONS: Final[Mapping[type[Action], Mapping[str, Sequence[object]]]] = {
 # The settings that do nothing without a host tier, or a storage, either.
 NEEDED_BY_SETTINGS: Final = {
     **dict.fromkeys(("hicache_ratio", "hicache_write_policy", "hicache_storage_backend"), _TIERED),
-    **dict.fromkeys(("hicache_storage_prefetch_policy", "prefetch_threshold"), _STORED),
+    **dict.fromkeys(("hicache_storage_prefetch_policy", "hicache_host_memory_mode", "prefetch_threshold"), _STORED),
 }

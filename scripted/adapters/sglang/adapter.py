@@ -66,7 +66,7 @@ _SHARED: Final = (
 # is forgotten in the next turn. A storage keeps what it has.
 _NEVER_EMPTY: Final = (
     "running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req",
-    "storage_backend.numbers",
+    "storage_backend.numbers", "storage_existence_cache",
 )  # fmt: skip
 
 

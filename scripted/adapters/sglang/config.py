@@ -86,6 +86,7 @@ class SglangSettings(msgspec.Struct, frozen=True):
     hicache_ratio: float = 2.0
     hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     hicache_storage_backend: Literal["none", "dynamic"] = "none"
+    hicache_host_memory_mode: Literal["cache", "buffer_only"] = "cache"
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete"] = "best_effort"
     # Of the backend's own configuration.
     prefetch_threshold: int = 4
@@ -110,8 +111,10 @@ class SglangSettings(msgspec.Struct, frozen=True):
             raise ValueError(f"context_length is at least 16, got {self.context_length}")
         if self.enable_hierarchical_cache and self.disable_radix_cache:
             raise ValueError("SGLang has no host tier without a radix cache")
-        if not self.enable_hierarchical_cache and self.hicache_storage_backend != "none":
+        if self.has_storage and not self.enable_hierarchical_cache:
             raise ValueError("hicache_storage_backend needs enable_hierarchical_cache")
+        if self.hicache_host_memory_mode == "buffer_only" and not self.has_storage:
+            raise ValueError("hicache_host_memory_mode=buffer_only needs hicache_storage_backend")
         if self.hicache_ratio <= 0 or self.prefetch_threshold < 1:
             raise ValueError(
                 "hicache_ratio is more than 0 and prefetch_threshold at least 1, "
@@ -191,7 +194,7 @@ class ServerSettings(SglangSettings, frozen=True):
 _OWN: Final = ("client_rids", "router_tells_both", "prefetch_threshold")
 _OF_HOST: Final = (
     "enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy", "hicache_storage_backend",
-    "hicache_storage_prefetch_policy",
+    "hicache_storage_prefetch_policy", "hicache_host_memory_mode",
 )  # fmt: skip
 _STORAGE: Final = {
     "backend_name": "scripted",

@@ -89,6 +89,7 @@ class NoHost:
     holds = False
     goes_on = False
     is_quiet = True
+    is_known = True
 
     def begin(self, launched: int, events: Iterable[Any]) -> None:
         """A step begins, before which so many batches were launched."""
@@ -115,6 +116,8 @@ class HostTier(NoHost):
         self._to_host: Stream = controller.l2_transfer_engine.device_to_host_stream
         self._to_device: Stream = controller.l2_transfer_engine.host_to_device_stream
         self._held: set[str] = set()
+        # Nothing was over in this step that the loop could not have known before it.
+        self.is_known = True
         # Of batches in flight, the last transfer that each waited for.
         self._waited_for: dict[int, int] = {}
         pool = self._pool = controller.mem_pool_host.anchor_entry.host_pool
@@ -158,6 +161,7 @@ class HostTier(NoHost):
         Stream.copies.clear()
         Stream.fresh.clear()
         Stream.batches = launched
+        self.is_known = self.is_quiet
         for event in events:
             if isinstance(event, Signal):
                 self._take(event)
@@ -207,6 +211,8 @@ class HostTier(NoHost):
         """Raises Violation for slots of the host that nobody has, and nobody will give back."""
         cache, controller = self._cache, self._controller
         if not self.is_quiet or cache.ongoing_write_through or cache.ongoing_load_back or cache.ongoing_backup:
+            return
+        if cache.buffer_pipeline is not None and not cache.buffer_pipeline.is_idle():
             return
         waiting = (controller.host_mem_release_queue, controller.ack_prefetch_queue, controller.prefetch_hit_queue)
         if cache.ongoing_prefetch or any(queue for queue in waiting if queue is not None and not queue.empty()):

@@ -43,6 +43,7 @@ _FOUR: Final = (
 # A host tier: what was evicted is loaded back, in prompts that share it, while others push it out again.
 _TIERED: Final = "enable_hierarchical_cache=True"
 _STORED: Final = f"{_TIERED} hicache_storage_backend=dynamic"
+_BUFFER: Final = "hicache_host_memory_mode=buffer_only"
 _WAITS: Final = "hicache_storage_prefetch_policy=wait_complete"
 _BACK: Final = (
     "1 start a prompt=20 new=3; 8 start b prompt=28 seed=1 new=3; 16 start c prompt=20 shared=16 tail=2 new=4; "
@@ -78,6 +79,7 @@ WORKLOADS: Final = {
         "priority": f"enable_priority_scheduling=True max_running_requests=2; {_PRIORITIES}",
         "priority-normal": f"enable_priority_scheduling=True max_running_requests=2 {_NORMAL}; {_PRIORITIES}",
         "host": f"{_TIERED}; {_BACK}",
+        "host-paused": f"{_TIERED}; {_CHURN}; 7 pause mode=retract; 13 continue",
         "host-small": f"{_TIERED} hicache_ratio=0.5; {_BACK}",
         "host-pages": f"{_TIERED} {_PAGES}; {_CHURN}",
         "host-normal": f"{_TIERED} {_NORMAL} hicache_ratio=1.0; {_CHURN}",
@@ -87,6 +89,8 @@ WORKLOADS: Final = {
         "storage": f"{_STORED} hicache_ratio=0.5; {_BACK}",
         "storage-waits": f"{_STORED} {_WAITS} hicache_ratio=1.0; {_BACK}",
         "storage-pages": f"{_STORED} {_PAGES} {_WAITS} hicache_ratio=0.5; {_CHURN}",
+        "storage-buffer": f"{_STORED} {_BUFFER} hicache_storage_prefetch_policy=wait_complete; {_BACK}",
+        "storage-buffer-pages": f"{_STORED} {_BUFFER} {_PAGES} hicache_ratio=0.5; {_CHURN}",
         "storage-write-back": f"{_STORED} hicache_write_policy=write_back hicache_ratio=0.5; {_CHURN}",
         "own-rids": f"client_rids=False; {_TWINS}",
     }.items()
