@@ -33,6 +33,9 @@ _SGLANG: Final = (
     *("managers.scheduler_components.batch_result_processor", "managers.scheduler_components.output_streamer"),
     *("mem_cache.unified_radix_cache", "disaggregation.prefill", "disaggregation.decode", "disaggregation.utils"),
     *("disaggregation.decode_schedule_batch_mixin", "disaggregation.common.conn", "disaggregation.mooncake.conn"),
+    *("managers.cache_controller", "mem_cache.hybrid_cache.hybrid_cache_controller", "mem_cache.buffer_mode.pipeline"),
+    *("mem_cache.unified_cache.unified_tree_core", "mem_cache.unified_cache.components.full", "mem_cache.l2_transfer"),
+    *("mem_cache.pool_host.base", "mem_cache.pool_host.group", "mem_cache.storage_prefetch"),
 )
 
 

@@ -166,8 +166,6 @@ class ServerSettings(SglangSettings, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.enable_hierarchical_cache:
-            raise ValueError("a server of a fleet has no host tier")
         if self.num_reserved_decode_tokens < 0 or self.optimistic_prefill_attempts < 0:
             raise ValueError(
                 "num_reserved_decode_tokens and optimistic_prefill_attempts are at least 0, "
@@ -184,6 +182,9 @@ class ServerSettings(SglangSettings, frozen=True):
         values = super().of_server
         if self.disaggregation_mode == "null":
             return {name: values[name] for name in SglangSettings().of_server}
+        if self.disaggregation_mode == "decode":
+            # Prefill servers alone have a host tier.
+            values = {name: value for name, value in values.items() if name not in _OF_HOST}
         return {**values, **_TRANSFERS}
 
     @property
@@ -194,7 +195,7 @@ class ServerSettings(SglangSettings, frozen=True):
 _OWN: Final = ("client_rids", "router_tells_both", "prefetch_threshold")
 _OF_HOST: Final = (
     "enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy", "hicache_storage_backend",
-    "hicache_storage_prefetch_policy", "hicache_host_memory_mode",
+    "hicache_storage_prefetch_policy", "hicache_host_memory_mode", "hicache_storage_backend_extra_config",
 )  # fmt: skip
 _STORAGE: Final = {
     "backend_name": "scripted",

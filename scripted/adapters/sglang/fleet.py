@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.adapters.sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
 from scripted.adapters.sglang.adapter import COPIER, adapter_of
 from scripted.adapters.sglang.config import ServerSettings
 from scripted.adapters.sglang.machine import SglangMachine
@@ -50,7 +51,15 @@ SERVER: Final = adapter_of(
     f"{__name__}:SERVER",
     ServerSettings,
     may_grow=(*_ACQUAINTANCES, *_FORGOTTEN),
-    settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3), "optimistic_prefill_attempts": (1, 2)},
+    settings={
+        "page_size": (4,),
+        "schedule_conservativeness": (0.1, 0.3),
+        "optimistic_prefill_attempts": (1, 2),
+        "hicache_ratio": (0.5, 1.0),
+    },
+    actions=ACTIONS,
+    needed=NEEDED_BY_SETTINGS,
+    undoing=(ReleaseTiers(),),
     mutants=MUTANTS,
 )
 _ROLES: Final = {"p": "prefill", "d": "decode"}
@@ -378,6 +387,10 @@ class SglangFleets(FleetAdapter):
         "deferred": "engines=p0,d0 disaggregation_decode_allocation_policy=prefill_complete; "
         '1 begin on=d0 do="start a prompt=14 new=6"; 2 begin on=d0 do="start b prompt=12 seed=1 new=6"; '
         '3 begin on=d0 do="start c prompt=9 seed=2"',
+        "storage": "engines=p0,d0 max_total_tokens=32 enable_hierarchical_cache=True hicache_storage_backend=dynamic "
+        "hicache_host_memory_mode=buffer_only hicache_storage_prefetch_policy=wait_complete; "
+        '1 begin on=d0 do="start a prompt=14"; 16 at on=p0 do=flush; 17 begin on=d0 do="start b prompt=14 seed=1 '
+        'new=10"; 18 begin on=d0 do="start c prompt=14"',
         "paused": 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=9"; '
         '2 begin on=d0 do="start b prompt=17 seed=1 new=4"; 13 at on=d0 do="pause mode=retract"; '
         "16 at on=d0 do=continue",

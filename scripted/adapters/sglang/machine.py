@@ -233,7 +233,7 @@ class SglangMachine:
         self._result: Any = None
         self._waits = _FOR_NOTHING
         self._retractions = Retractions()
-        self.host = HostTier(scheduler.tree_cache) if settings.enable_hierarchical_cache else NoHost()
+        self.host = HostTier(scheduler.tree_cache) if scheduler.enable_hierarchical_cache else NoHost()
         self._empty = 0
         self._replies: list[Reply] = []
 

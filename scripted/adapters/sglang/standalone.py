@@ -57,8 +57,9 @@ class _Turns(Standalone):
     def engine(self) -> str:
         return f"SGLang {version('sglang')}"
 
-    def must_hold(self, machine: SglangMachine, calls: Calls, said: str) -> str:
-        settings = machine.settings
+    @staticmethod
+    def check(settings: SglangSettings) -> None:
+        """Raises NotImplementedError for settings that the turns do not have."""
         known = [f"settings.{field.name}" for field in msgspec.structs.fields(settings)]
         text = Path(turns.__file__).read_text(encoding="utf-8")
         changed = [
@@ -68,6 +69,9 @@ class _Turns(Standalone):
         ]
         if changed:
             raise NotImplementedError(f"the turns know no {' and '.join(changed)}")
+
+    def must_hold(self, machine: SglangMachine, calls: Calls, said: str) -> str:
+        del machine
         for pattern, rule in self.promises.items():
             if found := re.search(pattern, said):
                 calls.lines += [f"turns.take({_MORE_TURNS})"] if rule is _ALL_ENDED else []
@@ -98,6 +102,7 @@ class FrontStandalone(_Turns):
         return ("turns = Turns()", "front = FrontEnd(turns)")
 
     def watched(self, machine: SglangMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        self.check(machine.settings)
         return {"turns": (machine.scheduler, (_TAKE,)), "front": (machine, ("_take",))}
 
     def written(self, called: str, given: Sequence[str]) -> str:
@@ -139,6 +144,7 @@ class SglangStandalone(_Turns):
         return ("turns = Turns()",)
 
     def watched(self, machine: SglangMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        self.check(machine.settings)
         scheduler = machine.scheduler
         messages = scheduler._request_dispatcher  # noqa: SLF001 - the machine's own
         return {"scheduler": (scheduler, (_TAKE,)), "front": (messages, ("__call__",))}

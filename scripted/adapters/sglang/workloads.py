@@ -53,6 +53,11 @@ _CHURN: Final = (
     "1 start a prompt=16 new=4; 3 start b prompt=16 seed=1 new=4; 6 start c prompt=16 shared=12 tail=2 new=4; "
     "9 start d prompt=16 seed=2 new=4; 12 start e prompt=16 seed=1 new=4; 15 start f prompt=16 new=4"
 )
+# What the storage has is all that is left; the first of the others leaves no row for them.
+_FLUSHED: Final = (
+    "1 start a prompt=20 new=2; 11 flush; 12 start b prompt=8 seed=1 new=8; 12 start c prompt=20 new=3; "
+    "13 start d prompt=20 new=3"
+)
 
 WORKLOADS: Final = {
     f"sglang-{name}": text
@@ -87,9 +92,9 @@ WORKLOADS: Final = {
         "host-write-back": f"{_TIERED} hicache_write_policy=write_back hicache_ratio=0.5; {_BACK}",
         "host-write-back-pages": f"{_TIERED} hicache_write_policy=write_back {_PAGES}; {_CHURN}",
         "storage": f"{_STORED} hicache_ratio=0.5; {_BACK}",
-        "storage-waits": f"{_STORED} {_WAITS} hicache_ratio=1.0; {_BACK}",
+        "storage-waits": f"{_STORED} {_WAITS} hicache_ratio=1.0; {_FLUSHED}",
         "storage-pages": f"{_STORED} {_PAGES} {_WAITS} hicache_ratio=0.5; {_CHURN}",
-        "storage-buffer": f"{_STORED} {_BUFFER} hicache_storage_prefetch_policy=wait_complete; {_BACK}",
+        "storage-buffer": f"{_STORED} {_BUFFER} {_WAITS}; {_BACK}",
         "storage-buffer-pages": f"{_STORED} {_BUFFER} {_PAGES} hicache_ratio=0.5; {_CHURN}",
         "storage-write-back": f"{_STORED} hicache_write_policy=write_back hicache_ratio=0.5; {_CHURN}",
         "own-rids": f"client_rids=False; {_TWINS}",

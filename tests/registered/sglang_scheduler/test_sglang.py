@@ -26,6 +26,7 @@ if find_spec("sglang") is None:
 from scripted import api
 from scripted.adapters.sglang.adapter import COPIER, MUTANTS
 from scripted.adapters.sglang.config import SglangSettings
+from scripted.adapters.sglang.host import HOST, MHATokenToKVPoolHost
 from scripted.adapters.sglang.machine import Scheduler, SglangMachine, check_loops
 from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.core.forks import Frozen
@@ -54,6 +55,8 @@ WORDS = (
     "a is launched, but it was aborted 2 launches ago",
     "a request waits although all that are open fit together: c (waiting since step 1)",
     "a request waits although all that are open fit together: b (waiting since step 1)",
+    "call-2 is refused, although no request owns memory",
+    "RuntimeError: Out of memory",
 )
 # The workload of the whole sweep that shows each bug.
 SHOWN_BY = {
@@ -73,6 +76,13 @@ SHOWN_BY = {
     "chunks-without-progress": "sglang-chunks-mixed",
     "aborted-chunk-keeps-its-memory": "sglang-chunks-mixed",
     "rows-of-chunks-counted-twice": "sglang-four-rows",
+    "load-without-a-fence": "sglang-host",
+    "backup-without-a-fence": "sglang-host",
+    "backups-end-with-the-next-request": "sglang-host",
+    "demoted-without-a-backup": "sglang-host-write-back",
+    "loaded-host-pages-are-reclaimed": "sglang-host-write-back",
+    "split-forgets-the-lock-of-the-host": "sglang-storage-pages",
+    "prefetches-of-aborted-requests": "sglang-storage-buffer",
 }
 
 
@@ -86,7 +96,7 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     assert words in failure_of(line)
 
 
-@pytest.mark.parametrize(("line", "front"), list(zip(LINES, (0, 0, 0, 0, 1, 1, 0, 0), strict=True)))
+@pytest.mark.parametrize(("line", "front"), list(zip(LINES[:-2], (0, 0, 0, 0, 1, 1, 0, 0), strict=True)))
 def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, front: int) -> None:
     """What runs it is the benchmark of exports."""
     text, _ = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
@@ -94,6 +104,14 @@ def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, f
     assert ("front.run(new_scheduler(settings))" in text) == bool(front)
     assert ("turns.run(new_scheduler(settings))" in text) != bool(front)
     assert "scripted" not in text.replace("found by search", "")
+
+
+@pytest.mark.parametrize("line", LINES[-2:])
+def test_a_defect_of_the_host_tier_is_no_file(line: str) -> None:
+    """Also where the scheduler raises: its turns have no host tier."""
+    text, why = text_of(SglangStandalone(), Schedule.parse(line, of="sglang"), "it")
+    assert text is None
+    assert "the turns know no enable_hierarchical_cache" in str(why)
 
 
 @pytest.mark.parametrize("workload", sorted(adapter_named("sglang").workloads))
@@ -145,7 +163,72 @@ def test_what_the_front_end_knows_is_no_defect(line: str) -> None:
     assert failure_of(line) == ""
 
 
-@pytest.mark.parametrize("name", ["sglang-growing-mixed", "sglang-chunks-normal", "sglang-splits-tight"])
+def copied_in(name: str) -> list[tuple[int, int]]:
+    return [pair for one in records_of(adapter_named("sglang").workloads[name]) for pair in one.stepped.copies]
+
+
+@pytest.mark.parametrize("name", ["sglang-host", "sglang-host-write-back", "sglang-storage-waits"])
+def test_pages_go_to_the_host_and_come_back(name: str) -> None:
+    """And to the storage, where there is one: the window of every rule about them is reached."""
+    copied = copied_in(name)
+    tiers = {(_tier_of(source), _tier_of(target)) for source, target in copied}
+    assert {("device", "host"), ("host", "device")} <= tiers
+    assert {("host", "storage"), ("storage", "host")} <= tiers or "storage" not in name
+
+
+def _tier_of(block: int) -> str:
+    return "storage" if block < 0 else "host" if block >= HOST else "device"
+
+
+def test_what_the_host_has_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that nobody has and nobody will give back is told."""
+    monkeypatch.setattr(MHATokenToKVPoolHost, "free", lambda *_: 0)
+    assert "tokens of the host are taken, and its tree has" in failure_of(
+        adapter_named("sglang").workloads["sglang-host-small"]
+    )
+
+
+def test_a_flush_drops_the_host_and_not_the_storage() -> None:
+    """After a flush a prompt is computed again, unless a storage has it."""
+    events = "1 start a prompt=20 new=1; 9 flush; 10 start b prompt=20 new=1"
+    tiered = "enable_hierarchical_cache=True"
+    storage = f"{tiered} hicache_storage_backend=dynamic hicache_storage_prefetch_policy=wait_complete"
+    for settings, computed in ((tiered, 20), (storage, 1)):
+        shares = [
+            share
+            for one in records_of(f"{settings}; {events}")
+            for share in (one.stepped.microbatch.shares if one.stepped.microbatch else ())
+            if share.rid == "b"
+        ]
+        assert sum(share.count for share in shares) == computed
+
+
+def test_what_a_tier_is_held_for_is_waited_for() -> None:
+    """A prompt that the storage has waits for it; with a read that fails it is computed."""
+    settings = (
+        "enable_hierarchical_cache=True hicache_storage_backend=dynamic hicache_storage_prefetch_policy=wait_complete"
+    )
+    began = []
+    for events in ("", "; 10 hold-tier tier=storage; 18 release-tiers", "; 10 fail-storage", "; 9 forget-stored"):
+        records = records_of(f"{settings}; 1 start a prompt=20 new=1; 9 flush; 10 start b prompt=20 new=1{events}")
+        launched = [
+            (number, share.start)
+            for number, one in enumerate(records, 1)
+            for share in (one.stepped.microbatch.shares if one.stepped.microbatch else ())
+            if share.rid == "b"
+        ]
+        began.append(launched[0])
+    assert [start for _, start in began] == [19, 19, 0, 0]
+    assert began[1][0] >= 18 > began[0][0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sglang-growing-mixed", "sglang-chunks-normal", "sglang-splits-tight"),
+        *("sglang-host-write-back", "sglang-storage-pages", "sglang-storage-buffer"),
+    ],
+)
 def test_copies_go_on_like_the_original(name: str) -> None:
     """Before each step a copy is made; it does this step and the next one, and the original goes on undisturbed."""
     adapter = adapter_named("sglang")

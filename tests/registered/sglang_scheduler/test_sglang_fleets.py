@@ -46,6 +46,7 @@ SHOWN_BY = {
     "metadata-rows-of-aborted-requests": "pair",
     "a-parked-request-waits-for-ever": "optimistic",
     "cached-prefixes-are-sent-too-early": "one",
+    "prefetches-of-failed-requests": "storage",
 }
 # With a router that tells both servers, none of these fails.
 ALONE = (

@@ -70,6 +70,7 @@ class PlannedRun:
         copies: tuple[tuple[int, int], ...] = (),
         mirrored: tuple[Rows, ...] = (),
         loads: tuple[Load, ...] = (),
+        carried: tuple[tuple[int, int], ...] = (),
         encoded: tuple[tuple[str, int], ...] = (),
         dropped: tuple[int, ...] = (),
     ) -> None:
@@ -78,7 +79,7 @@ class PlannedRun:
         self.batches += bool(shares)
         more: dict[str, Any] = {"copies": copies, "mirrored": mirrored, "encoded": encoded, "dropped": dropped}
         batch = Batch(id=name or self.batches, shares=shares, **more) if shares else None
-        stepped = Stepped(microbatch=batch, replies=replies, preempted=preempted, loads=loads)
+        stepped = Stepped(microbatch=batch, replies=replies, preempted=preempted, loads=loads, copies=carried)
         self.pipeline.follow(events, stepped)
         if batch is not None:
             self.pipeline.launch(batch)

@@ -13,7 +13,7 @@ import pytest
 from planned_run import PlannedRun, alone, share
 
 from scripted.core.tokens import tokens_alone
-from scripted.sdk import Add, Load, Refused, StateTable, Tokens, Violation, Window
+from scripted.sdk import Add, Answer, FlushCache, Load, Refused, StateTable, Tokens, Violation, Window
 
 
 def load(message: Add, tokens: int, *blocks: int, missing: tuple[int, ...] = (), start: int = 0) -> Load:
@@ -124,3 +124,41 @@ def test_of_a_load_that_did_not_arrive_they_get_nothing(name: str, what: Any) ->
     run.take_result()
     with pytest.raises(Violation, match=r"not its own"):
         run.step(share("a", 8, 2, 1, 2, 3, **{name: what}))
+
+
+def test_what_is_carried_outside_of_batches_can_be_read() -> None:
+    """Also in the step that carries it; a page has what its source had then."""
+    run = PlannedRun()
+    a = run.add("a", 4)
+    run.launch("a", 0, 4, 1)
+    run.step(carried=((1, 101),))
+    run.add("b", 4, seed=1)
+    run.launch("b", 0, 4, 1)
+    run.step(share("a", 4, 1, 2, 3), carried=((101, 2),))
+    assert run.take_result().token_ids == (alone(a)[1:2],)
+
+
+def test_what_is_carried_later_has_what_is_there_then() -> None:
+    run = PlannedRun()
+    run.add("a", 4)
+    run.launch("a", 0, 4, 1)
+    run.add("b", 4, seed=1)
+    run.launch("b", 0, 4, 1)
+    with pytest.raises(Violation, match="a reads KV that is not its own"):
+        run.step(share("a", 4, 1, 2, 3), carried=((1, 101), (101, 2)))
+
+
+@pytest.mark.parametrize("between", [101, -1])
+def test_a_flush_empties_what_is_not_outside(between: int) -> None:
+    run = PlannedRun()
+    a = run.add("a", 4)
+    run.launch("a", 0, 4, 1)
+    run.step(carried=((1, between),))
+    run.events.append(FlushCache(call_id="call-1"))
+    run.step(replies=(Answer(call_id="call-1", ok=True),))
+    if between < 0:
+        run.step(share("a", 4, 1, 2, 3), carried=((between, 2),))
+        assert run.take_result().token_ids == (alone(a)[1:2],)
+    else:
+        with pytest.raises(Violation, match="before the cache was flushed"):
+            run.step(share("a", 4, 1, 2, 3), carried=((between, 2),))
