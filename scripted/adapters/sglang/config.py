@@ -176,6 +176,13 @@ class ServerSettings(SglangSettings, frozen=True):
             and self.disaggregation_decode_enable_radix_cache
         ):
             raise ValueError("SGLang has no radix cache at decode servers with the policy prefill_complete")
+        is_plain = self.hicache_write_policy == "write_back" and not self.has_storage
+        if (
+            self.disaggregation_decode_allocation_policy == "prefill_complete"
+            and self.enable_hierarchical_cache
+            and not is_plain
+        ):
+            raise ValueError("with the policy prefill_complete prefill servers have a host tier of write_back alone")
 
     @property
     def of_server(self) -> dict[str, Any]:
