@@ -167,10 +167,11 @@ def test_kv_of_other_weights_is_found(updates: int) -> None:
 
 
 def test_a_row_of_other_weights_begins_anew() -> None:
+    """Where it ended before is forgotten, so that what its next tenant begins with is not taken for its rest."""
     recorded = Recorded()
     recorded.write(part(0, range(3), pages=(0,)))
     recorded.record.change_weights()
-    recorded.write(part(0, range(2), pages=(0,)))
+    recorded.write(part(0, range(2), pages=(0,), new=False))
 
 
 def test_without_the_sanitizer_nothing_is_checked_and_all_is_recorded() -> None:
