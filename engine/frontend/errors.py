@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from engine.errors import ProcessDiedError
 from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
 
 # A message may quote what the client sent, but never all of it.
@@ -130,6 +131,11 @@ class ApiError(Exception):
     def unavailable(cls, message: str) -> ApiError:
         """A server that is not up yet, going down, or broken: 503."""
         return cls(503, ErrorType.UNAVAILABLE, message)
+
+    @classmethod
+    def going_down(cls, death: ProcessDiedError) -> ApiError:
+        """A server of which a process died: 503."""
+        return cls.unavailable(f"the server is going down because {public(str(death))}")
 
     @classmethod
     def of_detail(cls, detail: ErrorDetail) -> ApiError:

@@ -27,7 +27,7 @@ from engine.frontend.auth import Access
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_resource_errors
 from engine.frontend.dialect import Dialect
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.errors import ApiError, public
+from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import ForkedWork
 from engine.frontend.grammar_check import import_grammars
 from engine.frontend.invalid_body import invalid_body
@@ -201,7 +201,7 @@ class _Life:
 
     def _die(self, death: ProcessDiedError) -> None:
         self.death = self.death or death
-        self._end(ApiError.unavailable(f"the server is going down because {public(str(death))}"))
+        self._end(ApiError.going_down(death))
 
     def _end(self, reason: ApiError) -> None:
         asyncio.get_running_loop().remove_reader(self._control.fileno())

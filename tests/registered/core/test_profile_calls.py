@@ -57,8 +57,8 @@ def test_a_pause_does_not_hold_a_profile_up(t):
 
 @scripted(PP2, tiers=("sim",))
 def test_a_profile_that_failed_in_a_stage_is_not_taken(t):
-    t.kill_stage(1)
     begin = t.start_profile()
+    t.kill_stage(1)
     yield
     assert begin.status == 400
     assert "stage-1" in begin.text

@@ -40,6 +40,24 @@ def test_a_death_ends_streams_with_an_error(t):
     assert refused.status == 503
 
 
+@scripted(PP4, tiers=("sim",), must_reach=["killed, and no step since"])
+def test_nothing_is_taken_from_the_death_on(t):
+    """A06: as by a server's front end, which hears of a death when the scheduler does."""
+    runs = t.start_req(prompt_len=20, max_new_tokens=50)
+    yield from t.advance_to_decode_step(runs, 2)
+    t.kill_stage(1)
+    refused = []
+    for verb in (lambda: t.start_req(prompt_len=20), t.flush_cache, lambda: t.abort(runs), lambda: t.wake()):
+        try:
+            verb()
+        except RequestRefused as exc:
+            refused.append((exc.status, "the stage-1 process died: it was killed by signal 9 (SIGKILL)" in str(exc)))
+    t.sometimes("killed, and no step since", not runs.finished)
+    assert refused == [(503, True)] * 4
+    yield
+    assert runs.finish_reason == "error"
+
+
 @scripted(EngineConfig(pp_size=2, chunked_prefill_size=CHUNK), tiers=("server",), must_reach=[WINDOW])
 def test_the_death_of_the_scheduler_ends_streams_with_an_error_that_names_it(t):
     """A06, C06: seen by clients that outlive the process; one has its first tokens, one waits for all of its answer."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from engine.errors import ProcessDiedError
 from engine.frontend.errors import ApiError
 from engine.frontend.grammar_check import refusal_of, require_end
 from engine.frontend.operator_routes import OPERATOR_ROUTES
@@ -60,6 +61,8 @@ class SimClients:
         # For which something has come that they were not shown.
         self._heard: dict[int, tuple[Session, ClientView]] = {}
         self._calls: dict[str, Call] = {}
+        # Why nothing more is taken, when a stage has died.
+        self._refusal: ApiError | None = None
         self._numbers = itertools.count()
         self._deliveries = itertools.count(1)
         # What the messages of an engine with a role depend on; None for one that does all by itself.
@@ -71,6 +74,7 @@ class SimClients:
         """Check the body as ``/generate`` does and send it."""
         view = view_of(rid, body)
         try:
+            self._require_life()
             order = native_order(msgspec.json.encode(body), self._served)
             self._check_grammar(order)
             if (scheduler := self.scheduler) is not None:
@@ -90,6 +94,7 @@ class SimClients:
     def call(self, action: AdministrativeCall) -> Call:
         call = Call(action.path)
         try:
+            self._require_life()
             _check_call(action, self._served.model_name)
         except ApiError as exc:
             call.answer(exc.status, exc.body.error.message)
@@ -106,7 +111,12 @@ class SimClients:
     def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
         """Return at once: the clients have replies as soon as they are sent."""
 
+    def refuse(self, death: ProcessDiedError) -> None:
+        """Take nothing more, as a server does that goes down."""
+        self._refusal = ApiError.going_down(death)
+
     def forget(self) -> None:
+        self._refusal = None
         self._sent.clear()
         self._sessions = Sessions(self._sent.append)
         self._open.clear()
@@ -148,6 +158,10 @@ class SimClients:
                 view.fail(exc.body.error.message, exc.status)
         if session.is_over or session.is_told:
             self._open.pop(id(view), None)
+
+    def _require_life(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
 
     def _check_grammar(self, order: Order) -> None:
         """Raise ApiError for a grammar that no output can follow."""

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.errors import EngineError
+from engine.errors import EngineError, ProcessDiedError
 from engine.limits import Limits
-from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
+from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, PipelineFailed, Reply, TransferEvent
 from engine.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.context import ScriptContext
@@ -90,7 +90,8 @@ class SimWorld(World):
     def kill_stage(self, stage: int) -> PipelineEvent:
         self.pipeline.kill_stage(stage)
         event = self.pipeline.next_completion(0)
-        assert event is not None
+        assert isinstance(event, PipelineFailed)
+        self.clients.refuse(ProcessDiedError(event.process, event.cause))
         return event
 
     def stall_stage(self, stage: int) -> None:

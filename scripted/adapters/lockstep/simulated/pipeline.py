@@ -267,7 +267,9 @@ class SimulatedPipeline:
     def kill_stage(self, stage: int) -> None:
         self._done.clear()
         self.transfers.lose()
-        self._dead = PipelineFailed(process=f"stage-{self._checked(stage)}", cause="killed by signal 9 (SIGKILL)")
+        self._dead = PipelineFailed(
+            process=f"stage-{self._checked(stage)}", cause="it was killed by signal 9 (SIGKILL)"
+        )
         self._done.append(self._dead)
 
     def _checked(self, stage: int) -> int:
