@@ -38,7 +38,7 @@ from scripted.sdk.records import Record
 from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute, record
 
-register_cpu_ci(est_time=60, suite="sglang-cpu")
+register_cpu_ci(est_time=110, suite="sglang-cpu")
 
 # SGLang and what it imports warn of themselves.
 pytestmark = pytest.mark.filterwarnings("default")

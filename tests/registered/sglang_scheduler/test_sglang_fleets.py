@@ -30,7 +30,7 @@ from scripted.search.execution import Prefixes, execute, record
 from scripted.search.extras import extras_of
 from scripted.search.generated import generated_schedule
 
-register_cpu_ci(est_time=40, suite="sglang-cpu")
+register_cpu_ci(est_time=90, suite="sglang-cpu")
 
 # SGLang and what it imports warn of themselves.
 pytestmark = pytest.mark.filterwarnings("default")
