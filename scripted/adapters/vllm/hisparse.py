@@ -19,7 +19,7 @@ from scripted.adapters.vllm.config import VllmSettings, VllmSettingsError
 from scripted.sdk import Load, Rows, Signal, Violation
 
 
-class HostTier:
+class SparseHost:
     """In the place of ``Transfers``, with such a connector: it loads nothing, and its saves hold no request up.
 
     ``mirrored`` is what the next batch does after it computes. Nothing is restored from the host, which only follows

@@ -16,7 +16,7 @@ from scripted.adapters.vllm.checkpoints import checkpoint_reader
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.grammar import masks_of
 from scripted.adapters.vllm.grammars import Grammars
-from scripted.adapters.vllm.hisparse import HostTier
+from scripted.adapters.vllm.hisparse import SparseHost
 from scripted.adapters.vllm.ids import id_at, rid_of
 from scripted.adapters.vllm.images import Images, name_of, placed_in
 from scripted.adapters.vllm.kv_events import Subscriber
@@ -95,7 +95,7 @@ class VllmMachine:
         if settings.enable_kv_cache_events:
             self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
-        self._host = HostTier(settings) if settings.hisparse_host_blocks else None
+        self._host = SparseHost(settings) if settings.hisparse_host_blocks else None
         self._runner = RunnerView(settings, checkpoint_reader(settings, self.scheduler), self._host)
         # In order.
         self._in_flight: deque[_Flight] = deque()
@@ -181,7 +181,7 @@ class VllmMachine:
         return self._settings
 
     @property
-    def transfers(self) -> Transfers | HostTier:
+    def transfers(self) -> Transfers | SparseHost:
         return self._transfers
 
     @property

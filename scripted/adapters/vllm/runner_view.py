@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scripted.adapters.vllm.config import VllmSettings
-from scripted.adapters.vllm.hisparse import HostTier
+from scripted.adapters.vllm.hisparse import SparseHost
 from scripted.adapters.vllm.ids import rid_of
 from scripted.sdk import Ring, Share, StateTable, Violation, Window
 
@@ -68,7 +68,7 @@ class RunnerView:
         self,
         settings: VllmSettings,
         checkpoint_of: Callable[[int, int], tuple[int, int]] | None = None,
-        host: HostTier | None = None,
+        host: SparseHost | None = None,
     ) -> None:
         self._settings = settings
         self._checkpoint_of = checkpoint_of

@@ -17,7 +17,7 @@ if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
 from scripted.adapters.vllm.config import VllmSettings
-from scripted.adapters.vllm.hisparse import HostTier
+from scripted.adapters.vllm.hisparse import SparseHost
 from scripted.adapters.vllm.machine import VllmMachine
 from scripted.adapters.vllm.parts import Scheduler
 from scripted.core.named import adapter_named
@@ -98,7 +98,7 @@ def test_pages_that_are_lost_and_not_said_to_be_are_missed(monkeypatch: pytest.M
 
 
 def test_a_page_on_the_host_is_not_written_and_needs_a_region() -> None:
-    tier = HostTier(VllmSettings(hisparse_host_blocks=14, num_gpu_blocks=20, max_num_batched_tokens=8))
+    tier = SparseHost(VllmSettings(hisparse_host_blocks=14, num_gpu_blocks=20, max_num_batched_tokens=8))
     tier._resident["a"] = {0: 0, 1: 7}
     assert tier.read_from("a", [[3, 4], [], [], [9]], 4, 6) == (23, 7)
     with pytest.raises(Exception, match="have no region for their rows"):
