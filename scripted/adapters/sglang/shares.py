@@ -11,13 +11,13 @@ from scripted.sdk import Share
 _END = "#"
 
 
-def inner_name(rid: str) -> str:
-    """A name that is not the beginning of another one."""
-    return f"{rid}{_END}"
+def inner_name(rid: str, number: int | None = None) -> str:
+    """A name that is not the beginning of another one; with a number it is that of one request alone."""
+    return f"{rid}{_END}" if number is None else f"{rid}{_END}{number}{_END}"
 
 
 def rid_of(name: str) -> str:
-    return name.removesuffix(_END)
+    return name.partition(_END)[0]
 
 
 def shares_of(batch: Any, size: int, token: Callable[[Any, int], int] | None = None) -> Iterator[Share]:

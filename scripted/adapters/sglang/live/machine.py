@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sglang.srt.managers.io_struct import (
     AbortReq,
@@ -17,7 +18,7 @@ from sglang.srt.managers.io_struct import (
     UpdateWeightFromDiskReqOutput,
 )
 
-from scripted.adapters.sglang.shares import Retractions, counts_of
+from scripted.adapters.sglang.shares import Retractions, counts_of, inner_name, rid_of
 from scripted.errors import BadCall
 from scripted.sdk.live.clients import HttpCall
 from scripted.sdk.live.machine import ABORT, LiveEngine
@@ -25,6 +26,9 @@ from scripted.sdk.messages import Add, Batch, FlushCache, Pause, Refused, Resume
 
 if TYPE_CHECKING:
     from scripted.adapters.sglang.live.stops import SglangStops
+
+# Of requests of this server, whatever script they are of.
+_numbers: Final = itertools.count(1)
 
 
 class LiveSglang(LiveEngine):
@@ -44,6 +48,8 @@ class LiveSglang(LiveEngine):
         self._is_paused = False
         self._held_back: list[str] = []
         self._abort_sent: set[str] = set()
+        # Requests as the server calls them.
+        self._names: dict[str, str] = {}
         super().__init__(stops, port)
 
     @property
@@ -67,7 +73,9 @@ class LiveSglang(LiveEngine):
             "max_new_tokens": event.max_new_tokens,
             "stop_token_ids": list(event.stop_token_ids) or None,
         }
-        body: dict[str, Any] = {"rid": event.rid, "input_ids": event.prompt_ids, "sampling_params": sampling}
+        # Two seconds after a stream has ended SGLang aborts whoever has its name.
+        name = self._names[event.rid] = inner_name(event.rid, next(_numbers))
+        body: dict[str, Any] = {"rid": name, "input_ids": event.prompt_ids, "sampling_params": sampling}
         body |= {"stream": True}
         if self.scheduler.enable_priority_scheduling:
             body |= {"priority": event.priority}
@@ -76,7 +84,7 @@ class LiveSglang(LiveEngine):
         if self._is_paused:
             self._held_back.append(event.rid)
         else:
-            self.arrived(f"the request {event.rid}", client, lambda message: _is_start(message, event.rid))
+            self.arrived(f"the request {event.rid}", client, lambda message: _is_start(message, name))
             self._refuse_if_closed(event.rid)
 
     def _refuse_if_closed(self, rid: str) -> None:
@@ -87,10 +95,11 @@ class LiveSglang(LiveEngine):
     def abort(self, rid: str, client: HttpCall) -> None:
         """The front end passes it on once."""
         del client
-        if rid not in self._abort_sent:
-            self._abort_sent.add(rid)
-            HttpCall(self._gate, self._port, "/abort_request", {"rid": rid})
-            self.arrived(f"the abort of {rid}", None, lambda message: getattr(message.of, "rid", "") == rid)
+        name = self._names[rid]
+        if name not in self._abort_sent:
+            self._abort_sent.add(name)
+            HttpCall(self._gate, self._port, "/abort_request", {"rid": name})
+            self.arrived(f"the abort of {rid}", None, lambda message: getattr(message.of, "rid", "") == name)
 
     def call(self, event: Any) -> None:
         if self._ending is not None:
@@ -130,17 +139,21 @@ class LiveSglang(LiveEngine):
     def _let_in_what_was_held_back(self) -> None:
         """The end of the pause, and then requests, which come in any order, in that of their clients."""
         rids, self._held_back = self._held_back, []
+        names = [self._names[rid] for rid in rids]
         inbox = self._stops.inbox
         self._gate.wait(
             lambda: (
                 any(isinstance(message.of, ContinueGenerationReqInput) for message in inbox.held)
                 and all(
-                    self._clients[rid].closed or any(_is_start(message, rid) for message in inbox.held) for rid in rids
+                    self._clients[rid].closed or any(_is_start(message, name) for message in inbox.held)
+                    for rid, name in zip(rids, names, strict=True)
                 )
             ),
             "the end of the pause, and the requests that it held back, at the engine",
         )
-        inbox.held.sort(key=lambda message: rids.index(message.of.rid) + 1 if _is_start(message, message.of.rid) else 0)
+        inbox.held.sort(
+            key=lambda message: names.index(message.of.rid) + 1 if _is_start(message, message.of.rid) else 0
+        )
         inbox.let_in()
         for rid in rids:
             self._refuse_if_closed(rid)
@@ -157,9 +170,9 @@ class LiveSglang(LiveEngine):
             match output:
                 case BatchTokenIDOutput():
                     for rid, reason, ids in zip(output.rids, output.finished_reasons, output.output_ids, strict=True):
-                        self.tell(rid, ids, None if reason is None else reason["type"])
+                        self.tell(rid_of(rid), ids, None if reason is None else reason["type"])
                 case AbortReq():
-                    self.tell(output.rid, (), ABORT)
+                    self.tell(rid_of(output.rid), (), ABORT)
                 case FlushCacheReqOutput():
                     self.answer(self._flushes.pop(0), ok=output.success)
                 case UpdateWeightFromDiskReqOutput():
