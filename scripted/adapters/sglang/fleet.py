@@ -181,6 +181,13 @@ class SglangMember(SearchedMember):
         return self.run.machine.role
 
     def step(self) -> None:
+        if isinstance(self.role, Decode):
+            # What was retracted asks for a server again, which may be gone by now.
+            awaiting = set(self.role.awaiting())
+            rooms = self.role.rooms.items()
+            self._excuse(
+                [room for rid, (at, room) in rooms if rid in awaiting and at not in self.role.transfers.reached]
+            )
         self.run.advance()
         if not self.run.stepped:
             return

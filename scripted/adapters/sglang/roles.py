@@ -120,6 +120,8 @@ class Decode(_WithTransfers):
 
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler, scheduler.disagg_decode_prealloc_queue)
+        # No time passes between attempts to reach a server, so that one is as good as all of them.
+        scheduler.disagg_decode_prealloc_queue._max_ensure_retries = 1  # noqa: SLF001 - there is no other way to it
         # Rooms of prefill engines that are gone.
         self.orphans: set[int] = set()
 

@@ -121,6 +121,19 @@ def test_an_abort_during_a_pause_that_retracts_does_not_reach_a_decode_server(ev
     assert words in failure_of(f"{begun}; {events}")
 
 
+def test_what_a_pause_retracted_ends_where_its_prefill_server_is_gone() -> None:
+    """SGLang tries for some seconds to reach it; the adapter had let it wait for ever, as no time passes."""
+    begun = 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=9"; 12 kill-engine on=p0'
+    assert failure_of(f'{begun}; 13 at on=d0 do="pause mode=retract"; 16 at on=d0 do=continue') == ""
+
+
+def test_a_request_that_comes_back_to_a_paused_prefill_server_stops_it() -> None:
+    """The page of defects says so: its room still has the state of its first transfer."""
+    begun = 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=9"; 6 at on=p0 do="pause mode=retract"'
+    said = failure_of(f'{begun}; 13 at on=d0 do="pause mode=retract"; 16 at on=d0 do=continue')
+    assert said.startswith("Unexpected poll state 4")
+
+
 def test_a_prefill_server_never_forgets_the_room_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page on SGLang says so: four tables of its manager keep something of each abort after the handshake."""
     servers: list[SglangMember] = []
