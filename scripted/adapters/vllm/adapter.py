@@ -202,7 +202,12 @@ ADAPTER: Final = VllmAdapter(
         **NEEDED_BY_SETTINGS,
     },
     # Too few blocks for two requests that grow, and more than one batch in flight.
-    crowded={"num_gpu_blocks": (9, 10, 12), "pipeline_parallel_size": (1, 2, 2), "async_scheduling": (False, True)},
+    crowded={
+        "num_gpu_blocks": (9, 10, 12),
+        "pipeline_parallel_size": (1, 2, 2),
+        "async_scheduling": (False, True),
+        "num_speculative_tokens": (0, 0, 2),
+    },
     undoing=(ReleaseConnector(), ReleaseCompilation()),
     mutants=MUTANTS,
     packages=("vllm",),
