@@ -26,6 +26,8 @@ from scripted.search.units import SearchPlan
 # Nothing is added to the targets; and the sweep of the workloads that are written by hand, which has no seed.
 ALONE: Final = "alone"
 CORPUS: Final = "workloads"
+# Of a failure a row keeps the beginning.
+_MOST_CHARS: Final = 300
 
 
 class TimedSearch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -141,7 +143,8 @@ def _search(mutant: str, strategy: str, seed: int, bound: int, cpu_bound_s: floa
     except Exception as exc:  # noqa: BLE001 - outside of every step: with some mutants no scheduler can be made
         return msgspec.structs.replace(row, misfit=f"there is no run with it: {type(exc).__name__}: {exc}")
     spent = round(time.process_time() - started, 3)
-    return msgspec.structs.replace(row, schedules=done, cpu_s=spent, target=target, failure=failure)
+    said = failure if len(failure) <= _MOST_CHARS else f"{failure[:_MOST_CHARS]}..."
+    return msgspec.structs.replace(row, schedules=done, cpu_s=spent, target=target, failure=said)
 
 
 def _campaign(plan: SearchPlan) -> tuple[int, str, str]:
