@@ -33,18 +33,23 @@ from scripted.script.watchdog import watchdog
 from scripted.sdk.script.run import SdkRun
 
 _HARNESS: Final = Path(__file__).parents[2]
-# What its client was told is what it is told alone.
 
 
 class _SdkScript(OneScript):
     """One script, with the report of how it failed, as it was then."""
 
     def __init__(self, script: ScriptExecution, mutant: str | None) -> None:
-        # In a live server a script runs beside the engine's main thread, whose process is not that of other tests.
-        is_of_a_test = threading.current_thread() is threading.main_thread()
-        super().__init__(script, ProcessState() if script.options.must_assert and is_of_a_test else None)
+        super().__init__(script, None)
         self.report: FailureReport | None = None
         self._mutant = mutant
+
+    def next_script(self) -> ScriptExecution | None:
+        # The scheduler is made by now: what it sets for its whole process, as vLLM does when it is imported, stays.
+        # In a live server a script runs beside the engine's main thread, whose process is not that of other tests.
+        is_of_a_test = threading.current_thread() is threading.main_thread()
+        if self.script.options.must_assert and is_of_a_test and self._next is not None:
+            self._state = ProcessState()
+        return super().next_script()
 
     def failed(self, run: SdkRun, script: ScriptExecution, exc: Exception) -> None:
         super().failed(run, script, exc)

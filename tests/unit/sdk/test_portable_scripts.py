@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -653,6 +654,35 @@ def test_what_comes_after_the_end_of_a_script_is_judged(monkeypatch: pytest.Monk
     with pytest.raises(ScriptFailed, match=r"blocks_free is 10 instead of 12|is not idle") as caught:
         ended(script)
     assert "after the end of the script" in str(caught.value)
+
+
+def test_what_a_scheduler_sets_when_it_is_made_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D04: it is not what the script has changed; vLLM sets variables of the environment when it is imported."""
+    known: Any = adapter_named(FIXED)
+    scheduler = type(known.new_parts(known.read_config({}), record=False)[0].scheduler)
+    made = scheduler.__init__
+    monkeypatch.setenv("SET_BY_A_SCHEDULER", "before")
+
+    def setting(self: Any, *args: Any) -> None:
+        os.environ["SET_BY_A_SCHEDULER"] = "made"
+        made(self, *args)
+
+    def script(t):
+        r = t.start_req(prompt_len=4, max_new_tokens=2)
+        yield from t.run_until_finished(r)
+        assert len(r.output_ids) == 2
+
+    monkeypatch.setattr(scheduler, "__init__", setting)
+    ended(script, must_assert=True)
+    assert os.environ["SET_BY_A_SCHEDULER"] == "made"
+
+    def changes(t):
+        yield from script(t)
+        os.environ["SET_BY_A_SCHEDULER"] = "changed"
+
+    with pytest.raises(ScriptFailed, match=r"left its process changed: os.environ \(SET_BY_A_SCHEDULER\)"):
+        ended(changes, must_assert=True)
+    assert os.environ["SET_BY_A_SCHEDULER"] == "made"
 
 
 def test_a_script_that_ended_cannot_be_used() -> None:
