@@ -31,10 +31,10 @@ from rich.table import Table
 from engine.launch.preload import PreloadedParent
 from engine.process.control import STAGE_PREFIX
 from engine.settings import ServerSettings
-from scripted.adapters.lockstep.script.link_orders import CutLink, SlowLink
+from scripted.adapters.lockstep.script.world import StageLink
+from scripted.adapters.lockstep.server.links import order_link
 from scripted.adapters.lockstep.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
-from scripted.adapters.lockstep.server.relay import order_link
 
 STAGES = 4
 START_BOUND_S = 400.0
@@ -159,7 +159,7 @@ def _cut_link(scene: Scene, placed: Stages, pids: dict[str, int]) -> tuple[str, 
     if isinstance(placed, MachineStages):
         placed.network.cut(placed.network.machine_of(pid))
     else:
-        order_link(placed.orders_path, CutLink(stage=int(name.removeprefix(STAGE_PREFIX))))
+        order_link(placed.orders_path, StageLink(stage=int(name.removeprefix(STAGE_PREFIX)), is_cut=True))
     return name, HEARTBEAT_TIMEOUT_S
 
 
@@ -171,7 +171,7 @@ FAULTS: dict[str, Callable[[Scene, Stages, dict[str, int]], tuple[str, float]]] 
 
 
 def _slow(placed: PlacedStages) -> None:
-    order_link(placed.orders_path, SlowLink(stage=SLOW_STAGE, delay_s=DELAY_S))
+    order_link(placed.orders_path, StageLink(stage=SLOW_STAGE, delay_s=DELAY_S))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The relay of placed stages: what a slow, a cut, a healed and a dropped link do to bytes and connections.
 
-A real relay process, an echo server, sockets of this process. Bounds are from below, or for what must never come.
+A real relay, an echo server, sockets of this process. Bounds are from below, or for what must never come.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineError
-from scripted.adapters.lockstep.script.link_orders import CutLink, DropLink, HealLink, SlowLink
-from scripted.adapters.lockstep.server.links import LOOPBACK, Route
-from scripted.adapters.lockstep.server.relay import Relay, order_link
+from scripted.adapters.lockstep.script.world import StageLink
+from scripted.adapters.lockstep.server.links import LOOPBACK, Relay, Route, order_link
 
 DELAY_S = 0.1
 # What must not come is waited for so long; what must come, at most so long.
@@ -68,14 +67,14 @@ class Net:
         self.opened.append(connection)
         return connection
 
-    def order(self, order: SlowLink | CutLink | HealLink | DropLink) -> None:
-        order_link(self.orders, order)
+    def order(self, link: StageLink) -> None:
+        order_link(self.orders, link)
 
 
 @pytest.fixture(scope="module")
 def whole_net(echo: Echo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
     orders = tmp_path_factory.mktemp("relay") / "orders"
-    routes = [Route(host=LOOPBACK, port=echo.port, stages=stages) for stages in ((0,), (0, 1), (2,))]
+    routes = [Route(echo.port, stages) for stages in ((0,), (0, 1), (2,))]
     relay = Relay(routes, orders)
     yield Net(relay, orders)
     relay.close()
@@ -86,7 +85,7 @@ def whole_net(echo: Echo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def net(whole_net: Net) -> Iterator[Net]:
     yield whole_net
     for stage in (0, 1):
-        whole_net.order(HealLink(stage=stage))
+        whole_net.order(StageLink(stage=stage))
     for connection in whole_net.opened:
         connection.close()
 
@@ -137,7 +136,7 @@ def test_bytes_come_as_they_were_sent(net: Net) -> None:
 def test_a_slow_link_delays_each_way_and_keeps_the_order(net: Net, route: int) -> None:
     connection = net.connect(route)
     assert say(connection, b"a") == b"a"
-    net.order(SlowLink(stage=0, delay_s=DELAY_S))
+    net.order(StageLink(stage=0, delay_s=DELAY_S))
     begin = time.monotonic()
     assert say(connection, b"b") == b"b"
     assert time.monotonic() - begin >= 2 * DELAY_S
@@ -147,7 +146,7 @@ def test_a_slow_link_delays_each_way_and_keeps_the_order(net: Net, route: int) -
 def test_a_slow_link_is_late_and_not_narrow(net: Net) -> None:
     """Pieces travel one after the other, as on a long wire: a hundred are not a hundred delays late."""
     connection = net.connect()
-    net.order(SlowLink(stage=0, delay_s=DELAY_S))
+    net.order(StageLink(stage=0, delay_s=DELAY_S))
     begin = time.monotonic()
     for _ in range(100):
         connection.sendall(b"x")
@@ -159,10 +158,10 @@ def test_a_slow_link_is_late_and_not_narrow(net: Net) -> None:
 def test_a_cut_link_keeps_bytes_and_a_healed_one_brings_them(net: Net) -> None:
     connection = net.connect()
     assert say(connection, b"a") == b"a"
-    net.order(CutLink(stage=0))
+    net.order(StageLink(stage=0, is_cut=True))
     connection.sendall(b"bcd")
     assert is_silent(connection)
-    net.order(HealLink(stage=0))
+    net.order(StageLink(stage=0))
     assert read(connection, 3) == b"bcd"
 
 
@@ -170,25 +169,25 @@ def test_a_cut_link_hides_the_end_of_a_connection(net: Net) -> None:
     """A partition tells no side that the other one is gone."""
     connection = net.connect()
     assert say(connection, b"a") == b"a"
-    net.order(CutLink(stage=0))
+    net.order(StageLink(stage=0, is_cut=True))
     connection.shutdown(socket.SHUT_WR)
     assert is_silent(connection)
-    net.order(HealLink(stage=0))
+    net.order(StageLink(stage=0))
     assert read(connection, 1) == b""
 
 
 def test_a_new_connection_through_a_cut_link_leads_nowhere_until_it_is_healed(net: Net) -> None:
-    net.order(CutLink(stage=0))
+    net.order(StageLink(stage=0, is_cut=True))
     connection = net.connect()
     connection.sendall(b"a")
     assert is_silent(connection)
-    net.order(HealLink(stage=0))
+    net.order(StageLink(stage=0))
     assert read(connection, 1) == b"a"
 
 
 def test_a_route_of_two_stages_is_cut_by_either(net: Net) -> None:
     connection, other = net.connect(1), net.connect(0)
-    net.order(CutLink(stage=1))
+    net.order(StageLink(stage=1, is_cut=True))
     connection.sendall(b"a")
     assert is_silent(connection)
     assert say(other, b"b") == b"b"
@@ -197,7 +196,7 @@ def test_a_route_of_two_stages_is_cut_by_either(net: Net) -> None:
 def test_a_dropped_link_resets_its_connections_and_no_other(net: Net) -> None:
     connection, other = net.connect(2), net.connect(0)
     assert say(connection, b"a") == b"a"
-    net.order(DropLink(stage=2))
+    net.order(StageLink(stage=2, is_dropped=True))
     assert is_gone(connection)
     # The reset of a new connection may come before ``connect`` has returned, or after it.
     with contextlib.suppress(ConnectionResetError):
@@ -207,6 +206,6 @@ def test_a_dropped_link_resets_its_connections_and_no_other(net: Net) -> None:
 
 def test_what_is_no_order_is_refused(net: Net) -> None:
     with pytest.raises(EngineError, match=r"did not take .*KeyError: 7"):
-        net.order(CutLink(stage=7))
+        net.order(StageLink(stage=7, is_cut=True))
     with pytest.raises(EngineError, match="does not answer"):
-        order_link(net.orders.with_name("nowhere"), CutLink(stage=0))
+        order_link(net.orders.with_name("nowhere"), StageLink(stage=0, is_cut=True))

@@ -17,7 +17,6 @@ from engine.stats import EngineStats
 from scripted.adapters.lockstep.actions import all_actions
 from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.in_vain import met_nothing
-from scripted.adapters.lockstep.script.link_orders import CutLink, HealLink, SlowLink
 from scripted.errors import BadCall
 from scripted.script.context import BaseContext, with_verbs
 from scripted.script.values import ListedList
@@ -139,7 +138,7 @@ class ScriptContext(BaseContext):
         self.check_live_stage("slow_link", i)
         if not isinstance(delay_s, (int, float)) or isinstance(delay_s, bool) or not 0 < delay_s <= MAX_DELAY_S:
             raise BadCall(f"slow_link() takes delay_s in real seconds, 0 < delay_s <= {MAX_DELAY_S}, got {delay_s!r}")
-        self._run.order_link(SlowLink(stage=i, delay_s=float(delay_s)))
+        self._run.slow_link(i, float(delay_s))
 
     def cut_link(self, i: int) -> None:
         """Cut a stage off: no byte gets through, its connections stay open. Only for placed stages.
@@ -147,12 +146,12 @@ class ScriptContext(BaseContext):
         Nothing completes until ``heal_link``, or until ``await_loss`` has seen that the heartbeats found it.
         """
         self.check_live_stage("cut_link", i)
-        self._run.order_link(CutLink(stage=i))
+        self._run.cut_link(i)
 
     def heal_link(self, i: int) -> None:
         """Let everything through again, held bytes first; ends a delay too."""
         self.check_stage(i)
-        self._run.order_link(HealLink(stage=i))
+        self._run.heal_link(i)
 
     def await_loss(self, i: int) -> None:
         """Wait, in real time, until the heartbeats have found a cut. The server is not used again after this script."""

@@ -10,6 +10,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
+import msgspec
+
 from engine.errors import ProcessDiedError
 from engine.integrity import audit
 from engine.messages import (
@@ -44,10 +46,9 @@ from scripted.adapters.lockstep.script.followed_answers import FollowedAnswers
 from scripted.adapters.lockstep.script.grammars import HeldGrammars
 from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.adapters.lockstep.script.history import EngineHandles, record_step
-from scripted.adapters.lockstep.script.link_orders import CutLink, HealLink, LinkOrder
 from scripted.adapters.lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
 from scripted.adapters.lockstep.script.state import EngineState, take_state
-from scripted.adapters.lockstep.script.world import World
+from scripted.adapters.lockstep.script.world import StageLink, World
 from scripted.core.clock import VirtualClock
 from scripted.core.named import OWN
 from scripted.core.violation import Violation
@@ -108,8 +109,8 @@ class EngineRun(ScriptedRun):
         self._composed: Step | None = None
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
-        # Stages whose link a script has slowed or cut.
-        self._touched_links: set[int] = set()
+        # The links that a script has slowed or cut, by their stages.
+        self._links: dict[int, StageLink] = {}
 
     # -- looking --
 
@@ -305,19 +306,22 @@ class EngineRun(ScriptedRun):
         """Kill a stage; the next step sees the failure first."""
         self._lose(stage, self.world.kill_stage(stage))
 
-    def order_link(self, order: LinkOrder) -> None:
-        """Slow, cut or heal a stage's link. A slow one's results come in the steps in which they are due.
+    def slow_link(self, stage: int, delay_s: float) -> None:
+        """Slow a stage's link. Its results come in the steps in which they are due."""
+        self._links[stage] = msgspec.structs.replace(self._links.get(stage, StageLink(stage=stage)), delay_s=delay_s)
+        self.world.set_link(self._links[stage], "slow_link")
 
-        Nothing completes while a link is cut, until it is healed or found to be lost.
-        """
-        self.world.order_link(order)
-        if isinstance(order, HealLink):
-            self._touched_links.discard(order.stage)
-            self.results.cut.discard(order.stage)
-            return
-        self._touched_links.add(order.stage)
-        if isinstance(order, CutLink):
-            self.results.cut.add(order.stage)
+    def cut_link(self, stage: int) -> None:
+        """Cut a stage's link. Nothing completes until it is healed or found to be lost."""
+        self._links[stage] = msgspec.structs.replace(self._links.get(stage, StageLink(stage=stage)), is_cut=True)
+        self.world.set_link(self._links[stage], "cut_link")
+        self.results.cut.add(stage)
+
+    def heal_link(self, stage: int) -> None:
+        """A stage's link is as it was at first."""
+        self.world.set_link(StageLink(stage=stage), "heal_link")
+        self._links.pop(stage, None)
+        self.results.cut.discard(stage)
 
     def lose_node(self, stage: int) -> None:
         """Lose a stage's node; the next step sees the failure first."""
@@ -500,8 +504,8 @@ class EngineRun(ScriptedRun):
         for stage in sorted(self.results.stalled):
             self.world.resume_stage(stage)
         self.results.stalled.clear()
-        for stage in sorted(self._touched_links):
-            self.order_link(HealLink(stage=stage))
+        for stage in sorted(self._links):
+            self.heal_link(stage)
 
     def start_over(self) -> None:
         """Become as good as new. Raises IntegrityError unless the engine is fully idle."""

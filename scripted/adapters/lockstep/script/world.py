@@ -9,15 +9,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
+import msgspec
+
 from engine.frontend.answer import Decoder
 from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
 from engine.pipeline.wire import StageView
 from engine.scheduler.ports import Pipeline
 from scripted.adapters.lockstep.actions import AdministrativeCall
-from scripted.adapters.lockstep.script.link_orders import DropLink, LinkOrder
 from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
 from scripted.errors import BadCall
 from scripted.script.clients import Call, ClientView
+
+
+class StageLink(msgspec.Struct, frozen=True, kw_only=True):
+    """What the link of a placed stage is like. Every byte from and to the stage takes ``delay_s`` longer.
+
+    ``is_cut``: no byte gets through, those that come are held back; connections stay open, and new ones lead nowhere.
+    ``is_dropped``: connections are reset, and new ones too.
+    """
+
+    stage: int
+    delay_s: float = 0.0
+    is_cut: bool = False
+    is_dropped: bool = False
 
 
 class Clients(Protocol):
@@ -127,14 +141,15 @@ class World(ABC):
             "write @scripted(config, tiers=('server',))"
         )
 
-    def order_link(self, order: LinkOrder) -> None:
-        """Slow, cut, heal or drop the link of a stage."""
-        self._refuse_link(order.verb)
+    def set_link(self, link: StageLink, verb: str) -> None:
+        """From now on the link of a stage is like this, by this verb."""
+        del link
+        self._refuse_link(verb)
 
     def lose_node(self, stage: int) -> PipelineEvent:
         """Kill a stage and its agent and reset their connections, all at once, and wait until that is known."""
         del stage
-        self._refuse_link(DropLink.verb)
+        self._refuse_link("lose_node")
 
     def await_loss(self, stage: int) -> PipelineEvent:
         """Wait until the heartbeats have found that a stage's link is cut."""

@@ -1,7 +1,7 @@
 """Placed stages in a test: their agents on this machine, and the relay through which all their links go.
 
 Owns the ports and the agents, which are those of production. What a link does is ordered from the
-scheduler's process, see ``relay``.
+scheduler's process, see ``links``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import msgspec
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.links.endpoint import Endpoint
 from engine.placement.messages import StageOrder
-from scripted.adapters.lockstep.server.links import LOOPBACK, Route
+from scripted.adapters.lockstep.server.links import LOOPBACK, Relay, Route
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
-from scripted.adapters.lockstep.server.relay import Relay
 
 # A partition is found in a time that a test can wait for, and a machine that is busy with other tests is not one.
 HEARTBEAT_TIMEOUT_S: Final = 3.0
@@ -46,10 +45,9 @@ class PlacedStages:
             # Held until the end: a port that is given back might be another's when it is needed.
             ports = [stack.enter_context(closing(_reserved())).getsockname()[1] for _ in range(pp_size + 1)]
             self._server, self._listens = ports[0], ports[1:]
-            routes = [Route(host=LOOPBACK, port=self._server, stages=(stage,)) for stage in range(pp_size)]
+            routes = [Route(self._server, (stage,)) for stage in range(pp_size)]
             routes += [
-                Route(host=LOOPBACK, port=port, stages=(stage - 1, stage) if stage else (stage,))
-                for stage, port in enumerate(self._listens)
+                Route(port, (stage - 1, stage) if stage else (stage,)) for stage, port in enumerate(self._listens)
             ]
             relay = stack.enter_context(closing(Relay(routes, self.orders_path)))
             self._joins, self._advertised = relay.ports[:pp_size], relay.ports[pp_size:]

@@ -35,10 +35,9 @@ from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
 from engine.settings import ServerSettings
 from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
-from scripted.adapters.lockstep.script.link_orders import DropLink, LinkOrder
-from scripted.adapters.lockstep.script.world import StagePipeline, World
+from scripted.adapters.lockstep.script.world import StageLink, StagePipeline, World
 from scripted.adapters.lockstep.server.clients import HttpClients
-from scripted.adapters.lockstep.server.relay import order_link
+from scripted.adapters.lockstep.server.links import order_link
 from scripted.adapters.lockstep.server.survivor import survive
 from scripted.core.sizes import sizes_of
 from scripted.errors import BadCall, NoAnswer
@@ -175,7 +174,7 @@ class ServerWorld(World):
         # They are looked up while they live: a stage ends by itself when its link does.
         stage_process = psutil.Process(self._pid(stage))
         node = (stage_process.parent(), stage_process)
-        self.order_link(DropLink(stage=stage))
+        self.set_link(StageLink(stage=stage, is_dropped=True), "lose_node")
         for process in node:
             if process is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
@@ -209,13 +208,13 @@ class ServerWorld(World):
         if self._context.stage_pids:
             os.kill(self._pid(stage), signal.SIGCONT)
 
-    def order_link(self, order: LinkOrder) -> None:
+    def set_link(self, link: StageLink, verb: str) -> None:
         if self._relay_path is None:
             raise BadCall(
-                f"{order.verb}() needs stages that joined over TCP, and those of this server were forked beside it; "
+                f"{verb}() needs stages that joined over TCP, and those of this server were forked beside it; "
                 "write @scripted(config, placement='join'), or run pytest with --placement join"
             )
-        order_link(self._relay_path, order)
+        order_link(self._relay_path, link)
 
     def stage_sizes(self) -> Mapping[str, int]:
         """Of what stages hold that have forgotten, and of what this process keeps of what they are to do."""
