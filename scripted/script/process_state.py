@@ -6,44 +6,28 @@ It knows no scheduler.
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import atexit
 import builtins
 import codecs
-import collections
 import contextlib
-import copy
 import ctypes
-import dataclasses
 import decimal
 import faulthandler
 import functools
 import gc
-import inspect
-import io
-import itertools
-import json
-import linecache
+import importlib
 import locale
 import logging
-import math
 import operator
 import os
-import pathlib
 import random
-import re
 import resource
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
-import time
-import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -52,9 +36,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import msgspec.json
-import msgspec.msgpack
-import msgspec.structs
 
 from scripted.errors import BadCall
 from scripted.script.open_files import STANDARD_FILES, Descriptors, Streams
@@ -64,11 +45,13 @@ _RUNNERS: Final = ("_pytest", "pluggy")
 # Beside those of Python itself.
 _ALSO: Final = frozenset({"fastapi", "httpx", "numpy", "numpy.random", "pydantic", "starlette", "torch", "uvicorn"})
 _CODEC_ERRORS: Final = ("backslashreplace", "ignore", "replace", "strict", "surrogateescape", "xmlcharrefreplace")
-_OTHERS: Final = (
-    ast, asyncio, builtins, collections, contextlib, copy, dataclasses, decimal, functools, gc, inspect, io, itertools,
-    json, linecache, logging, math, msgspec, msgspec.json, msgspec.msgpack, msgspec.structs, operator, os, pathlib,
-    random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback, types, warnings,
-)  # fmt: skip
+# Their classes are noted too.
+_OTHERS: Final = tuple(map(importlib.import_module, (
+    "ast", "asyncio", "builtins", "collections", "contextlib", "copy", "dataclasses", "decimal", "functools", "gc",
+    "inspect", "io", "itertools", "json", "linecache", "logging", "math", "msgspec", "msgspec.json", "msgspec.msgpack",
+    "msgspec.structs", "operator", "os", "pathlib", "random", "re", "shutil", "signal", "socket", "subprocess", "sys",
+    "tempfile", "threading", "time", "traceback", "types", "warnings",
+)))  # fmt: skip
 _LIBRARIES: Final = tuple(
     {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}
 )
@@ -117,12 +100,44 @@ class LeftChanged(AssertionError):
         )
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _Setting(msgspec.Struct, frozen=True):
     """One value of the process: how it is read, and how it is written back."""
 
-    name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
+
+
+# What a setting of a library is before that is imported.
+_NOT_IMPORTED: Final = object()
+
+
+def _attribute(owner: Any, name: str) -> _Setting:
+    return _Setting(functools.partial(getattr, owner, name), functools.partial(setattr, owner, name))
+
+
+def _items(owner: Any, name: str) -> _Setting:
+    """What is in a list, which stays the same list."""
+
+    def write(before: list[Any]) -> None:
+        getattr(owner, name)[:] = before
+
+    return _Setting(lambda: list(getattr(owner, name)), write)
+
+
+def _each(keys: Iterable[Any], read: Callable[..., Any], write: Callable[..., Any]) -> dict[str, _Setting]:
+    return {str(key): _Setting(functools.partial(read, key), functools.partial(write, key)) for key in keys}
+
+
+def _imported(library: str, read: str, write: str) -> _Setting:
+    """Two functions of a library that a script may be the first to import."""
+
+    def write_back(before: Any) -> None:
+        setter = getattr(sys.modules[library], write)
+        setter(**before) if isinstance(before, dict) else setter(before)
+
+    return _Setting(
+        lambda: getattr(sys.modules[library], read)() if library in sys.modules else _NOT_IMPORTED, write_back
+    )
 
 
 def _read_umask() -> int:
@@ -136,112 +151,14 @@ def _write_environment(before: dict[str, str]) -> None:
     os.environ.update(before)
 
 
-def _read_codec_errors() -> dict[str, Any]:
-    return {name: codecs.lookup_error(name) for name in _CODEC_ERRORS}
-
-
-def _write_codec_errors(before: dict[str, Any]) -> None:
-    for name, handler in before.items():
-        codecs.register_error(name, handler)
-
-
-def _read_handlers() -> dict[int, Any]:
-    return {number: signal.getsignal(number) for number in _SIGNALS}
-
-
-def _write_handlers(before: dict[int, Any]) -> None:
-    for number, handler in before.items():
-        if signal.getsignal(number) is not handler and handler is not None:
-            signal.signal(number, handler)
+def _write_handler(number: int, before: Any) -> None:
+    if before is not None:
+        signal.signal(number, before)
 
 
 def _write_filters(before: list[Any]) -> None:
     warnings.filters[:] = before  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]  # noqa: SLF001 - what the module itself calls
-
-
-def _write_gc(before: tuple[bool, tuple[int, int, int], int]) -> None:
-    (gc.enable if before[0] else gc.disable)()
-    gc.set_threshold(*before[1])
-    gc.set_debug(before[2])
-
-
-def _read_logging() -> tuple[int, int, list[Any]]:
-    return logging.root.manager.disable, logging.root.level, list(logging.root.handlers)
-
-
-def _write_logging(before: tuple[int, int, list[Any]]) -> None:
-    logging.disable(before[0])
-    logging.root.setLevel(before[1])
-    logging.root.handlers[:] = before[2]
-
-
-def _write_streams(before: tuple[Any, Any, Any]) -> None:
-    sys.stdin, sys.stdout, sys.stderr = before
-
-
-def _read_imports() -> tuple[list[Any], list[Any]]:
-    return list(sys.meta_path), list(sys.path_hooks)
-
-
-def _write_imports(before: tuple[list[Any], list[Any]]) -> None:
-    sys.meta_path[:], sys.path_hooks[:] = before
-
-
-def _read_traces() -> tuple[Any, ...]:
-    return sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()
-
-
-def _write_traces(before: tuple[Any, ...]) -> None:
-    sys.settrace(before[0])
-    sys.setprofile(before[1])
-    threading.settrace(before[2])
-    threading.setprofile(before[3])
-
-
-def _read_torch() -> tuple[Any, ...] | None:
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return None
-    settings = (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled())
-    return (torch.get_num_threads(), *settings, torch.are_deterministic_algorithms_enabled())
-
-
-def _write_torch(before: tuple[Any, ...] | None) -> None:
-    torch: Any = sys.modules["torch"]
-    setters = (torch.set_num_threads, torch.set_default_dtype, torch.set_default_device, torch.set_grad_enabled)
-    now = _read_torch() or ()
-    for setter, old, new in zip((*setters, torch.use_deterministic_algorithms), before or (), now, strict=True):
-        if old != new:
-            setter(old)
-
-
-def _or_new(before: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> Any:
-    """What was noted of torch, or what it has when it is first imported."""
-    if before is not None or now is None:
-        return before
-    torch: Any = sys.modules["torch"]
-    return now[0], torch.float32, torch.device("cpu"), True, False
-
-
-def _read_mask() -> set[Any]:
-    return signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-def _read_limits() -> dict[int, tuple[int, int]]:
-    return {number: resource.getrlimit(number) for number in _RLIMITS}
-
-
-def _read_numpy() -> tuple[Any, ...] | None:
-    numpy: Any = sys.modules.get("numpy")
-    return None if numpy is None else (numpy.geterr(), numpy.get_printoptions())
-
-
-def _write_numpy(before: tuple[Any, ...] | None) -> None:
-    numpy: Any = sys.modules["numpy"]
-    if before is not None:
-        numpy.seterr(**before[0])
-        numpy.set_printoptions(**before[1])
 
 
 def _random_states() -> list[tuple[Callable[[Any], None], Any]]:
@@ -251,68 +168,104 @@ def _random_states() -> list[tuple[Callable[[Any], None], Any]]:
     return states if shared is None else [*states, (shared.set_state, shared.get_state())]
 
 
-def _write_limits(before: dict[int, tuple[int, int]]) -> None:
-    for number, limits in before.items():
-        if resource.getrlimit(number) != limits:
-            resource.setrlimit(number, limits)
-
-
 def _read_wakeup() -> int:
     number = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(number)
     return number
 
 
-def _read_timers() -> dict[int, bool]:
-    """Which timers are set: how far they are changes by itself."""
-    return {which: signal.getitimer(which)[0] > 0 for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL)}
+def _is_timer_set(which: int) -> bool:
+    """How far it is changes by itself."""
+    return signal.getitimer(which)[0] > 0
 
 
-def _write_timers(before: dict[int, bool]) -> None:
-    for which, was_set in before.items():
-        if not was_set:
-            signal.setitimer(which, 0)
+def _write_timer(which: int, was_set: bool) -> None:
+    if not was_set:
+        signal.setitimer(which, 0)
 
 
-_PARTS: Final = (
-    _Part("os.environ", lambda: dict(os.environ), _write_environment),
-    _Part("the working folder", os.getcwd, os.chdir),
-    _Part("the umask", _read_umask, os.umask),
-    _Part("sys.path", lambda: list(sys.path), lambda before: sys.path.__setitem__(slice(None), before)),
-    _Part("the garbage collector", lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), _write_gc),
-    _Part("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-    _Part("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
-    _Part("the filters of warnings", lambda: list(warnings.filters), _write_filters),
-    _Part("signal handlers", _read_handlers, _write_handlers),
-    _Part("the descriptor that signals write to", _read_wakeup, signal.set_wakeup_fd),
-    _Part("timers", _read_timers, _write_timers),
-    _Part("blocked signals", _read_mask, lambda before: signal.pthread_sigmask(signal.SIG_SETMASK, before)),
-    _Part("logging", _read_logging, _write_logging),
-    _Part("sys.stdout and its like", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams),
-    _Part("hooks of imports", _read_imports, _write_imports),
-    _Part("trace functions", _read_traces, _write_traces),
-    _Part("the digits of an integer", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
-    _Part(
-        "the precision of decimals",
-        lambda: decimal.getcontext().prec,
-        lambda b: setattr(decimal.getcontext(), "prec", b),
+# By what a report calls them; several of one name by what tells them apart.
+_PARTS: Final[dict[str, _Setting | dict[str, _Setting]]] = {
+    "os.environ": _Setting(lambda: dict(os.environ), _write_environment),
+    "the working folder": _Setting(os.getcwd, os.chdir),
+    "the umask": _Setting(_read_umask, os.umask),
+    "sys.path": _items(sys, "path"),
+    "the garbage collector": {
+        "on": _Setting(gc.isenabled, lambda before: (gc.enable if before else gc.disable)()),
+        "threshold": _Setting(gc.get_threshold, lambda before: gc.set_threshold(*before)),
+        "debug": _Setting(gc.get_debug, gc.set_debug),
+    },
+    "the recursion limit": _Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+    "the switch interval": _Setting(sys.getswitchinterval, sys.setswitchinterval),
+    "the filters of warnings": _Setting(lambda: list(warnings.filters), _write_filters),
+    "signal handlers": _each(_SIGNALS, signal.getsignal, _write_handler),
+    "the descriptor that signals write to": _Setting(_read_wakeup, signal.set_wakeup_fd),
+    "timers": _each((signal.ITIMER_REAL, signal.ITIMER_VIRTUAL), _is_timer_set, _write_timer),
+    "blocked signals": _Setting(
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        lambda before: signal.pthread_sigmask(signal.SIG_SETMASK, before),
     ),
-    _Part("torch's settings", _read_torch, _write_torch),
-    _Part("numpy's settings", _read_numpy, _write_numpy),
-    _Part("callbacks of the collector", lambda: list(gc.callbacks), lambda b: gc.callbacks.__setitem__(slice(None), b)),
-    _Part(
-        "the priority of the process",
-        lambda: os.getpriority(os.PRIO_PROCESS, 0),
-        lambda before: os.setpriority(os.PRIO_PROCESS, 0, before),
+    "logging": {
+        "disabled": _Setting(lambda: logging.root.manager.disable, logging.disable),
+        "level": _Setting(lambda: logging.root.level, logging.root.setLevel),
+        "handlers": _items(logging.root, "handlers"),
+    },
+    "sys.stdout and its like": {name: _attribute(sys, name) for name in ("stdin", "stdout", "stderr")},
+    "hooks of imports": {name: _items(sys, name) for name in ("meta_path", "path_hooks")},
+    "trace functions": {
+        "sys.settrace": _Setting(sys.gettrace, sys.settrace),
+        "sys.setprofile": _Setting(sys.getprofile, sys.setprofile),
+        "threading.settrace": _Setting(threading.gettrace, threading.settrace),
+        "threading.setprofile": _Setting(threading.getprofile, threading.setprofile),
+    },
+    "the digits of an integer": _Setting(sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    "the precision of decimals": _Setting(
+        lambda: decimal.getcontext().prec, lambda before: setattr(decimal.getcontext(), "prec", before)
     ),
-    _Part("the CPUs of the process", lambda: os.sched_getaffinity(0), lambda before: os.sched_setaffinity(0, before)),
-    _Part("limits of the process", _read_limits, _write_limits),
-    _Part("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda b: locale.setlocale(locale.LC_ALL, b)),
-    _Part("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
-    _Part("the stack of threads", threading.stack_size, threading.stack_size),
-    _Part("the codecs' error handlers", _read_codec_errors, _write_codec_errors),
-    _Part("the folder of temporary files", lambda: tempfile.tempdir, lambda b: setattr(tempfile, "tempdir", b)),
-)
+    "torch's settings": {
+        "threads": _imported("torch", "get_num_threads", "set_num_threads"),
+        "dtype": _imported("torch", "get_default_dtype", "set_default_dtype"),
+        "device": _imported("torch", "get_default_device", "set_default_device"),
+        "gradients": _imported("torch", "is_grad_enabled", "set_grad_enabled"),
+        "determinism": _imported("torch", "are_deterministic_algorithms_enabled", "use_deterministic_algorithms"),
+    },
+    "numpy's settings": {
+        "errors": _imported("numpy", "geterr", "seterr"),
+        "printing": _imported("numpy", "get_printoptions", "set_printoptions"),
+    },
+    "callbacks of the collector": _items(gc, "callbacks"),
+    "the priority of the process": _Setting(
+        lambda: os.getpriority(os.PRIO_PROCESS, 0), lambda before: os.setpriority(os.PRIO_PROCESS, 0, before)
+    ),
+    "the CPUs of the process": _Setting(
+        lambda: os.sched_getaffinity(0), lambda before: os.sched_setaffinity(0, before)
+    ),
+    "limits of the process": _each(_RLIMITS, resource.getrlimit, resource.setrlimit),
+    "the locale": _Setting(
+        lambda: locale.setlocale(locale.LC_ALL), lambda before: locale.setlocale(locale.LC_ALL, before)
+    ),
+    "the time limit of sockets": _Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "the stack of threads": _Setting(threading.stack_size, threading.stack_size),
+    "the codecs' error handlers": _each(_CODEC_ERRORS, codecs.lookup_error, codecs.register_error),
+    "the folder of temporary files": _attribute(tempfile, "tempdir"),
+}
+
+
+# What torch has when it is first imported.
+_OF_TORCH: Final[dict[str, Callable[[Any], Any]]] = {
+    "dtype": lambda torch: torch.float32,
+    "device": lambda torch: torch.device("cpu"),
+    "gradients": lambda _: True,
+    "determinism": lambda _: False,
+}
+
+
+def _settings() -> Iterator[tuple[str, str, _Setting]]:
+    for name, part in _PARTS.items():
+        if isinstance(part, _Setting):
+            yield name, "", part
+        else:
+            yield from ((name, key, setting) for key, setting in part.items())
 
 
 class ProcessState:
@@ -325,7 +278,7 @@ class ProcessState:
     def __init__(self, *, standard_files: bool = False, settings: Iterable[Any] = ()) -> None:
         self._builtins = dict(_BUILTINS)
         self._settings = [(one, dict(vars(one))) for one in {id(one): one for one in settings}.values()]
-        self._values = {part.name: part.read() for part in _PARTS}
+        self._values = {(name, key): setting.read() for name, key, setting in _settings()}
         self._random_states = _random_states()
         self._threads = set(threading.enumerate())
         self._streams = Streams()
@@ -368,7 +321,7 @@ class ProcessState:
         for settings, before in self._settings:
             now = vars(settings)
             if now != before:
-                yield f"its configuration{_difference(before, dict(now))}"
+                yield f"its configuration ({_difference(before, dict(now))})"
                 now.clear()
                 now.update(before)
 
@@ -406,20 +359,20 @@ class ProcessState:
             yield f"sys.modules ({name})"
 
     def _value_changes(self) -> Iterator[str]:
-        for part in _PARTS:
-            before = self._values[part.name]
+        changed: dict[str, list[str]] = {}
+        for name, key, setting in _settings():
+            before = self._values[name, key]
             try:
-                now = part.read()
+                now = setting.read()
             except OSError:  # the working folder is gone
                 now = None
-            if part.read is _read_torch:
-                before = _or_new(before, now)
-            if part.read is _read_numpy and before is None:  # It was first imported here.
-                before = now
+            if before is _NOT_IMPORTED and now is not before:
+                before = _OF_TORCH[key](sys.modules["torch"]) if key in _OF_TORCH else now
             if now != before:
                 with contextlib.suppress(OSError, ValueError):
-                    part.write(before)
-                yield f"{part.name}{_difference(before, now)}"
+                    setting.write(before)
+                changed.setdefault(name, []).append(key or _difference(before, now))
+        yield from (f"{name} ({', '.join(words)})" if any(words) else name for name, words in changed.items())
 
     def _code_changes(self) -> Iterator[str]:
         for name, table, before in self._code.changed_tables():
@@ -571,5 +524,5 @@ def _is_of_interest(owner: object, key: str, value: object) -> bool:
 def _difference(before: Any, now: Any) -> str:
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [key for key in {**before, **now} if before.get(key, _difference) != now.get(key, _difference)]
-        return f" ({', '.join(map(str, keys))})"
-    return f" ({now})" if isinstance(now, (str, int, float)) else ""
+        return ", ".join(map(str, keys))
+    return str(now) if isinstance(now, (str, int, float)) else ""
