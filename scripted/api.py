@@ -31,7 +31,7 @@ from scripted.search import shrinking, written_test
 from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.generated import first_of, generated_schedule
 from scripted.search.shrinking import SHRINK_BUDGET_S, Shrunk
-from scripted.search.strategies.base import StrategyName
+from scripted.search.strategies import StrategyName
 from scripted.search.targets import is_one_word, target_named, workload_named
 from scripted.search.units import Finding, SearchPlan
 

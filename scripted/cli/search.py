@@ -24,7 +24,7 @@ from scripted.core.named import OWN
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.search.failure_database import DEFAULT_FAILURES, FailureDatabase
-from scripted.search.strategies.base import StrategyName
+from scripted.search.strategies import StrategyName
 
 if TYPE_CHECKING:
     from scripted.search.campaign import SearchReport

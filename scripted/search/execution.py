@@ -27,7 +27,7 @@ from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation, is_raised_in
 from scripted.errors import Overdue
 from scripted.script import watchdog as watching
-from scripted.search.strategies.base import Drawn
+from scripted.search.strategies import Drawn
 
 _SIGNATURE_LENGTH: Final = 60
 # A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.

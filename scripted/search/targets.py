@@ -17,7 +17,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Outcome, Prefixes
 from scripted.search.generated import generated_schedule, number_of
-from scripted.search.strategies.base import Drawn
+from scripted.search.strategies import Drawn
 
 # Only a file that makes schedules is run to find one.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")

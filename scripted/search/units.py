@@ -15,16 +15,7 @@ from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.search.coverage import Coverage
 from scripted.search.execution import Failure
-from scripted.search.strategies import (
-    Drawn,
-    Exhaustive,
-    Pct,
-    RandomEvents,
-    Strategy,
-    StrategyName,
-    Surw,
-    Swarm,
-)
+from scripted.search.strategies import Drawn, Strategy, StrategyName, strategy_named
 from scripted.search.targets import Target, schedule_of, target_named
 
 
@@ -97,17 +88,7 @@ class UnitResult(msgspec.Struct, frozen=True):
 
 
 def strategy_of(plan: SearchPlan) -> Strategy:
-    match plan.strategy:
-        case StrategyName.EXHAUSTIVE:
-            return Exhaustive(plan.events)
-        case StrategyName.RANDOM:
-            return RandomEvents(plan.seed)
-        case StrategyName.SWARM:
-            return Swarm(plan.seed)
-        case StrategyName.PCT:
-            return Pct(plan.seed)
-        case StrategyName.SURW:
-            return Surw(plan.seed)
+    return strategy_named(plan.strategy, plan.seed, plan.events)
 
 
 # A target that was prepared serves all units of its campaign in a process. It holds about a megabyte.

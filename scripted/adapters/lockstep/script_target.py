@@ -18,7 +18,7 @@ from scripted.core.schedule import Schedule
 from scripted.report.failure import FailureReport, ScriptError
 from scripted.script.decorator import ScriptedTest
 from scripted.search.execution import Failure, Outcome
-from scripted.search.strategies.base import Drawn
+from scripted.search.strategies import Drawn
 
 # Steps that a script still runs after the last added event; then the harness drains the engine.
 _AFTER_LIMIT_STEPS: Final = 300

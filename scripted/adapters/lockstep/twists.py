@@ -33,7 +33,7 @@ from scripted.adapters.lockstep.actions import (
 from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
-from scripted.search.extras import extras_of
+from scripted.search.strategies import extras_of
 
 CAUGHT: Final = "caught"
 CROWD: Final = "crowd"

@@ -14,8 +14,8 @@ from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
-from scripted.search.extras import extras_of
 from scripted.search.generated.covering import Row
+from scripted.search.strategies import extras_of
 
 REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "requests": ("one", "several", "many", "stream"),

@@ -27,8 +27,8 @@ from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.sdk.standalone import run_alone
 from scripted.search.execution import Prefixes, execute, record
-from scripted.search.extras import extras_of
 from scripted.search.generated import generated_schedule
+from scripted.search.strategies import extras_of
 
 register_cpu_ci(est_time=90, suite="sglang-cpu")
 

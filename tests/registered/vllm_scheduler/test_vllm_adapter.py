@@ -33,7 +33,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Share, Violation
 from scripted.search.execution import Prefixes, execute
-from scripted.search.extras import extras_of
+from scripted.search.strategies import extras_of
 
 register_cpu_ci(est_time=15, suite="vllm-cpu")
 

@@ -22,8 +22,8 @@ from scripted.adapters.vllm.fleet import ADAPTER, NAME, VllmMember
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Prefixes, execute
-from scripted.search.extras import extras_of
 from scripted.search.generated import generated_schedule
+from scripted.search.strategies import extras_of
 
 register_cpu_ci(est_time=30, suite="vllm-cpu")
 

@@ -65,7 +65,7 @@ from scripted.core.verb import Verb
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.search.execution import execute, record
-from scripted.search.extras import extras_of
+from scripted.search.strategies import extras_of
 from scripted.search.written_test import write_test
 from scripted.shell.command_line import help_text, read_command
 from scripted.shell.statements import VerbCall, lines_of

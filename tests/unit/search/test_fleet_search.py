@@ -18,8 +18,8 @@ from scripted.errors import BadCall
 from scripted.fleets.actions import DrainEngine, HoldTraffic, JoinEngine, KillEngine
 from scripted.fleets.config import FleetConfig
 from scripted.search.execution import Prefixes, execute, record
-from scripted.search.extras import extras_of
 from scripted.search.generated import generated_schedule
+from scripted.search.strategies import extras_of
 
 SMALL: Final = f"adapter={NAME} engines=p0,d0 page_size=4 chunked_prefill_size=16 max_total_tokens=128"
 ONE: Final = f'{SMALL}; 1 begin on=d0 do="start a prompt=50 new=3"'

@@ -23,7 +23,6 @@ from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter
 from scripted.search.execution import Prefixes, execute
-from scripted.search.extras import extras_of
 from scripted.search.generated import (
     TWIST,
     Marks,
@@ -37,6 +36,7 @@ from scripted.search.generated import (
     row_of,
 )
 from scripted.search.generated.covering import covering_rows, pairs_of
+from scripted.search.strategies import extras_of
 from scripted.search.targets import target_named
 
 OUTSIDE = "examples/lockstep/outside.py"

@@ -25,8 +25,7 @@ from scripted.adapters.lockstep.actions import (
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
-from scripted.search.extras import extras_of
-from scripted.search.strategies import Drawn, Exhaustive, Pct, RandomEvents, Surw, Swarm
+from scripted.search.strategies import Drawn, Exhaustive, Pct, RandomEvents, Surw, Swarm, extras_of
 from scripted.search.targets import workload_named
 
 

@@ -15,7 +15,7 @@ from scripted.search.execution import execute, record
 from scripted.search.failure_database import FailureDatabase
 from scripted.search.generated import generated_schedule, generated_target
 from scripted.search.shrinking import shrink
-from scripted.search.strategies.base import StrategyName
+from scripted.search.strategies import StrategyName
 from scripted.search.units import Finding, SearchPlan
 
 FLUSH = "flush-ignores-in-flight"

@@ -16,9 +16,7 @@ from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute
-from scripted.search.extras import extras_of
-from scripted.search.strategies import Exhaustive, RandomEvents, StrategyName, Surw, Swarm
-from scripted.search.strategies.base import Drawn, Meets
+from scripted.search.strategies import Drawn, Exhaustive, Meets, RandomEvents, StrategyName, Surw, Swarm, extras_of
 from scripted.search.targets import target_named
 from scripted.search.units import SearchPlan
 

@@ -1,0 +1,269 @@
+"""Strategies of search: each decides what is added to a base workload, of what its adapter's actions say can be added.
+
+They run nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Any, ClassVar, Final
+
+from scripted.core.action import Action, SearchBase
+from scripted.core.common_actions import HoldResults, ReleaseResults
+from scripted.core.placed import Placed
+from scripted.core.run import Cell
+from scripted.core.schedule import Schedule
+
+# Events aim at no more requests of a workload than this; the others of a larger one are alike.
+_TARGETS_LIMIT: Final = 4
+# Nothing happens after what ends a whole run: one run in so many may have something like that.
+_FATAL_EVERY_RUNS: Final = 8
+# Random events may come so long after the end of the workload; half of the runs have no more than a few.
+_LATE_STEPS: Final = 10
+_FEW_EVENTS: Final = 3
+# In half of the runs the events come one close after the other: what one has begun, the next one meets.
+_GAPS: Final = (0, 0, 1, 1, 2, 4)
+# The share of events that are drawn until one has something to act on, and how often at most.
+_ACTING: Final = 0.8
+_TRIES: Final = 30
+# Actors are everybody who does something to a scheduler, and the pipeline, which returns results one by one.
+_PIPELINE: Final = -1
+_MOST_ACTORS: Final = 4
+_MOST_ACTIONS: Final = 3
+
+
+def extras_of(schedule: Schedule) -> tuple[Action, ...]:
+    """Everything that can be added to a workload, in a fixed order."""
+    actions = [placed.action for placed in schedule.placed]
+    starts = [action for action in actions if action.is_start]
+    adapter = schedule.adapter
+    base = SearchBase(
+        schedule.config,
+        adapter.limits_of(schedule.config),
+        starts=tuple(starts[:_TARGETS_LIMIT]),
+        kinds=frozenset(map(type, actions)),
+    )
+    return tuple(extra for action in adapter.actions for extra in action.extras(base))
+
+
+# What an action would meet in a run as it is now; None where it has nothing to act on.
+Meets = Callable[[Action], Cell | None]
+
+
+class Drawn:
+    """Additions of which the steps are known before a run, and each action when its step has come.
+
+    So it is one that has something to act on then, whatever the ones before it did. ``placed`` are those so far;
+    ``name`` tells a run from others.
+    """
+
+    def __init__(self, name: str, steps: Sequence[int], choose: Callable[[Meets], Action]) -> None:
+        self.name = name
+        self.steps = steps
+        self.placed: tuple[Placed, ...] = ()
+        self._choose = choose
+
+    def come(self, step: int, meets: Meets) -> Sequence[Placed]:
+        """Choose those of this step, which is not before any that was asked for; they are in ``placed`` from now on."""
+        here = [Placed(step, self._choose(meets)) for one in self.steps[len(self.placed) :] if one == step]
+        self.placed += tuple(here)
+        return here
+
+
+class Strategy(ABC):
+    """``complete`` strategies end by themselves and have then tried everything of their kind; others never end."""
+
+    complete: ClassVar[bool]
+
+    @abstractmethod
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Any]:
+        """What to add to the workload ``base``, which takes ``steps`` steps by itself, from the ``first``-th on.
+
+        Each is a tuple of Placed, or Drawn. Equal calls yield the same.
+        """
+
+
+class Exhaustive(Strategy):
+    """Every ``events`` extra events, each at most ``window_steps`` after the one before it.
+
+    Bound: all runs of that form, so what passes is free of every bug that they show.
+    """
+
+    complete = True
+
+    def __init__(self, events: int = 1, *, window_steps: int = 2) -> None:
+        self._events = events
+        self._window_steps = window_steps
+
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
+        """Steps outside, kinds inside, first events outside, so that runs that begin alike come together."""
+        del name
+        return itertools.islice(self._all(extras_of(base), 1, steps, self._events), first, None)
+
+    def _all(self, extras: tuple[Action, ...], first: int, last: int, events: int) -> Iterator[tuple[Placed, ...]]:
+        for step in range(first, last + 1):
+            for action in extras:
+                here = Placed(step, action)
+                if events == 1:
+                    yield (here,)
+                else:
+                    for later in self._all(extras, step, step + self._window_steps, events - 1):
+                        yield (here, *later)
+
+
+class _Seeded(Strategy):
+    """Runs without end, each of which depends on the seed, the workload and its number alone."""
+
+    complete = False
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Any]:
+        every = self._every(base)
+        for run in itertools.count(first):
+            key = f"{self._seed}/{name}/{run}"
+            rng = random.Random(key)  # noqa: S311 - the same from the same seed
+            survivable = [action for action in every if not action.is_fatal] if rng.randrange(_FATAL_EVERY_RUNS) else ()
+            yield self._drawn(key, rng, survivable or every, steps)
+
+    def _every(self, base: Schedule) -> Sequence[Action]:
+        return extras_of(base)
+
+    @abstractmethod
+    def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> Any:
+        """The additions of one run, of these extras."""
+
+
+class RandomEvents(_Seeded):
+    """Up to ``most_events`` extra events a run, each of any kind at any step; most where they have something to act on.
+
+    For long campaigns, where completeness is out of reach. Bound: each run of k such events that are not fatal has at
+    least the probability (1 / (4 * most_events)) * (1 / (5 * steps * kinds)) ** k; one with a fatal one an eighth of
+    that, and one with events after the end of the workload a third.
+    """
+
+    def __init__(self, seed: int, *, most_events: int = 12) -> None:
+        super().__init__(seed)
+        self._most_events = most_events
+
+    def _every(self, base: Schedule) -> Sequence[Action]:
+        return (*extras_of(base), *base.adapter.undoing)
+
+    def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> Drawn:
+        # Events may come after the workload's own end: earlier ones make it longer.
+        last = steps + rng.choice((0, 0, _LATE_STEPS))
+        most = rng.choice((_FEW_EVENTS, self._most_events))
+        at = sorted(rng.randint(1, last) for _ in range(rng.randint(1, most)))
+        if rng.random() < 0.5:
+            at = list(itertools.accumulate(rng.choices(_GAPS, k=len(at) - 1), initial=rng.choice(at)))
+        return Drawn(key, at, functools.partial(self._choose, rng, extras))
+
+    def _choose(self, rng: random.Random, extras: Sequence[Action], meets: Meets) -> Action:
+        action = rng.choice(extras)
+        if rng.random() < _ACTING:
+            for _ in range(_TRIES):
+                if meets(action) is not None:
+                    break
+                action = rng.choice(extras)
+        return action
+
+
+class Swarm(RandomEvents):
+    """Each run draws from half of the kinds, chosen by a coin for each.
+
+    Groce et al., Swarm Testing, ISSTA 2012: what one kind hides, such as a flush that empties what an eviction would
+    meet, is absent from half of the runs. Bound: runs that need j kinds and none of i others are 1 / 2 ** (i + j) of
+    all, whatever else there is.
+    """
+
+    def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> Drawn:
+        kinds = {kind for kind in dict.fromkeys(action.kind for action in extras) if rng.random() < 0.5}
+        return super()._drawn(key, rng, [action for action in extras if action.kind in kinds] or extras, steps)
+
+
+class _Actors(_Seeded):
+    """In each step one actor does its next action, or the pipeline returns one result."""
+
+    def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> tuple[Placed, ...]:
+        del key
+        actors = [
+            [rng.choice(extras) for _ in range(rng.randint(1, _MOST_ACTIONS))]
+            for _ in range(rng.randint(1, _MOST_ACTORS))
+        ]
+        left = [iter(actions) for actions in actors]
+        placed = [Placed(1, HoldResults())]
+        for step, actor in enumerate(self._turns(rng, [len(actions) for actions in actors], steps), 1):
+            placed.append(Placed(step, ReleaseResults(count=1) if actor == _PIPELINE else next(left[actor])))
+        return tuple(placed)
+
+    @abstractmethod
+    def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterable[int]:
+        """Who acts in each step, where each actor has so many actions left."""
+
+
+class Pct(_Actors):
+    """Actors with random priorities, which change at a few random points, decide who goes next.
+
+    Burckhardt et al., A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs, ASPLOS 2010. ``depth``
+    counts the orderings that matter: one priority change fewer is made in each run. Bound: once the actors are drawn, a
+    bug of that depth is hit with a probability of at least 1 / (n * k ** (depth - 1)), for n actors and k steps.
+    """
+
+    depth: ClassVar = 3
+
+    def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterator[int]:
+        """The actor of the highest priority that has something left; the pipeline always has."""
+        order = [*range(len(left)), _PIPELINE]
+        rng.shuffle(order)
+        changes = set(rng.sample(range(2, steps + 2), min(self.depth - 1, steps)))
+        for step in range(1, steps + 1):
+            if step in changes:
+                order.append(order.pop(0))
+            actor = next(actor for actor in order if actor == _PIPELINE or left[actor])
+            if actor != _PIPELINE:
+                left[actor] -= 1
+            yield actor
+
+
+class Surw(_Actors):
+    """Every order of the added events and the results is equally likely.
+
+    A random walk that picks the next actor uniformly favours orders in which one ends early; this one weighs each actor
+    by what it has left. Zhao et al., Selectively Uniform Concurrency Testing, ASPLOS 2025. The events that it selects
+    are the added ones and the results. Bound: once the actors are drawn, each order of k events among n steps has the
+    probability 1 / (n choose k) with one actor, and one over the multinomial coefficient of their numbers with several.
+    """
+
+    def _turns(self, rng: random.Random, left: list[int], steps: int) -> Iterable[int]:
+        turns = [actor for actor, actions in enumerate(left) for _ in range(actions)]
+        turns += [_PIPELINE] * (steps - len(turns))
+        # To draw in proportion to what is left is to shuffle all of it.
+        rng.shuffle(turns)
+        return turns
+
+
+class StrategyName(StrEnum):
+    EXHAUSTIVE = "exhaustive"
+    RANDOM = "random"
+    SWARM = "swarm"
+    PCT = "pct"
+    SURW = "surw"
+
+
+_SEEDED: Final[dict[StrategyName, type[_Seeded]]] = {
+    StrategyName.RANDOM: RandomEvents,
+    StrategyName.SWARM: Swarm,
+    StrategyName.PCT: Pct,
+    StrategyName.SURW: Surw,
+}
+
+
+def strategy_named(name: StrategyName, seed: int, events: int) -> Strategy:
+    """``events`` is how many the exhaustive one adds at a time, ``seed`` is of all others."""
+    return Exhaustive(events) if name is StrategyName.EXHAUSTIVE else _SEEDED[name](seed)
