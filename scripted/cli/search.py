@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -34,8 +34,6 @@ EXIT_FAILED = 1
 # Findings that are shrunk and shown; further ones are mostly the same failure again.
 _SHOWN_FINDINGS = 5
 _LONGEST_NAME = 30
-# The strategy of a measurement that adds nothing to its targets.
-ALONE = "alone"
 
 
 def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
@@ -210,53 +208,24 @@ def _check_version(adapter: str) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _measure(
-    name: str | None,
-    file: Path,
-    strategies: list[str],
-    schedules: int,
-    cpu_seconds: float | None,
-    seeds: int,
-    fresh: int,
-    fresh_seed: int,
-    markdown: Path | None,
-    of: str,
-) -> None:
-    from engine.output_files import write_output
+def _searched_for(
+    name: str | None, of: str, fresh: int, fresh_seed: int
+) -> tuple[tuple[str, ...], Callable[[str], str] | None]:
+    """The mutants of a measurement, and what its table says of each."""
     from scripted.core.named import adapter_named
     from scripted.search.mutant_search import adapter_of
-    from scripted.search.search_table import CORPUS, measure, table_of
 
-    known = [ALONE, CORPUS, *StrategyName]
-    for strategy in strategies:
-        if strategy not in known:
-            raise typer.BadParameter(f"--strategy is one of {', '.join(known)}, got {strategy!r}")
     adapter = adapter_named(of)
-    every = (*adapter.mutant_names, *getattr(adapter, "contract_names", ()))
-    if of == OWN:
-        # What is searched for in the targets of a role has a table of its own.
-        every = tuple(one for one in every if adapter_of(one, of) == of)
-    names, said = every if name is None else (name,), None
     if fresh:
         if not hasattr(adapter, "fresh_mutants"):
             raise ScriptDefinitionError(f"the adapter {of} draws no fresh mutants; leave --fresh out")
         drawn = adapter.fresh_mutants(fresh, fresh_seed)
-        names, said = tuple(drawn), drawn.__getitem__
-    rows = measure(
-        file,
-        names,
-        strategies,
-        range(seeds),
-        schedules=schedules,
-        cpu_seconds=cpu_seconds,
-        of=of,
-        watch=lambda row: typer.echo(str(row)),
-    )
-    table = table_of(rows, names, said, getattr(adapter, "about", None))
-    typer.echo(table)
-    if markdown is not None:
-        above = markdown.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if markdown.exists() else ""
-        write_output(markdown, above + table)
+        return tuple(drawn), drawn.__getitem__
+    if name is not None:
+        return (name,), None
+    every = (*adapter.mutant_names, *getattr(adapter, "contract_names", ()))
+    # What is searched for in the targets of a role has a table of its own.
+    return tuple(one for one in every if of != OWN or adapter_of(one, of) == of), None
 
 
 def find(
@@ -291,15 +260,26 @@ def find(
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
     require_writable("--markdown", markdown)
-    if generated is not None:
-        require_writable("--generated", generated)
-        strategies = strategy or [ALONE, StrategyName.RANDOM]
-        _measure(name, generated, strategies, schedules, cpu_seconds, seeds, fresh, fresh_seed, markdown, adapter)
-        return
+    from engine.output_files import write_output
     from scripted.core.named import adapter_named
-    from scripted.search.mutant_search import find_mutant
+    from scripted.search.mutant_search import ALONE, CORPUS, find_mutant, measure, table_of
 
     known = adapter_named(adapter)
+    if generated is not None:
+        require_writable("--generated", generated)
+        there = [ALONE, CORPUS, *StrategyName]
+        strategies: list[str] = strategy or [ALONE, StrategyName.RANDOM]
+        if strange := [one for one in strategies if one not in there]:
+            raise typer.BadParameter(f"--strategy is one of {', '.join(there)}, got {strange[0]!r}")
+        names, told_of = _searched_for(name, adapter, fresh, fresh_seed)
+        bounds: dict[str, Any] = {"schedules": schedules, "cpu_seconds": cpu_seconds, "of": adapter}
+        rows = measure(generated, names, strategies, range(seeds), **bounds, watch=lambda row: typer.echo(str(row)))
+        table = table_of(rows, names, told_of, getattr(known, "about", None))
+        typer.echo(table)
+        if markdown is not None:
+            above = markdown.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if markdown.exists() else ""
+            write_output(markdown, above + table)
+        return
     if not known.mutant_names:
         raise ScriptDefinitionError(
             f"{adapter} has no mutants to search for; docs/your_scheduler.md says how to give it some"

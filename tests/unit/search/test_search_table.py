@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from scripted.cli import app
 from scripted.core.named import OWN, adapter_named
 from scripted.core.schedule import Schedule
-from scripted.search import search_table
+from scripted.search import mutant_search
 from scripted.search.execution import Outcome, execute
 from scripted.search.generated import number_of
-from scripted.search.search_table import ALONE, TimedSearch, measure, measured_in, table_of
+from scripted.search.mutant_search import ALONE, TimedSearch, measure, measured_in, table_of
 
 FOUND_SOON = "flush-answers-but-does-nothing"
 FOUND_LATE = "update-answered-as-launched"
@@ -130,7 +130,7 @@ def test_what_fails_without_the_mutant_too_does_not_count(tmp_path: Path, monkey
         with adapter_named(OWN).switched_on(FOUND_SOON if len(asked) == 1 else None):
             return execute(schedule)
 
-    monkeypatch.setattr(search_table, "execute", execute_on_a_sick_scheduler)
+    monkeypatch.setattr(mutant_search, "execute", execute_on_a_sick_scheduler)
     (row,) = measure(tmp_path / "sick.jsonl", [FOUND_SOON], ["random"], [0], schedules=200)
     assert row.is_found
     assert len(asked) == 2
