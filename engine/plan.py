@@ -295,7 +295,8 @@ class LoraUpdate(_Microbatch, frozen=True):
     change: LoraChange
 
 
-Microbatch = Forward | WeightUpdate | ProfileSwitch | LoraUpdate | SleepSwitch
+Control = WeightUpdate | ProfileSwitch | LoraUpdate | SleepSwitch
+Microbatch = Forward | Control
 _MODES: Final = {
     WeightUpdate: ForwardMode.UPDATE,
     ProfileSwitch: ForwardMode.PROFILE,

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from engine.errors import DeviceLostError, EngineError, IntegrityError, StepFail
 from engine.grammar import CompiledGrammars
 from engine.limits import Limits
 from engine.messages import Completion
-from engine.model.asleep import AsleepStage, give_back, require_as_read, states_of
+from engine.model.asleep import AsleepStage, FileStates, give_back, require_as_read, states_of
 from engine.model.backend import ComputingStage, make_stage
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch
 from engine.model.checkpoint import (
@@ -44,13 +45,15 @@ from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.model.verification import verify
-from engine.plan import LoraChange, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
+from engine.plan import Control, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
 
 _log = logging.getLogger(__name__)
 
 _NO_MICROBATCH = -1
 
 _Output = TypeVar("_Output")
+# The part of a control that cannot fail.
+Rest = Callable[[], None]
 
 
 class RunnerCounters(msgspec.Struct, kw_only=True):
@@ -102,11 +105,8 @@ class StageRunner:
         # Where the weights are from, None for the configured model, and what the files were when they were read.
         self._source: str | None = None
         self._files = states_of(self.model.folder)
-        self._prepared: ComputingStage | None = None
-        self._prepared_source: str | None = None
-        self._woken: tuple[ComputingStage, HostPool | None, DraftModel | None] | None = None
-        # The change of LoRAs that was prepared, and what it loads.
-        self._prepared_change: tuple[LoraChange, LoadedLora | None] | None = None
+        # What is left to do of each control that was prepared, by its number.
+        self._prepared: dict[int, Rest] = {}
         self._profile: StageProfile | None = None
         self._host = HostPool(self.model.pool, limits) if limits.host_pages else None
         self._record = SlotRecord(self.model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
@@ -281,72 +281,96 @@ class StageRunner:
         token_ids, logprobs = launched.sampled()
         return Completion(microbatch_id=microbatch.id, token_ids=token_ids, logprobs=logprobs)
 
-    # -- other weights, in two steps, so that all stages take them or none does --
+    # -- controls, in two steps, so that all stages carry one out or none does --
 
-    def prepare_update(self, update: WeightUpdate) -> str | None:
-        """Load an update's weights beside the present ones; returns why that is impossible, None on success.
+    def prepare(self, control: Control) -> str | None:
+        """Do of a control all that may fail; returns why that is impossible, None on success.
 
-        Takes as much memory as the weights do, until ``finish_update``. A stage that sleeps lets go of them again
-        there, and reads them when it wakes.
+        Other weights, or another LoRA, are held beside the present ones until ``settle``. What gives memory back
+        cannot fail, and is done here.
         """
+        error: str | None = None
+        rest: Rest | None = None
         try:
-            self._fail_if_told()
-            self._prepared, self._prepared_source = self._load_beside(update.path), update.path
-            error = None
-        except EngineError as exc:
-            error = f"stage {self.stage}: {exc}"
-        except Exception as exc:  # noqa: BLE001 - an update that does not succeed must not end an engine that serves
-            _log.warning("stage %d could not load other weights", self.stage, exc_info=exc)
-            error = f"stage {self.stage} could not load {update.path or 'its weights'}: {type(exc).__name__}: {exc}"
-        self._count(update)
+            match control:
+                case WeightUpdate():
+                    rest = self._load_beside(control.path)
+                case LoraUpdate():
+                    rest = self._read_lora(control.change)
+                case SleepSwitch(level=0):
+                    rest = self._wake()
+                case SleepSwitch():
+                    self._fall_asleep()
+                case ProfileSwitch():
+                    self._switch_profile(control.folder)
+        except Exception as exc:  # noqa: BLE001 - a control that does not succeed must not end an engine that serves
+            error = self._why_not(control, exc)
+        if error is not None:
+            give_back(self.model.device)
+        if rest is not None:
+            self._prepared[control.id] = rest
+        self._count(control)
         self.counters.failed += error is not None
         return error
 
-    def finish_update(self, *, commit: bool) -> None:
-        prepared, self._prepared = self._prepared, None
-        if commit:
-            assert prepared is not None, f"stage {self.stage} has no weights to take"
-            self._source, self._files = self._prepared_source, states_of(prepared.folder)
-            if isinstance(self.model, AsleepStage):
-                del prepared
-                give_back(self.model.device)
-                return
-            prepared.take_pool(self.model.pool)
-            if prepared.lora is not None and self.model.lora is not None:
-                prepared.lora.become(self.model.lora)
-            self.model = prepared
-            self._record.change_weights()
-
-    # -- sleep, and wake in two steps --
-
-    def switch_sleep(self, switch: SleepSwitch) -> str | None:
-        """Give weights and KV back, or at level 0 take them until ``finish_wake``; returns why that is impossible.
-
-        LoRAs stay where they are. What gives memory back cannot fail.
-        """
-        error = None
-        if switch.level:
-            self._fall_asleep()
-        elif isinstance(self.model, AsleepStage):
-            error = self._why_not_awake()
-            self.counters.failed += error is not None
-        self._count(switch)
-        return error
-
-    def finish_wake(self, *, commit: bool) -> None:
-        """Go on with what was taken, or let go of it."""
-        woken, self._woken = self._woken, None
-        if woken is not None and commit:
-            lora = self.model.lora
-            self.model, self._host, self._draft_model = woken
-            if lora is not None and self.model.lora is not None:
-                self.model.lora.become(lora)
-            self._record.move_to(self.model.pool)
-        if woken is not None:
-            del woken
+    def settle(self, number: int, *, commit: bool) -> None:
+        """Go on with what a control has prepared, or let go of it."""
+        rest = self._prepared.pop(number, None)
+        if rest is not None and commit:
+            rest()
+        elif rest is not None:
+            del rest
             give_back(self.model.device)
 
+    def _why_not(self, control: Control, exc: Exception) -> str:
+        """What callers, and requests that wait for a LoRA, are told. The traceback of a defect is for the log alone."""
+        match control:
+            case WeightUpdate():
+                doing = f"load {control.path or 'its weights'}"
+            case LoraUpdate():
+                doing = f"load the LoRA {control.change.name!r} from {control.change.path}"
+            case SleepSwitch():
+                doing = "wake"
+            case ProfileSwitch():
+                doing = "profile"
+        is_expected = isinstance(exc, EngineError)
+        why = str(exc) if is_expected else f"{type(exc).__name__}: {exc}"
+        _log.warning("stage %d could not %s: %s", self.stage, doing, why, exc_info=None if is_expected else exc)
+        if is_expected and not isinstance(control, LoraUpdate):
+            return f"stage {self.stage}: {why}"
+        return f"stage {self.stage} could not {doing}: {why}"
+
+    def _load_beside(self, source: str | None) -> Rest:
+        """Takes as much memory as the weights do. A stage that sleeps lets go of them, and reads them when it wakes."""
+        self._fail_if_told()
+        config, folder = self._place_of(source)
+        other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
+        require_same_model(self.model.description, other.to_dict(), folder)
+        # Trying the new weights must write into no page that is in use.
+        pages = self._limits.pages_for(PROBED_TOKENS)
+        window_pages = pages if self._limits.window_tokens else 0
+        limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
+        made = self._make_alike(config, limits)
+        files = states_of(made.folder)
+        if not isinstance(self.model, AsleepStage):
+            return partial(self._take_weights, source, files, made)
+        del made
+        give_back(self.model.device)
+        return partial(self._note_weights, source, files)
+
+    def _take_weights(self, source: str | None, files: FileStates, made: ComputingStage) -> None:
+        made.take_pool(self.model.pool)
+        if made.lora is not None and self.model.lora is not None:
+            made.lora.become(self.model.lora)
+        self.model = made
+        self._record.change_weights()
+        self._note_weights(source, files)
+
+    def _note_weights(self, source: str | None, files: FileStates) -> None:
+        self._source, self._files = source, files
+
     def _fall_asleep(self) -> None:
+        """LoRAs stay where they are."""
         one_page = msgspec.structs.replace(self._limits, total_pages=1, window_pages=0, window_tokens=0)
         self.model = AsleepStage(self.model, one_page)
         self._host = self._draft_model = None
@@ -354,72 +378,40 @@ class StageRunner:
         self._record.change_weights()
         give_back(self.model.device)
 
-    def _why_not_awake(self) -> str | None:
-        asleep = self.model
-        try:
-            self._fail_if_told()
-            config = self._config_for(self._source)
-            folder = local_folder(config) if self._source else resolve_folder(config)
-            require_as_read(folder, self._files)
-            made = make_stage(config, self._limits, self.stage, lean=self._lean)
-            if asleep.lora is not None and asleep.lora.held:
-                self._require_alike(made, asleep.lora)
-            host = HostPool(made.pool, self._limits) if self._limits.host_pages else None
-            self._woken = made, host, self._new_draft_model()
-        except EngineError as exc:
-            error = f"stage {self.stage}: {exc}"
-        except Exception as exc:  # noqa: BLE001 - a wake that does not succeed must leave an engine that can try again
-            _log.warning("stage %d could not wake", self.stage, exc_info=exc)
-            error = f"stage {self.stage} could not wake: {type(exc).__name__}: {exc}"
-        else:
+    def _wake(self) -> Rest | None:
+        if not isinstance(self.model, AsleepStage):
             return None
-        give_back(asleep.device)
-        return error
+        self._fail_if_told()
+        config, folder = self._place_of(self._source)
+        require_as_read(folder, self._files)
+        made = self._make_alike(config, self._limits)
+        host = HostPool(made.pool, self._limits) if self._limits.host_pages else None
+        return partial(self._go_on, made, host, self._new_draft_model())
+
+    def _go_on(self, made: ComputingStage, host: HostPool | None, draft_model: DraftModel | None) -> None:
+        if made.lora is not None and self.model.lora is not None:
+            made.lora.become(self.model.lora)
+        self.model, self._host, self._draft_model = made, host, draft_model
+        self._record.move_to(made.pool)
+        give_back(made.device)
 
     def _new_draft_model(self) -> DraftModel | None:
         if not (self._limits.has_draft_model and self.model.is_last):
             return None
         return DraftModel(self._config, self._limits, never=self._never, device=self.model.device)
 
-    # -- LoRAs, in two steps as well --
+    def _read_lora(self, change: LoraChange) -> Rest:
+        """Read this stage's part of a LoRA. The stage computes nothing meanwhile, and holds one more until the end."""
+        self._fail_if_told()
+        return partial(self._take_lora, change, None if change.path is None else self._loras().load(change.path))
 
-    def prepare_lora(self, update: LoraUpdate) -> str | None:
-        """Read this stage's part of a LoRA; returns why that is impossible, None on success.
-
-        The stage computes nothing meanwhile, and holds one LoRA more than before until ``finish_lora``.
-        """
-        change = update.change
-        self._prepared_change = None
-        try:
-            self._fail_if_told()
-            loaded = None if change.path is None else self._loras().load(change.path)
-            self._prepared_change, error = (change, loaded), None
-        except EngineError as exc:
-            error = self._without(change, str(exc))
-        except Exception as exc:  # noqa: BLE001 - a LoRA that cannot be read must not end an engine that serves
-            _log.warning("stage %d could not load a LoRA", self.stage, exc_info=exc)
-            error = self._without(change, f"{type(exc).__name__}: {exc}")
-        self._count(update)
-        self.counters.failed += error is not None
-        return error
-
-    def finish_lora(self, *, commit: bool) -> None:
-        """Take the LoRA that was prepared and drop what makes room for it, or do neither."""
-        prepared, self._prepared_change = self._prepared_change, None
-        if not commit:
-            return
-        assert prepared is not None, f"stage {self.stage} has no LoRA to take"
-        change, loaded = prepared
+    def _take_lora(self, change: LoraChange, loaded: LoadedLora | None) -> None:
+        """Take the LoRA that was read, and drop what makes room for it."""
         held = self._loras().held
         if loaded is not None:
             held[change.version] = loaded
         if change.drop:
             del held[change.drop]
-
-    def _without(self, change: LoraChange, why: str) -> str:
-        """What requests and callers are told; the folder of the path is for the log alone, as clients read the rest."""
-        _log.warning("stage %d could not load the LoRA %r from %s: %s", self.stage, change.name, change.path, why)
-        return f"stage {self.stage} could not load the LoRA {change.name!r} from {change.path}: {why}"
 
     def _loras(self) -> StageLoras:
         loras = self.model.lora
@@ -427,55 +419,43 @@ class StageRunner:
             raise StepFailedError("this stage holds no LoRAs; start the server with --max-loras N")
         return loras
 
-    # -- profiles --
-
-    def profile(self, control: ProfileSwitch) -> str | None:
-        """Begin or end a profile; returns why that is impossible, None on success."""
-        self._count(control)
+    def _switch_profile(self, folder: str | None) -> None:
+        # One may be left over where another stage could not begin.
+        former, self._profile = self._profile, None
         try:
-            # One may be left over where another stage could not begin.
-            if self._profile is not None:
-                self._profile.stop()
-            self._profile = None if control.folder is None else StageProfile(control.folder, self.stage)
-        except (OSError, RuntimeError, ValueError) as exc:  # A path with a NUL byte is a ValueError.
-            self._profile = None
-            if isinstance(exc, OSError) and exc.strerror and control.folder is not None:
-                place = f"a trace must be written into {control.folder}, but: {exc.strerror} ({exc.filename})"
-                return (
-                    f"stage {self.stage}: {place}; open the folder to the server, or start it with another profile_dir"
-                )
-            return f"stage {self.stage}: {type(exc).__name__}: {exc}"
-        return None
+            if former is not None:
+                former.stop()
+            self._profile = None if folder is None else StageProfile(folder, self.stage)
+        except OSError as exc:
+            if exc.strerror is None or folder is None:
+                raise
+            raise StepFailedError(
+                f"a trace must be written into {folder}, but: {exc.strerror} ({exc.filename}); open the folder to the "
+                "server, or start it with another profile_dir"
+            ) from exc
 
-    def _config_for(self, source: str | None) -> EngineConfig:
-        """In the type that the KV cache and the next stage have, whatever the files are in, and on their backend."""
+    def _place_of(self, source: str | None) -> tuple[EngineConfig, Path]:
+        """How weights from there are computed, and their folder.
+
+        In the type that the KV cache and the next stage have, whatever the files are in, and on their backend.
+        """
         values = {
             "backend": self.model.backend,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "model": source or self._config.model,
         }
-        return self._config.model_copy(update=values)
+        config = self._config.model_copy(update=values)
+        return config, local_folder(config) if source else resolve_folder(config)
 
-    def _load_beside(self, source: str | None) -> ComputingStage:
-        config = self._config_for(source)
-        folder = local_folder(config) if source else resolve_folder(config)
-        other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
-        require_same_model(self.model.description, other.to_dict(), folder)
-        # Trying the new weights must write into no page that is in use.
-        pages = self._limits.pages_for(PROBED_TOKENS)
-        window_pages = pages if self._limits.window_tokens else 0
-        limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
-        made = make_stage(config, limits, self.stage, lean=self._lean)
-        if self.model.lora is not None and self.model.lora.held:
-            self._require_alike(made, self.model.lora)
-        return made
-
-    def _require_alike(self, made: ComputingStage, loras: StageLoras) -> None:
-        if made.lora is None or not made.lora.has_the_products_of(loras):
+    def _make_alike(self, config: EngineConfig, limits: Limits) -> ComputingStage:
+        """The stage with other weights, which must compute with the LoRAs that are loaded."""
+        made, loras = make_stage(config, limits, self.stage, lean=self._lean), self.model.lora
+        if loras is not None and loras.held and not (made.lora is not None and made.lora.has_the_products_of(loras)):
             raise StepFailedError(
                 "new weights must be computed as the present ones are while LoRAs are loaded, but are not; unload "
                 "the LoRAs first"
             )
+        return made
 
     def _require_device(self, failure: Exception) -> None:
         """A GPU whose context is broken answers every call with an error, the first of which was the failure's."""

@@ -20,15 +20,7 @@ from engine.model.runner import StageRunner
 from engine.pipeline.kv_port import KVPort
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
-from engine.plan import (
-    GrammarOrder,
-    LoraUpdate,
-    Microbatch,
-    ProfileSwitch,
-    SleepSwitch,
-    TransferOrder,
-    WeightUpdate,
-)
+from engine.plan import Forward, GrammarOrder, Microbatch, TransferOrder
 
 Answer = GrammarReady | TransferEvent
 
@@ -92,32 +84,13 @@ class LocalPipeline:
             self._launched.append(self._runner.launch(self._queued.popleft()))
 
     def _computed(self, microbatch: Microbatch) -> Completion:
-        if isinstance(microbatch, ProfileSwitch):
-            return Completion(microbatch_id=microbatch.id, error=self._runner.profile(microbatch))
-        if isinstance(microbatch, WeightUpdate):
-            return self._update(microbatch)
-        if isinstance(microbatch, LoraUpdate):
-            return self._change_loras(microbatch)
-        if isinstance(microbatch, SleepSwitch):
-            return self._switch_sleep(microbatch)
+        if not isinstance(microbatch, Forward):
+            error = self._runner.prepare(microbatch)
+            self._runner.settle(microbatch.id, commit=error is None)
+            return Completion(microbatch_id=microbatch.id, error=error)
         output = self._runner.forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         return output
-
-    def _update(self, update: WeightUpdate) -> Completion:
-        error = self._runner.prepare_update(update)
-        self._runner.finish_update(commit=error is None)
-        return Completion(microbatch_id=update.id, error=error)
-
-    def _change_loras(self, control: LoraUpdate) -> Completion:
-        error = self._runner.prepare_lora(control)
-        self._runner.finish_lora(commit=error is None)
-        return Completion(microbatch_id=control.id, error=error)
-
-    def _switch_sleep(self, switch: SleepSwitch) -> Completion:
-        error = self._runner.switch_sleep(switch)
-        self._runner.finish_wake(commit=error is None)
-        return Completion(microbatch_id=switch.id, error=error)
 
     @property
     def ready(self) -> bool:

@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 import torch
 
@@ -30,14 +30,12 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
-    FinishLora,
-    FinishUpdate,
-    FinishWake,
     Forget,
     HiddenFailed,
     Launch,
     OrderGrammar,
     OrderTransfer,
+    Settle,
     StageMessage,
     StageReport,
     StageView,
@@ -45,13 +43,12 @@ from engine.pipeline.wire import (
     decode_stage_message,
 )
 from engine.pipeline.wires import StageWires
-from engine.plan import Forward, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
+from engine.plan import Control, Forward
 from engine.process.control import Loading
 
 logger = logging.getLogger(__name__)
 
 _NO_MICROBATCH = -1
-_Control = TypeVar("_Control", WeightUpdate, LoraUpdate, ProfileSwitch, SleepSwitch)
 
 
 def run_stage(
@@ -132,13 +129,10 @@ class StageLoop:
         """Act on one message; False ends the loop."""
         match message:
             case Launch():
-                self._launch(message.microbatch)
-            case FinishUpdate():
-                self._runner.finish_update(commit=message.commit)
-            case FinishLora():
-                self._runner.finish_lora(commit=message.commit)
-            case FinishWake():
-                self._runner.finish_wake(commit=message.commit)
+                microbatch = message.microbatch
+                self._step(microbatch) if isinstance(microbatch, Forward) else self._control(microbatch)
+            case Settle():
+                self._runner.settle(message.microbatch_id, commit=message.commit)
             case Describe():
                 self._report(view_of(self._runner, message.seq, holder=self, probe=self._probe))
             case FailNextStep():
@@ -159,22 +153,10 @@ class StageLoop:
                 assert_never(message)
         return True
 
-    def _launch(self, microbatch: Microbatch) -> None:
-        match microbatch:
-            case Forward():
-                self._step(microbatch)
-            case WeightUpdate():
-                self._control(microbatch, self._runner.prepare_update)
-            case LoraUpdate():
-                self._control(microbatch, self._runner.prepare_lora)
-            case ProfileSwitch():
-                self._control(microbatch, self._runner.profile)
-            case SleepSwitch():
-                self._control(microbatch, self._runner.switch_sleep)
-
-    def _control(self, control: _Control, act: Callable[[_Control], str | None]) -> None:
+    def _control(self, control: Control) -> None:
         self._note(control.id, Phase.COMPUTING)
-        self._report(ControlDone(microbatch_id=control.id, stage=self._runner.stage, error=act(control)))
+        error = self._runner.prepare(control)
+        self._report(ControlDone(microbatch_id=control.id, stage=self._runner.stage, error=error))
         self._note(control.id, Phase.DONE)
 
     def _step(self, microbatch: Forward) -> None:

@@ -32,13 +32,11 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
-    FinishLora,
-    FinishUpdate,
-    FinishWake,
     Forget,
     Launch,
     OrderGrammar,
     OrderTransfer,
+    Settle,
     StageMessage,
     StageReport,
     StageView,
@@ -49,14 +47,11 @@ from engine.pipeline.wire import (
 from engine.plan import (
     Forward,
     GrammarOrder,
-    LoraUpdate,
     Microbatch,
     ReceivePages,
     SendPages,
-    SleepSwitch,
     StopTransfer,
     TransferOrder,
-    WeightUpdate,
 )
 from engine.process.control import STAGE_PREFIX
 
@@ -100,8 +95,8 @@ class StagedPipeline:
         self._awaited: dict[int, tuple[int, tuple[int, ...], list[int]]] = {}
         self._completions: dict[int, Completion] = {}
         self._views: dict[int, StageView] = {}
-        self._controls: dict[int, Microbatch] = {}
-        self._done: dict[int, list[ControlDone]] = {}
+        # What each stage has said of each control that is launched.
+        self._controls: dict[int, dict[int, str | None]] = {}
         # Grammars that are being compiled, by id, and those of which the last stage has said that they are.
         self._compiling: set[int] = set()
         self._transfers: dict[int, _Transfer] = {}
@@ -114,7 +109,7 @@ class StagedPipeline:
         if isinstance(microbatch, Forward):
             self._awaited[microbatch.id] = _awaited_of(microbatch)
         else:
-            self._controls[microbatch.id] = microbatch
+            self._controls[microbatch.id] = {}
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
@@ -289,29 +284,21 @@ class StagedPipeline:
         self._answers.append(min(events, key=_shortfall))
 
     def _note_control(self, report: ControlDone) -> None:
-        """When every stage has reported it is done. Then all stages take the new weights or the LoRA, or none.
+        """When every stage has reported it is done. Then all stages go on with what they have prepared, or none does.
 
         They are told by the channel of the plans: what is launched from now on is computed with what is decided here.
         """
         number = report.microbatch_id
-        if number not in self._controls:
+        if (errors := self._controls.get(number)) is None:
             raise BadFrameError(f"no stage was told to do {number}")
-        if any(one.stage == report.stage for one in self._done.get(number, ())):
+        if report.stage in errors:
             raise BadFrameError(f"stage {report.stage} has reported {number} before")
-        reports = self._done.setdefault(number, [])
-        reports.append(report)
-        if len(reports) < self._pp_size:
+        errors[report.stage] = report.error
+        if len(errors) < self._pp_size:
             return
-        del self._done[number]
-        first = min((one for one in reports if one.error is not None), key=lambda one: one.stage, default=None)
-        error = None if first is None else first.error
-        control = self._controls.pop(number)
-        if isinstance(control, WeightUpdate):
-            self._broadcast(FinishUpdate(commit=error is None))
-        elif isinstance(control, LoraUpdate):
-            self._broadcast(FinishLora(commit=error is None))
-        elif isinstance(control, SleepSwitch) and not control.level:
-            self._broadcast(FinishWake(commit=error is None))
+        del self._controls[number]
+        error = next((errors[stage] for stage in range(self._pp_size) if errors[stage] is not None), None)
+        self._broadcast(Settle(number, commit=error is None))
         self._completions[number] = Completion(microbatch_id=number, error=error)
 
 

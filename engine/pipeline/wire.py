@@ -39,9 +39,10 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     """Reset the stage's counters and slot records; sent only after a flush, when no prefix is cached."""
 
 
-class FinishUpdate(msgspec.Struct, frozen=True, tag=True):
-    """Take the weights that the last launch, an update, made the stage prepare; without ``commit`` drop them."""
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    """Go on with what a control, launched under this number, has made the stage prepare; or let go of it."""
 
+    microbatch_id: int
     commit: bool
 
 
@@ -51,20 +52,8 @@ class OrderGrammar(msgspec.Struct, frozen=True, tag=True):
     order: GrammarOrder
 
 
-class FinishLora(msgspec.Struct, frozen=True, tag=True):
-    """Take the LoRA that the last change of LoRAs made the stage read, and drop what it says; or do neither."""
-
-    commit: bool
-
-
 class EndStage(msgspec.Struct, frozen=True, tag=True):
     """End the stage's loop."""
-
-
-class FinishWake(msgspec.Struct, frozen=True, tag=True):
-    """Go on with the memory that the last wake has taken, or with ``commit`` false let go of it."""
-
-    commit: bool
 
 
 class OrderTransfer(msgspec.Struct, frozen=True, tag=True):
@@ -73,18 +62,7 @@ class OrderTransfer(msgspec.Struct, frozen=True, tag=True):
     order: TransferOrder
 
 
-StageMessage = (
-    Launch
-    | FailNextStep
-    | Describe
-    | Forget
-    | FinishUpdate
-    | OrderGrammar
-    | EndStage
-    | FinishLora
-    | FinishWake
-    | OrderTransfer
-)
+StageMessage = Launch | FailNextStep | Describe | Forget | Settle | OrderGrammar | EndStage | OrderTransfer
 
 # ---- from a stage to the scheduler ----
 
@@ -109,10 +87,7 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage has done what a microbatch without tokens says, or with ``error`` could not.
-
-    Of an update that is to have the weights ready beside its own, of a change of LoRAs to have read the new one.
-    """
+    """A stage has done what a microbatch without tokens says, up to ``Settle``, or with ``error`` could not."""
 
     microbatch_id: int
     stage: int

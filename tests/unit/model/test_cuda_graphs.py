@@ -150,8 +150,8 @@ def test_other_weights_are_recorded_anew(checkpoint_of: Callable[[str], Path]) -
     chain = chain_of(checkpoint_of("qwen3"))
     before = said(chain, 2)
     (runner,) = chain.runners
-    assert runner.prepare_update(WeightUpdate(99, str(checkpoint_of("qwen3")))) is None
-    runner.finish_update(commit=True)
+    assert runner.prepare(WeightUpdate(99, str(checkpoint_of("qwen3")))) is None
+    runner.settle(99, commit=True)
     sizes = counted(chain)
     chain.done.clear()
     assert said(chain, 2) == before

@@ -71,9 +71,9 @@ class AdaptedStages(ChainedStages):
     def change(self, change: LoraChange) -> list[str | None]:
         """What each stage says; then all of them take it, or none."""
         control = LoraUpdate(self.launched, change)
-        errors = [runner.prepare_lora(control) for runner in self.runners]
+        errors = [runner.prepare(control) for runner in self.runners]
         for runner in self.runners:
-            runner.finish_lora(commit=errors == [None] * len(errors))
+            runner.settle(control.id, commit=errors == [None] * len(errors))
         return errors
 
     def of(self, row: int, ids: Any) -> Segment:
@@ -200,8 +200,8 @@ def test_an_update_keeps_the_loras(
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     chain = stages(model)
     chain.change(LoraChange("a", 1, str(folders[0])))
-    assert chain.runners[0].prepare_update(WeightUpdate(9, str(other))) is None
-    chain.runners[0].finish_update(commit=True)
+    assert chain.runners[0].prepare(WeightUpdate(9, str(other))) is None
+    chain.runners[0].settle(9, commit=True)
     logits = chain.logits(chain.of(1, range(12)))
     with torch.inference_mode():
         expected = merged(other, folders[0])(torch.arange(12)[None]).logits[0, -1]

@@ -178,9 +178,9 @@ def test_after_an_update_the_stages_are_those_of_the_other_weights(pp_size: int)
     before = chain.generate(0, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))
     pools = [runner.model.pool for runner in chain.runners]
     for runner in chain.runners:
-        assert runner.prepare_update(WeightUpdate(90, "embedded:7")) is None
+        assert runner.prepare(WeightUpdate(90, "embedded:7")) is None
     for runner in chain.runners:
-        runner.finish_update(commit=True)
+        runner.settle(90, commit=True)
     assert [runner.model.pool for runner in chain.runners] == pools
     assert {runner.model.backend for runner in chain.runners} == {"openvino"}
     after = chain.generate(1, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))

@@ -35,9 +35,8 @@ def chain_of(**values: object) -> ChainedStages:
 
 def switch(chain: ChainedStages, level: int) -> None:
     for runner in chain.runners:
-        assert runner.switch_sleep(SleepSwitch(90 + level, level)) is None
-    for runner in chain.runners if not level else ():
-        runner.finish_wake(commit=True)
+        assert runner.prepare(SleepSwitch(90 + level, level)) is None
+        runner.settle(90 + level, commit=True)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
@@ -53,8 +52,8 @@ def test_it_says_after_a_sleep_what_it_said_before(kind: dict[str, object]) -> N
 def test_loras_outlive_a_sleep() -> None:
     chain = chain_of(max_loras=1, lora="x=embedded-lora:1")
     for runner in chain.runners:
-        assert runner.prepare_lora(LoraUpdate(80, LoraChange("x", 1, "embedded-lora:1"))) is None
-        runner.finish_lora(commit=True)
+        assert runner.prepare(LoraUpdate(80, LoraChange("x", 1, "embedded-lora:1"))) is None
+        runner.settle(80, commit=True)
     held = [runner.model.lora.held[1] for runner in chain.runners]
     switch(chain, 1)
     switch(chain, 0)

@@ -20,11 +20,10 @@ from engine.pipeline.stage import StageLoop
 from engine.pipeline.staged import StagedPipeline
 from engine.pipeline.wire import (
     ControlDone,
-    FinishLora,
-    FinishUpdate,
     Forget,
     Launch,
     OrderTransfer,
+    Settle,
     StageView,
     TransferDone,
     decode_stage_message,
@@ -131,11 +130,11 @@ def test_a_stage_that_cannot_be_read_any_more_is_a_failure_of_the_pipeline(wired
     assert (failed.process, "cannot be read" in failed.cause) == ("stage-1", True)
 
 
-@pytest.mark.parametrize(("control", "finish"), [(UPDATE, FinishUpdate), (CHANGE, FinishLora)])
+@pytest.mark.parametrize("control", [UPDATE, CHANGE])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2)])
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_control_is_done_by_all_stages_or_by_none(
-    wired: Wired, order: tuple[int, ...], failing: int, control: Microbatch, finish: type[FinishUpdate | FinishLora]
+    wired: Wired, order: tuple[int, ...], failing: int, control: Microbatch
 ) -> None:
     """A05: whichever stage failed and whichever reported first: every stage is told to drop what it prepared."""
     pipeline, stages = wired
@@ -145,13 +144,13 @@ def test_a_control_is_done_by_all_stages_or_by_none(
         error = "cannot" if stage == failing else None
         stages[stage].send(encode(ControlDone(microbatch_id=6, stage=stage, error=error)))
     assert pipeline.next_completion(WAIT_S) == Completion(microbatch_id=6, error="cannot")
-    assert [_messages(stage) for stage in stages] == [[Launch(control), finish(commit=False)]] * STAGES
+    assert [_messages(stage) for stage in stages] == [[Launch(control), Settle(6, commit=False)]] * STAGES
 
 
-@pytest.mark.parametrize(("control", "finish"), [(UPDATE, FinishUpdate), (CHANGE, FinishLora)])
+@pytest.mark.parametrize("control", [UPDATE, CHANGE])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_a_control_is_done_when_every_stage_is_ready_and_not_before(
-    wired: Wired, order: tuple[int, ...], control: Microbatch, finish: type[FinishUpdate | FinishLora]
+    wired: Wired, order: tuple[int, ...], control: Microbatch
 ) -> None:
     pipeline, stages = wired
     pipeline.launch(control)
@@ -162,7 +161,7 @@ def test_a_control_is_done_when_every_stage_is_ready_and_not_before(
         assert pipeline.next_completion(SOON_S) is None
     stages[order[-1]].send(encode(ControlDone(microbatch_id=6, stage=order[-1], error=None)))
     assert pipeline.next_completion(WAIT_S) == Completion(microbatch_id=6)
-    assert [_messages(stage) for stage in stages] == [[Launch(control), finish(commit=True)]] * STAGES
+    assert [_messages(stage) for stage in stages] == [[Launch(control), Settle(6, commit=True)]] * STAGES
 
 
 RECEIVE = ReceivePages(3, (4, 5, 6))

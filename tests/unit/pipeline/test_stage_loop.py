@@ -17,11 +17,10 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
-    FinishLora,
-    FinishUpdate,
     Forget,
     HiddenFailed,
     Launch,
+    Settle,
     StageMessage,
     StageView,
     decode_stage_report,
@@ -65,23 +64,12 @@ class Runner:
     def skip(self, microbatch: Microbatch) -> None:
         self._see("skip", microbatch.id)
 
-    def prepare_update(self, update: Microbatch) -> str | None:
-        self._see("update", update.id)
-        return "cannot"
+    def prepare(self, control: Microbatch) -> str | None:
+        self._see(control.mode, control.id)
+        return "cannot" if control == UPDATE else None
 
-    def profile(self, control: Microbatch) -> str | None:
-        self._see("profile", control.id)
-        return None
-
-    def finish_update(self, *, commit: bool) -> None:
-        self._see("finish", commit)
-
-    def prepare_lora(self, control: Microbatch) -> str | None:
-        self._see("lora", control.id)
-        return None
-
-    def finish_lora(self, *, commit: bool) -> None:
-        self._see("finish LoRA", commit)
+    def settle(self, number: int, *, commit: bool) -> None:
+        self._see("settle", number, commit)
 
     def fail_next(self, **options: object) -> None:
         self._see("fail next")
@@ -175,9 +163,9 @@ def test_a_failure_here_goes_on_as_one(private_dir: Path) -> None:
 
 
 def test_controls_are_done_in_order_and_reported(private_dir: Path) -> None:
-    messages = [Launch(UPDATE), FinishUpdate(commit=False), Launch(PROFILE), FinishUpdate(commit=True), FailNextStep()]
+    messages = [Launch(UPDATE), Settle(4, commit=False), Launch(PROFILE), Settle(5, commit=True), FailNextStep()]
     runner, _, channel, progress = played(private_dir, *messages, stage=1, stages=2)
-    assert runner.calls == [("update", 4), ("finish", False), ("profile", 5), ("finish", True), "fail next"]
+    assert runner.calls == [("update", 4), ("settle", 4, False), ("profile", 5), ("settle", 5, True), "fail next"]
     assert runner.phases[0] == runner.phases[2] == Phase.COMPUTING
     assert channel.reports == [
         ControlDone(microbatch_id=4, stage=1, error="cannot"),
@@ -187,9 +175,9 @@ def test_controls_are_done_in_order_and_reported(private_dir: Path) -> None:
 
 
 def test_loras_are_read_reported_and_taken(private_dir: Path) -> None:
-    messages = [Launch(CHANGE), FinishLora(commit=True), Launch(CHANGE), FinishLora(commit=False)]
+    messages = [Launch(CHANGE), Settle(6, commit=True), Launch(CHANGE), Settle(6, commit=False)]
     runner, _, channel, progress = played(private_dir, *messages, stage=1, stages=2)
-    assert runner.calls == [("lora", 6), ("finish LoRA", True), ("lora", 6), ("finish LoRA", False)]
+    assert runner.calls == [("lora", 6), ("settle", 6, True), ("lora", 6), ("settle", 6, False)]
     assert channel.reports == [ControlDone(microbatch_id=6, stage=1, error=None)] * 2
     assert progress.of(1) == (6, Phase.DONE)
 

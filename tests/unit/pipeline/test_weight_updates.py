@@ -159,7 +159,7 @@ def test_the_sanitizer_finds_kv_of_the_weights_before() -> None:
     )
     hit = Forward(3, ForwardMode.PREFILL, (Segment("b", 1, 4, (5,), 0, (0, 1), True, SamplingSpec(0)),))
     runner.forward(hit)
-    assert runner.prepare_update(update("embedded:7")) is None
-    runner.finish_update(commit=True)
+    assert runner.prepare(update("embedded:7")) is None
+    runner.settle(100, commit=True)
     with pytest.raises(IntegrityError, match="is older than the weights"):
         runner.forward(hit)
