@@ -6,9 +6,9 @@ whose nodes a flush forgets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from engine.memory import KVMemory, Node, SlidingWindowPool
+from engine.memory import KVMemory, Node, PagePool
 from engine.messages import Event, EvictCache, OperatorEvent, ReleasePressure, SetPressure
 
 
@@ -90,33 +90,19 @@ class Pressure:
     # -- inside --
 
     def _set(self, event: SetPressure) -> None:
+        """Cache, or the window page of a cached page, goes only where what is free or kept back is not enough."""
         if event.leave_pages is not None:
-            self._leave_pages(event.leave_pages)
+            _leave(self._pages, event.leave_pages, self._tree.evict)
         if event.leave_window_pages is not None and self._window is not None:
-            self._leave_window_pages(event.leave_window_pages, self._window)
+            _leave(self._window.pages, event.leave_window_pages, self._window.evict)
         if event.leave_rows is not None:
-            self._rows.release_reserved(max(0, event.leave_rows - self._rows.free))
-            self._rows.reserve(max(0, self._rows.free - event.leave_rows))
+            _leave(self._rows, event.leave_rows)
         if event.leave_unlocked is not None:
             self._leave_unlocked(event.leave_unlocked)
-
-    def _leave_pages(self, count: int) -> None:
-        """Cache is evicted only when the free pages and those kept back are not enough."""
-        pages = self._pages
-        pages.release_reserved(max(0, count - pages.free))
-        self._tree.evict(count - pages.free)
-        pages.reserve(max(0, pages.free - count))
 
     @property
     def _kept_window_pages(self) -> int:
         return 0 if self._window is None else self._window.pages.reserved
-
-    def _leave_window_pages(self, count: int, window: SlidingWindowPool) -> None:
-        """A cached page loses its window page only when those that are free or kept back are not enough."""
-        pages = window.pages
-        pages.release_reserved(max(0, count - pages.free))
-        window.evict(count - pages.free)
-        pages.reserve(max(0, pages.free - count))
 
     def _leave_unlocked(self, count: int) -> None:
         self._unpin()
@@ -133,7 +119,13 @@ class Pressure:
 
     def _release(self) -> None:
         self._unpin()
-        self._pages.release_reserved(self._pages.reserved)
-        self._rows.release_reserved(self._rows.reserved)
-        if self._window is not None:
-            self._window.pages.release_reserved(self._window.pages.reserved)
+        for pool in (self._pages, self._rows, *(() if self._window is None else (self._window.pages,))):
+            pool.release_reserved(pool.reserved)
+
+
+def _leave(pool: PagePool, count: int, evict: Callable[[int], object] | None = None) -> None:
+    """Keep from requests all that is free but ``count``, or give back what is missing to it."""
+    pool.release_reserved(max(0, count - pool.free))
+    if evict is not None:
+        evict(count - pool.free)
+    pool.reserve(max(0, pool.free - count))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.errors import IntegrityError
-from engine.memory import PLAIN, HostTier, KVMemory, Lease, Node, PagePool, RadixTree, RowPool, SlidingWindowPool
+from engine.memory import PLAIN, HostTier, KVMemory, Lease, Node, PagePool, RadixTree, SlidingWindowPool
 from engine.memory.pages import CACHED, HELD
 from engine.memory.sliding_window import NO_WINDOW_PAGE
 
@@ -27,15 +27,14 @@ def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node]
         for node in tree.path(pin):
             locks[node] = locks.get(node, 0) + 1
     check_pages(pages)
-    check_rows(rows)
+    check_pages(rows)
     check_tree(tree, pages, locks)
     if len(held) != pages.held or len(set(held)) != len(held):
         raise IntegrityError(f"leases hold pages {sorted(held)}, but {pages.held} pages are booked as held")
     if not pages.all_are(HELD, held):
         raise IntegrityError(f"leases hold pages {sorted(held)}, of which some are not HELD")
-    taken = rows.total - rows.free - rows.reserved
-    if len(owned_rows) != len(leases) or len(leases) != taken:
-        raise IntegrityError(f"leases own rows {[lease.row for lease in leases]}, but {taken} rows are taken")
+    if len(owned_rows) != len(leases) or len(leases) != rows.held:
+        raise IntegrityError(f"leases own rows {[lease.row for lease in leases]}, but {rows.held} rows are taken")
     if memory.sliding_window is not None:
         check_window(memory.sliding_window, tree, leases)
 
@@ -45,17 +44,8 @@ def check_pages(pages: PagePool) -> None:
     counted, booked = pages.counted(), (pages.free, pages.held, pages.cached, pages.reserved)
     if counted != booked or sum(counted) != pages.total:
         raise IntegrityError(
-            f"page counts (free, held, cached, reserved) are booked as {booked}, "
-            f"but the pages say {counted} of {pages.total}"
-        )
-
-
-def check_rows(rows: RowPool) -> None:
-    """Free and reserved rows as booked are those that are counted."""
-    counted, booked = rows.counted(), (rows.free, rows.reserved)
-    if counted != booked:
-        raise IntegrityError(
-            f"rows (free, reserved) are booked as {booked}, but the rows say {counted} of {rows.total}"
+            f"{pages.unit} counts (free, held, cached, reserved) are booked as {booked}, "
+            f"but the {pages.unit}s say {counted} of {pages.total}"
         )
 
 
@@ -147,7 +137,7 @@ def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None
         node = parent
     if above:
         raise IntegrityError(f"{lease} counts {above} cached pages more than its prefix has")
-    if lease.released or not memory.rows.is_taken(lease.row):
+    if lease.released or memory.rows.state(lease.row) is not HELD:
         raise IntegrityError(f"{lease} owns row {lease.row}, which is free")
 
 

@@ -10,7 +10,6 @@ from engine.memory.lease import Lease
 from engine.memory.node import PLAIN, KvKey, Node
 from engine.memory.pages import PagePool, PageState
 from engine.memory.radix import RadixTree
-from engine.memory.rows import RowPool
 from engine.memory.sliding_window import SlidingWindowPool
 
 __all__ = [
@@ -25,6 +24,5 @@ __all__ = [
     "PagePool",
     "PageState",
     "RadixTree",
-    "RowPool",
     "SlidingWindowPool",
 ]

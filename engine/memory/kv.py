@@ -15,7 +15,6 @@ from engine.memory.lease import Lease
 from engine.memory.node import PLAIN, KvKey, Node
 from engine.memory.pages import PagePool
 from engine.memory.radix import RadixTree
-from engine.memory.rows import RowPool
 from engine.memory.sliding_window import SlidingWindowPool
 
 
@@ -38,7 +37,7 @@ class KVMemory:
         log: CacheLog | None = None,
     ) -> None:
         self.pages = PagePool(total_pages, page_size)
-        self.rows = RowPool(rows)
+        self.rows = PagePool(rows, unit="row")
         self.sliding_window = sliding_window
         self.host = host
         self.tree = RadixTree(self.pages, sliding_window, host)
@@ -117,7 +116,7 @@ class KVMemory:
         if self.pages_for(len(ids)) - len(pages) + spare_pages > self.available_pages:
             self.tree.unlock(node)
             return None
-        lease = Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node, kv_key=kv_key)
+        lease = Lease(rid=rid, row=self.rows.allocate(1)[0], pages=pages, node=node, kv_key=kv_key)
         if self.host is not None and self.host.kept:
             self._load(lease, self._on_host(ids, len(pages), hit_limit, kv_key), self.host)
         window = self.sliding_window
@@ -197,7 +196,7 @@ class KVMemory:
             self.sliding_window.release(lease)
         self.tree.unlock(lease.node)
         self.pages.release(lease.held_pages)
-        self.rows.release(lease.row)
+        self.rows.release((lease.row,))
         lease.released = True
 
     def reset(self) -> None:
@@ -241,5 +240,5 @@ class KVMemory:
             return True
         window.release(lease)
         self.tree.unlock(lease.node)
-        self.rows.release(lease.row)
+        self.rows.release((lease.row,))
         return False

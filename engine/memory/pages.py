@@ -1,4 +1,4 @@
-"""The page pool: which pages of KV are free, held by a request, cached in the prefix tree, or kept back.
+"""The page pool: which pages of KV are free, held by a request, cached in the prefix tree, or kept back; rows as well.
 
 One byte a page is the only truth, so a page cannot be free and owned at once. It never decides who gets a page. A
 request takes pages when its tokens are planned and gives them back once, at its end or at retraction.
@@ -29,11 +29,16 @@ _FREE_UNLESS_RESERVED = bytes(state if state == _RESERVED else _FREE for state i
 
 
 class PagePool:
-    """``total`` pages of ``page_size`` tokens. The lowest free page is handed out first."""
+    """``total`` pages of ``page_size`` tokens. The lowest free page is handed out first.
 
-    def __init__(self, total: int, page_size: int) -> None:
+    A pool of rows, the places in every stage's page table, is one of another ``unit``: a request that owns memory holds
+    one of them, and none is cached.
+    """
+
+    def __init__(self, total: int, page_size: int = 1, *, unit: str = "page") -> None:
         if total < 1 or page_size < 1:
-            raise ValueError(f"a page pool needs total >= 1 and page_size >= 1, got {total} and {page_size}")
+            raise ValueError(f"a {unit} pool needs total >= 1 and page_size >= 1, got {total} and {page_size}")
+        self.unit = unit
         self.total = total
         self.page_size = page_size
         self._states = bytearray(total)
@@ -50,7 +55,7 @@ class PagePool:
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free pages for a request, lowest first. The caller has asked ``free`` before."""
         if count > self.free:
-            raise IntegrityError(f"allocate({count}) with {self.free} pages free of {self.total}: ask first")
+            raise IntegrityError(f"allocate({count}) with {self.free} {self.unit}s free of {self.total}: ask first")
         states, cursor, pages = self._states, self._lowest, []
         for _ in range(count):
             cursor = states.find(_FREE, cursor)
@@ -89,7 +94,7 @@ class PagePool:
     def reserve(self, count: int) -> None:
         """Keep ``count`` free pages from requests, highest first, so that requests get the pages they always got."""
         if count > self.free:
-            raise IntegrityError(f"reserve({count}) with {self.free} pages free of {self.total}: ask first")
+            raise IntegrityError(f"reserve({count}) with {self.free} {self.unit}s free of {self.total}: ask first")
         for _ in range(count):
             self._states[self._states.rfind(_FREE)] = _RESERVED
         self.free -= count
@@ -131,7 +136,7 @@ class PagePool:
         for page in pages:
             if states[page] != source:
                 raise IntegrityError(
-                    f"page {page} is {PageState(states[page]).name}, not {PageState(source).name}: "
+                    f"{self.unit} {page} is {PageState(states[page]).name}, not {PageState(source).name}: "
                     f"it cannot become {PageState(target).name}"
                 )
             states[page] = target

@@ -59,11 +59,11 @@ def test_a_search_is_bounded_by_its_process_time(tmp_path: Path) -> None:
 
 
 def test_a_mutant_with_which_nothing_runs_is_neither_found_nor_missed(tmp_path: Path) -> None:
-    """The row pool refuses every number of rows with this one, before the first step."""
-    name = "fresh:memory.rows.RowPool.__init__.0"
+    """The page pool refuses every number of pages with this one, before the first step."""
+    name = "fresh:memory.pages.PagePool.__init__.0"
     (row,) = measure(tmp_path / "rows.jsonl", [name], ["random"], [0], schedules=4)
     assert not row.is_found
-    assert "a row pool needs total >= 1, got" in row.misfit
+    assert "a page pool needs total >= 1 and page_size >= 1, got" in row.misfit
     assert "SKIPPED" in str(row)
 
 

@@ -113,7 +113,7 @@ def kills_by_verb(t):
 def leaks(t):
     r = t.start_req(prompt_len=20, max_new_tokens=1)
     yield from t.run_until_finished(r)
-    t.scheduler.memory.rows.allocate()
+    t.scheduler.memory.rows.allocate(1)
     t.scheduler.memory.rows.free += 1
     raise ValueError("after a leak")
 
