@@ -18,6 +18,7 @@ RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml',
 
 COPY README.md LICENSE ./
 COPY engine ./engine
+COPY lockstep ./lockstep
 COPY scripted ./scripted
 RUN pip install --no-cache-dir --no-deps .
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 
 if __name__ == "__main__":
     with interruptible("benchmarks"):

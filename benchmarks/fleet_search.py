@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 from scripted.search.strategies import StrategyName
 from scripted.search.targets import schedule_of
 from scripted.search.units import SearchPlan, Unit, run_unit

@@ -19,13 +19,13 @@ from rich.table import Table
 
 from benchmarks.checkpoints import make_checkpoint, vocabulary_of
 from engine.config import EngineConfig
-from engine.interruption import interruptible
 from engine.limits import Limits
 from engine.messages import EvictCache, Generate, SamplingParams
 from engine.model.checkpoint import read_configured_facts
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
 from engine.scheduler import Scheduler
+from lockstep.interruption import interruptible
 
 CASES: Final = ("computed", "from the host", "prefix cache")
 PAGE_TOKENS: Final = 32

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from engine.errors import ConfigError
-from engine.output_files import require_writable, write_output
+from lockstep.errors import UnwritableFileError
+from lockstep.output_files import require_writable, write_output
 
 __all__ = [
     "Measurement",
@@ -109,7 +109,7 @@ def output_file(text: str) -> Path:
     path = Path(text)
     try:
         require_writable("it", path)
-    except ConfigError as exc:
+    except UnwritableFileError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from exc
     return path
 

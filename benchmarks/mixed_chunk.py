@@ -27,13 +27,13 @@ from rich.table import Table
 from benchmarks.checkpoints import make_checkpoint, save_tokenizer
 from benchmarks.peers.machine import Machine
 from engine.config import EngineConfig
-from engine.interruption import interruptible
 from engine.limits import Limits
 from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
 from engine.model.checkpoint import read_facts
 from engine.model.runner import StageRunner
 from engine.plan import Microbatch
 from engine.scheduler import Scheduler
+from lockstep.interruption import interruptible
 
 STREAM_TOKENS: Final = 6_000
 WARM_TOKENS: Final = 16

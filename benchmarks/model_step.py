@@ -22,11 +22,11 @@ from rich.table import Table
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint, vocabulary_of
 from engine.config import EngineConfig
-from engine.interruption import interruptible
 from engine.limits import Limits, ModelFacts
 from engine.messages import Completion
 from engine.model.runner import StageRunner
 from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
+from lockstep.interruption import interruptible
 
 SHAPE = "S"
 VOCABULARY = vocabulary_of(SHAPE)

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from benchmarks.peers.machine import Machine
-from engine.output_files import write_output
+from lockstep.output_files import write_output
 from scripted.core.named import adapter_named
 from scripted.report.step_log import StepLog
 from scripted.script.decorator import ScriptedTest

@@ -29,7 +29,7 @@ from benchmarks.checkpoints import make_checkpoint, save_tokenizer, vocabulary_o
 from benchmarks.engine_processes import engine_process, free_port, wait_for
 from benchmarks.peers.family import Family
 from benchmarks.peers.machine import Machine
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 
 REQUEST_S: Final = 300.0
 # What each way is started with. An engine has the cores that it is not denied.

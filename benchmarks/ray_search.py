@@ -12,7 +12,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Final
 
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.search.ray_pool import RayPool, ray_pool
 from scripted.search.strategies import StrategyName

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.integrity import audit
-from engine.interruption import interruptible
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Scheduler
+from lockstep.interruption import interruptible
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 REQUESTS = 3

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 
 __all__ = ["main"]
 

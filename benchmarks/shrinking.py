@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from engine.interruption import interruptible
 from engine.messages import Completion, Generate, GrammarReady
+from lockstep.interruption import interruptible
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.core.named import OWN, adapter_named

@@ -23,13 +23,13 @@ from rich.table import Table
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint, vocabulary_of
 from engine.config import EngineConfig
-from engine.interruption import interruptible
 from engine.limits import Limits, ModelFacts
 from engine.messages import Completion, Event, Generate, SamplingParams
 from engine.model.runner import StageRunner
 from engine.model.verification import verify
 from engine.plan import Microbatch, Segment
 from engine.scheduler import Scheduler
+from lockstep.interruption import interruptible
 
 SHAPE = "S"
 VOCABULARY = vocabulary_of(SHAPE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.extras import naming_the_extra
-from engine.interruption import interruptible
+from lockstep.extras import naming_the_extra
+from lockstep.interruption import interruptible
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from engine.broken_rules import broken_rule, did_you_mean
 from engine.errors import ConfigError
+from lockstep.broken_rules import broken_rule, did_you_mean
 
 EMBEDDED_MODEL = "embedded"
 # The same with window layers.

@@ -6,8 +6,10 @@ another one are raised ``from`` it.
 
 from __future__ import annotations
 
+from lockstep.errors import LockstepError
 
-class EngineError(Exception):
+
+class EngineError(LockstepError):
     """Base of everything that the engine raises on purpose."""
 
 

@@ -23,9 +23,9 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from engine.broken_rules import nearest
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
+from lockstep.broken_rules import nearest
 
 ENVIRONMENT_PREFIX = "ENGINE_"
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"

@@ -73,25 +73,10 @@ _LAZY = {
 }
 
 
-def require_own_engine() -> None:
-    """Raises ImportError where another package called ``engine`` hides the one that the harness belongs to."""
-    import importlib.util
-    from pathlib import Path
-
-    spec = importlib.util.find_spec("engine")
-    found = None if spec is None or spec.origin is None else Path(spec.origin)
-    if found is None or found.parents[1] != Path(__file__).parents[1]:
-        raise ImportError(
-            f"the package 'engine' must be Lockstep's, but Python finds {found or 'none'}; run pytest and scripted "
-            "from a folder that has no package 'engine', or give yours a place inside a package of another name"
-        )
-
-
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'scripted' has no attribute {name!r}")
     import importlib
 
-    require_own_engine()
     value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
     return value

@@ -96,11 +96,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
     mutant = _option(config, "mutant")
     if mutant is not None:
-        from scripted.adapters.lockstep.bugs import UnknownMutant, mutant_named
+        from scripted.core.refusals import ScriptDefinitionError
 
         try:
+            from scripted.adapters.lockstep.bugs import mutant_named
+
             mutant_named(mutant)
-        except UnknownMutant as exc:
+        except ScriptDefinitionError as exc:
             # A collected script may be of an adapter that knows it.
             config.stash[_not_in_the_gallery] = str(exc)
     if not config.pluginmanager.hasplugin("xdist"):
@@ -351,7 +353,7 @@ def _offered(tiers: list[str], wanted: str) -> list[Any]:
     if wanted == "server" or "server" not in tiers:
         return list(tiers)
     # Here, because another scheduler is scripted without the engine.
-    from engine.extras import INSTALL_SERVE, serve_is_installed
+    from lockstep.extras import INSTALL_SERVE, serve_is_installed
 
     if serve_is_installed():
         return list(tiers)

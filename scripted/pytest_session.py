@@ -166,7 +166,7 @@ class ScriptedSession:
             from scripted.adapters.lockstep.sim.runner import ScriptedSim
 
             return ScriptedSim.start(config, mutant=mutant)
-        from engine.extras import INSTALL_SERVE, serve_is_installed
+        from lockstep.extras import INSTALL_SERVE, serve_is_installed
 
         if not serve_is_installed():
             raise ScriptDefinitionError(f"the server tier needs more than is installed; {INSTALL_SERVE}")

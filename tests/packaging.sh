@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The wheel in an empty environment: what it installs, how large that is, and a written test in a project that has
-# packages named ci and tests of its own. Usage: tests/packaging.sh; PYTHON chooses the interpreter.
+# The wheel in an empty environment: what it installs, how large that is, and written tests in a project that has
+# packages named ci, tests and engine of its own. Usage: tests/packaging.sh; PYTHON chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
@@ -21,7 +21,12 @@ cd "$work/project"
 "$work/env/bin/scripted" new race --dir tests
 "$work/env/bin/python" -m pytest -q tests/test_race.py
 mkdir engine
-touch engine/__init__.py
+echo "ANSWER = 42" >engine/__init__.py
+cp "$work"/source/examples/your_scheduler/{fixed,adapter,scheduler}.py .
+"$work/env/bin/scripted" new other --dir tests --adapter fixed.py
+printf 'from engine import ANSWER\n\n\ndef test_own():\n    assert ANSWER == 42\n' >tests/test_own.py
+"$work/env/bin/pytest" -q tests/test_other.py tests/test_own.py
+"$work/env/bin/python" -m pytest -q tests/test_other.py tests/test_own.py
 if "$work/env/bin/python" -m pytest -q tests/test_race.py >"$work/refused" 2>&1; then
     echo "a package named engine went unnoticed" >&2
     exit 1

@@ -24,7 +24,7 @@ import msgspec
 from benchmarks.gpu.results import PartResult, Status, Table, read_report, write_report
 from benchmarks.gpu.setting import Setting
 from benchmarks.measurement import output_folder
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 
 __all__ = ["PARTS", "main", "run_parts"]
 

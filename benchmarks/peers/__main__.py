@@ -31,7 +31,7 @@ from benchmarks.peers.results import CLIENTS, PeerResult, PeersRun, ratios
 from benchmarks.peers.served import PROMPT_WORDS, Served, ServedPeer, Workload, started
 from benchmarks.peers.shown import console_tables, write_page
 from benchmarks.quantized import QUANTIZED, quantize
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 
 _MIB: Final = 2**20
 _CONTEXT_TOKENS: Final = 2048

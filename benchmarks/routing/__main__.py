@@ -19,7 +19,7 @@ from benchmarks.routing.plot import Line, Panel, figure
 from benchmarks.routing.policies import POLICIES
 from benchmarks.routing.simulation import Outcome, ReplicaModel, simulate
 from benchmarks.routing.workload import Workload, conversations
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 
 RATES: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 PLOT_REPLICAS: Final = 250

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.checkpoints import make_checkpoint, save_tokenizer, vocabulary_of
 from benchmarks.engine_processes import engine_process, free_port, wait_for
 from benchmarks.peers.machine import Machine
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 
 POLICIES: Final = ("round-robin", "prefix")
 REQUEST_S: Final = 120.0

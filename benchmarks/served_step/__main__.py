@@ -29,7 +29,7 @@ from benchmarks.peers.machine import Machine
 from benchmarks.peers.results import CLIENTS
 from benchmarks.peers.served import Served, ServedPeer, Workload
 from benchmarks.served_step.probed_server import PARTS, marks_of
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 
 _ROOT: Final = Path(__file__).parents[2]
 _SERVER: Final = Path(__file__).with_name("probed_server.py")

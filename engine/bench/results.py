@@ -10,7 +10,7 @@ from engine.bench.measured_request import Record
 from engine.bench.measures import Summary
 from engine.bench.plan import BenchPlan
 from engine.errors import ConfigError
-from engine.output_files import write_output
+from lockstep.output_files import write_output
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):

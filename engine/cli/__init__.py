@@ -16,9 +16,9 @@ from engine.cli.flags import with_settings_flags
 from engine.cli.route import route
 from engine.cli.serve import serve
 from engine.cli.stage import stage
-from engine.output_files import print_every_character, told_of
 from engine.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
-from engine.usage_errors import WordedGroup
+from lockstep.output_files import print_every_character, told_of
+from lockstep.usage_errors import WordedGroup
 
 __all__ = ["app", "main"]
 

@@ -16,7 +16,7 @@ from engine.bench.results import BenchResult, read_result, write_result
 from engine.bench.run import BenchError, run_bench
 from engine.bench.tables import comparison_table, result_tables
 from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
-from engine.output_files import require_writable
+from lockstep.output_files import require_writable
 
 EXIT_FAILED = 1
 DEFAULT_URL = "http://127.0.0.1:30000"

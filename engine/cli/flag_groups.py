@@ -15,10 +15,10 @@ import typer.core
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from engine.broken_rules import nearest
 from engine.cli.foreign_flags import translated
 from engine.config import ELSEWHERE
 from engine.settings import ServerSettings
+from lockstep.broken_rules import nearest
 
 # The field that each group begins with, in the order in which the settings define their fields.
 _BEGINS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from engine.interruption import EXIT_INTERRUPTED
 from engine.settings_sources import TracedSettings
+from lockstep.interruption import EXIT_INTERRUPTED
 
 
 def serve(traced: TracedSettings) -> None:

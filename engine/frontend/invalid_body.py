@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from engine.broken_rules import broken_rule, did_you_mean, joined_rules
 from engine.frontend.errors import ApiError, FieldError, shortened
+from lockstep.broken_rules import broken_rule, did_you_mean, joined_rules
 
 # Each error that pydantic describes costs a microsecond and half a kilobyte, and it describes all or none.
 MAX_DESCRIBED_ERRORS = 1000

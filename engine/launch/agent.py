@@ -31,7 +31,6 @@ from engine.links.endpoint import Endpoint
 from engine.links.listener import LinkListener, bound_at
 from engine.links.proof import Claim, Role
 from engine.links.secret import Secret
-from engine.output_files import keep_private
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.stage_process import run_stage_process
 from engine.pipeline.wires import StageWires
@@ -58,6 +57,7 @@ from engine.process.logs import configure_logging
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
 from engine.settings import ServerSettings
+from lockstep.output_files import keep_private
 
 EXIT_OK: Final = 0
 ANY_STAGE: Final = -1

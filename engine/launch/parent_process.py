@@ -25,7 +25,6 @@ import msgspec
 import psutil
 
 from engine.frames import BadFrameError
-from engine.interruption import EXIT_INTERRUPTED
 from engine.launch.agent import run_agent
 from engine.launch.imports import import_engine
 from engine.launch.preload import (
@@ -43,6 +42,7 @@ from engine.links.secret import read_secret
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import adopt_orphans, close_inherited_files, die_with_parent
 from engine.settings import ServerSettings
+from lockstep.interruption import EXIT_INTERRUPTED
 
 # What a supervisor needs to take its own processes down.
 SERVERS_GRACE_S = 3.0

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from engine.config import embedded_seed, loras_of, require_lora_names
 from engine.errors import ConfigError, StartupError
-from engine.extras import INSTALL_TRACING, TRACE_EXPORTER, is_importable
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.links.secret import read_secret
-from engine.output_files import require_writable
 from engine.settings import ServerSettings
+from lockstep.extras import INSTALL_TRACING, TRACE_EXPORTER, is_importable
+from lockstep.output_files import require_writable
 
 DEVICE_FILES = Path("/dev")
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import EngineError, StartupError
-from engine.interruption import EXIT_INTERRUPTED
 from engine.launch.announcement import Announce, HarnessView, OperatorView, Phases, StartView
 from engine.launch.child import Child, fork_child
 from engine.launch.first_death import first_death, is_cause
@@ -29,7 +28,6 @@ from engine.launch.listener import base_url, bind_listener
 from engine.launch.meeting import Meeting, MeetingPlace
 from engine.launch.resolution import openvino_is_likely, refuse_early, require_descriptors, resolve
 from engine.limits import Limits, ModelFacts
-from engine.output_files import keep_private
 from engine.pipeline.stage_process import run_stage_process
 from engine.placement.joined import JoinedStage
 from engine.placement.ray_order import RAY
@@ -52,6 +50,8 @@ from engine.process.watched import WatchedProcess
 from engine.scheduler_process.gate_context import load_attribute
 from engine.scheduler_process.main import SchedulerPlace, run_scheduler
 from engine.settings import ServerSettings
+from lockstep.interruption import EXIT_INTERRUPTED
+from lockstep.output_files import keep_private
 
 SCHEDULER = "scheduler"
 FRONTEND = "frontend"

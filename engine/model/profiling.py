@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from engine.output_files import open_private
+from lockstep.output_files import open_private
 
 PROFILE_LIMIT_STEPS: Final = 200
 

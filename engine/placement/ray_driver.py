@@ -27,7 +27,6 @@ import psutil
 from engine import __version__
 from engine.errors import PlacementError
 from engine.links.endpoint import Endpoint, parse_endpoint
-from engine.output_files import keep_private
 from engine.placement.ray_actor import AgentEnd, Place, StageHost
 from engine.placement.ray_order import NICENESS, RAY, RayOrder
 from engine.process.control import Control, Dying, Ready, Serving
@@ -36,6 +35,7 @@ from engine.process.inheritance import name_process
 from engine.process.logs import configure_logging
 from engine.process.signals import STACK_SIGNAL, leave_stops_to_the_supervisor
 from engine.settings import ServerSettings
+from lockstep.output_files import keep_private
 
 LOOPBACK: Final = "127.0.0.1"
 LOCAL: Final = "local"

@@ -19,9 +19,9 @@ from engine.frames import BadFrameError, decoder_of
 from engine.instruments import plan_shape
 from engine.limits import Limits
 from engine.messages import Event, Refusal, Reply, TokenOutput, encode
-from engine.output_files import open_private
 from engine.recording.checkpoint import Checkpoint
 from engine.scheduler.ports import StepResult
+from lockstep.output_files import open_private
 
 FORMAT: Final = "lockstep-recording-3"
 _LENGTH: Final = struct.Struct(">I")

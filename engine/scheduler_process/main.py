@@ -19,7 +19,6 @@ from engine.clock import MonotonicClock
 from engine.errors import ConfigError
 from engine.limits import Limits
 from engine.messages import Aside, CacheEvent, Reply, TransferEvent, encode
-from engine.output_files import told_of
 from engine.process.control import Control, Ready
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
 from engine.recording import FlightRecorder, Header, RecordingFile, RecordingGate, Redactor, Sink
@@ -30,6 +29,7 @@ from engine.scheduler_process.gate_context import GateContext, load_gate
 from engine.scheduler_process.inbox import UNBOUNDED, Inbox
 from engine.scheduler_process.traced_gate import StageTimes, TracedGate
 from engine.settings import ServerSettings
+from lockstep.output_files import told_of
 
 
 def recorded(gate: Gate, scheduler: Scheduler, settings: ServerSettings) -> Gate:

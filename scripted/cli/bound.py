@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from engine.output_files import require_writable, write_output
+from lockstep.output_files import require_writable, write_output
 from scripted.cli.console import ADAPTER_OPTION, plain_console
 from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError

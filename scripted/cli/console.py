@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from engine.output_files import write_output
+from lockstep.output_files import write_output
 from scripted.core.named import BUILT_IN
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from engine.errors import EngineError
-from engine.output_files import print_every_character, require_writable, told_of, write_output
-from engine.usage_errors import WordedGroup
-from scripted.adapters.lockstep.bugs import UnknownMutant
+from lockstep.errors import LockstepError
+from lockstep.output_files import print_every_character, require_writable, told_of, write_output
+from lockstep.usage_errors import WordedGroup
 from scripted.cli.console import ADAPTER_OPTION
 from scripted.cli.search import add_commands
 from scripted.core.named import OWN, adapter_named
@@ -64,7 +63,7 @@ def main() -> None:
     print_every_character()
     try:
         app()
-    except (EngineError, HarnessError, ScriptDefinitionError, UnknownMutant) as exc:
+    except (LockstepError, HarnessError, ScriptDefinitionError) as exc:
         _refuse(str(exc))
     except OSError as exc:
         _refuse(told_of(exc) + ("; check the path" if isinstance(exc, FileNotFoundError) else ""))
@@ -145,17 +144,19 @@ def view(
 def new(
     name: Annotated[str, typer.Argument(help="of the test, in small letters: flush_meets_abort")],
     folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="where it goes")] = Path("tests/registered"),
-    pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
+    pp_size: Annotated[int, typer.Option(help="pipeline stages of lockstep")] = DEFAULT_PP_SIZE,
+    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Write a race test that passes. Prints the command that runs it; change it into your own."""
     from scripted.cli.new import new_test, write_lint_rules
     from scripted.new_files import command_of
 
-    path = new_test(name, folder=folder, pp_size=pp_size)
+    path = new_test(name, folder=folder, pp_size=pp_size, adapter=adapter)
     typer.echo(f"{path} is written; run it:\n{command_of(path)}")
     if (rules := write_lint_rules(folder)) is not None:
         typer.echo(f"{rules} is written: ruff's rules that find tests of nothing")
-    typer.echo(f"and see what it would notice:\nscripted vet {path}")
+    if adapter == OWN:
+        typer.echo(f"and see what it would notice:\nscripted vet {path}")
 
 
 @app.command()

@@ -10,13 +10,14 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
-from engine.config import EngineConfig
+from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.new_files import render_source, write_new
 
 DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATE: Final = Path(__file__).with_name("new_test.py.jinja")
+_ADAPTER_TEMPLATE: Final = Path(__file__).with_name("new_adapter_test.py.jinja")
 _RUFF_FILES: Final = ("ruff.toml", ".ruff.toml")
 # Ruff's rules that find a comparison or a value that is dropped, a tuple that is asserted, a name compared with itself.
 _LINT_RULES: Final = """# Rules that find tests of nothing.
@@ -24,19 +25,32 @@ lint.extend-select = ["B015", "B018", "F631", "PLR0124"]
 """
 
 
-def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4) -> Path:
-    """Write ``test_<name>.py`` and return its path.
+def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4, adapter: str = OWN) -> Path:
+    """Write ``test_<name>.py`` and return its path. ``pp_size`` is for the engine's own scheduler.
 
-    Raises ScriptDefinitionError for a name that is invalid or taken, ConfigError for an impossible number of stages.
+    Raises ScriptDefinitionError for a name that is invalid or taken and for an adapter that has no scripts, ConfigError
+    for an impossible number of stages.
     """
     _check_name(name)
-    EngineConfig(pp_size=pp_size)
+    if adapter == OWN:
+        from scripted.adapters.lockstep import require_own_engine  # a test of another scheduler does without it
+
+        require_own_engine()
+        from engine.config import EngineConfig
+
+        EngineConfig(pp_size=pp_size)
+    elif not hasattr(adapter_named(adapter), "run_script"):
+        raise ScriptDefinitionError(f"the adapter {adapter!r} cannot run scripts; search it with scripted explore")
     path = folder / f"test_{name}.py"
     # Pytest imports test files by their bare name, so one name may be there only once, in whatever folder.
     taken = next((other for other in sorted(folder.rglob(path.name)) if other.is_file()), None)
     if taken is not None:
         raise ScriptDefinitionError(f"{taken} is there already; choose another name than {name!r}")
-    write_new(path, render_source(_TEMPLATE, name=name, pp_size=pp_size))
+    if adapter == OWN:
+        text = render_source(_TEMPLATE, name=name, pp_size=pp_size)
+    else:
+        text = render_source(_ADAPTER_TEMPLATE, name=name, adapter=adapter)
+    write_new(path, text)
     return path
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from engine.output_files import require_writable
-from engine.recording import RecordingError
+from lockstep.errors import LockstepError
+from lockstep.output_files import require_writable
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
@@ -87,7 +87,7 @@ def show_replay(
     begun = time.monotonic()
     try:
         run = api.replay(what, adapter=adapter, until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
-    except RecordingError as exc:
+    except LockstepError as exc:
         for line in getattr(exc, "__notes__", ()):
             console.print(line, soft_wrap=True)
         raise
@@ -140,7 +140,7 @@ def _write_script(
         console.print(f"it fails; shrunk to {len(small.placed)} events in {shrunk.seconds:.1f} s: {small}")
         schedules = [small, *schedules] if len(schedule.placed) <= _SCRIPT_LIMIT_EVENTS else [small]
     elif len(schedule.placed) > _SCRIPT_LIMIT_EVENTS:
-        raise RecordingError(
+        raise ScriptDefinitionError(
             f"a script has at most {_SCRIPT_LIMIT_EVENTS} events, unless a failure can be shrunk; {path} has "
             f"{len(schedule.placed)} and none of them fails; give --until STEP"
         )

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from engine.output_files import require_writable
+from lockstep.output_files import require_writable, write_output
 from scripted.cli.bound import bound
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.cli.replay import replay
@@ -260,7 +260,6 @@ def find(
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
     require_writable("--markdown", markdown)
-    from engine.output_files import write_output
     from scripted.core.named import adapter_named
     from scripted.search.mutant_search import ALONE, CORPUS, find_mutant, measure, table_of
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripted.adapters.lockstep.bugs import Mutant
 from scripted.api import RecordedRun, run_script
 from scripted.cli.console import plain_console
+from scripted.core.mutant import Mutant
 from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule

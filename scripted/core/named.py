@@ -27,7 +27,7 @@ BUILT_IN: Final = {
     "vllm-fleet": "scripted.adapters.vllm.fleet",
 }
 _ATTRIBUTE: Final = "ADAPTER"
-_OUR_PACKAGES: Final = ("engine", "scripted")
+_OUR_PACKAGES: Final = ("engine", "lockstep", "scripted")
 _WHAT: Final = (
     f"an adapter is {', '.join(BUILT_IN)}, a file FILE.py that has one as {_ATTRIBUTE}, or MODULE:NAME of an "
     "installed module"

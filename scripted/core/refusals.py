@@ -7,6 +7,10 @@ class ScriptDefinitionError(Exception):
     """The input is no valid script, schedule or target; the text says what it should be."""
 
 
+class EngineHidden(ScriptDefinitionError, ImportError):
+    """Another package called ``engine`` is in the way of Lockstep's, which scripts of its own scheduler need."""
+
+
 class BadCommand(ScriptDefinitionError):
     """A line that is no command of the shell; nothing was done."""
 

@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from engine.launch.preload import PreloadedParent
-from engine.output_files import write_output
+from lockstep.output_files import write_output
 from scripted.adapters.lockstep.bugs import Mutant, mutant_named
 from scripted.adapters.lockstep.server.parent import start_parent
 from scripted.adapters.lockstep.server.runner import ScriptedServer

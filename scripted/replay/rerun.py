@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import EngineError
 from scripted.core.named import OWN, adapter_named
 from scripted.core.protocol import Adapter
+from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule
 from scripted.core.translation import Translated, Translation
 from scripted.report.rerun import Rerun
@@ -75,7 +75,7 @@ def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str
     )
     if done.returncode:
         said = done.stderr.decode()[-_SHOWN_CHARACTERS:]
-        raise EngineError(f"the run in a fresh process failed with status {done.returncode}: {said}")
+        raise HarnessError(f"the run in a fresh process failed with status {done.returncode}: {said}")
     return msgspec.msgpack.decode(done.stdout, type=Rerun)
 
 

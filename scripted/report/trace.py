@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from engine.errors import EngineError
-from engine.output_files import write_output
+from lockstep.errors import LockstepError
+from lockstep.output_files import write_output
 from scripted.core.named import OWN
 from scripted.report.step_log import EngineLog, FleetLog, Message, Note, ShownStep, StepLog
 
@@ -26,7 +26,7 @@ _RECORDING: Final = b"lockstep-recording"
 _REMEDY: Final = "record the run again"
 
 
-class TraceError(EngineError, ValueError):
+class TraceError(LockstepError, ValueError):
     """A file is not a trace, or is damaged; the text names file, line and remedy."""
 
 

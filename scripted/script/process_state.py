@@ -40,7 +40,7 @@ import msgspec
 from scripted.errors import BadCall
 from scripted.script.open_files import STANDARD_FILES, Descriptors, Streams
 
-_PACKAGES: Final = ("engine", "scripted")
+_PACKAGES: Final = ("engine", "lockstep", "scripted")
 _RUNNERS: Final = ("_pytest", "pluggy")
 # Beside those of Python itself.
 _ALSO: Final = frozenset({"fastapi", "httpx", "numpy", "numpy.random", "pydantic", "starlette", "torch", "uvicorn"})

@@ -314,7 +314,7 @@ class SchedulerAdapter:
 
     def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
         """A table of its own; a page that is there keeps what stands above its first table."""
-        from engine.output_files import write_output  # a search imports nothing of the engine
+        from lockstep.output_files import write_output  # a search imports nothing of the engine
 
         above = page.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if page.exists() else ""
         rows = ["| bug | origin | found |", "| --- | --- | --- |"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from engine import extras
+from lockstep import extras
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = """

@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.interruption import EXIT_INTERRUPTED
 from engine.launch import parent_process
 from engine.launch.preload import ServeRequest
+from lockstep.interruption import EXIT_INTERRUPTED
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal
-from engine.interruption import interruptible
+from lockstep.interruption import interruptible
 # A shell starts what it runs in the background with interrupts ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with interruptible("it"):
@@ -42,7 +42,7 @@ def test_an_interrupted_command_says_so_in_one_line(body: str, status: int, said
     assert (done.returncode, done.stderr) == (status, said)
 
 
-@pytest.mark.parametrize("package", ["engine", "scripted", "ci", "benchmarks"])
+@pytest.mark.parametrize("package", ["engine", "lockstep", "scripted", "ci", "benchmarks"])
 def test_a_command_is_interruptible_before_its_costly_imports(package: str) -> None:
     """What is imported before that cannot end in order, so it must be little."""
     program = f"import {package}, sys; print(sorted({{'pydantic', 'typer', 'rich', 'torch'}} & set(sys.modules)))"

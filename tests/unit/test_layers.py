@@ -16,14 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # The rooms, from the ground up. A room is a folder or a module of its own below a package. It imports rooms before it.
 ROOMS = (
+    "lockstep",
+    "lockstep.errors",
+    "lockstep.interruption",
+    "lockstep.broken_rules",
+    "lockstep.usage_errors",
+    "lockstep.extras",
+    "lockstep.output_files",
     "engine.errors",
-    "engine.interruption",
     "engine.frames",
     "engine.clock",
-    "engine.broken_rules",
-    "engine.usage_errors",
-    "engine.extras",
-    "engine.output_files",
     "engine.config",
     "engine",
     "engine.stats",
@@ -99,7 +101,7 @@ ROOMS = (
     "scripted.pytest_session",
     "scripted.pytest_plugin",
 )
-PACKAGES = ("engine", "scripted")
+PACKAGES = ("lockstep", "engine", "scripted")
 TORCH = ("torch",)
 OUTSIDE_WORLD = (
     "time",
@@ -203,6 +205,19 @@ def imports_of(package: str, packages: tuple[str, ...]) -> list[str]:
         for line, module in imports(path)
         if is_of(module, packages)
     ]
+
+
+def test_a_foreign_scheduler_does_without_the_engine() -> None:
+    """What a script or a search of another scheduler imports has no import of ``engine`` outside a function."""
+    ours = ("scripted.adapters.lockstep", "scripted.demo")
+    eager = [
+        f"{path.relative_to(ROOT)}:{node.lineno} imports {node.module}"
+        for path in modules("scripted")
+        if not is_of(name_of(path), ours)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom) and is_of(str(node.module), ("engine", *ours))
+    ]
+    assert not eager, "\n".join(eager)
 
 
 def test_every_room_is_listed() -> None:

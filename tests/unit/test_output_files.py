@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ci.cli import app as ci_app
 from engine.errors import ConfigError
-from engine.output_files import require_writable, write_output
+from lockstep.output_files import require_writable, write_output
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def test_what_is_no_place_for_a_file_is_refused(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(ConfigError, match=f"--trace must name a file that can be written, .*{why}"):
             require_writable("--trace", tmp_path / name)
     # What root may write is a matter of the file system, so the answer is given here.
-    monkeypatch.setattr("engine.output_files.os.access", lambda *_: False)
+    monkeypatch.setattr("lockstep.output_files.os.access", lambda *_: False)
     for name in ("file", "new", "new/x"):
         with pytest.raises(ConfigError, match="is closed to writing"):
             require_writable("--trace", tmp_path / name)

@@ -30,7 +30,7 @@ from scripted.script.clients import Call, ClientView
 from scripted.script.state import KVState, MicrobatchInFlight, RowState
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("engine", "scripted", "ci")
+PACKAGES = ("engine", "lockstep", "scripted", "ci")
 WRITTEN_HERE = (*PACKAGES, "benchmarks", "tests", "docs", "deploy", ".ci", ".github")
 SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".jinja", ""}
 DOCSTRING_LINES = 5

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from engine.output_files import write_output
+from lockstep.output_files import write_output
 from scripted.adapters.lockstep.bugs import ESCAPES, RACES, Mutant
 from scripted.script.loader import find_test
 from scripted.search.mutant_search import Found

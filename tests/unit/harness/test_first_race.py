@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/first_race.md"
-COPIED = ("engine", "scripted", "ci", "tests/registered")
+COPIED = ("engine", "lockstep", "scripted", "ci", "tests/registered")
 # Done before this test can run, on the machine that runs it.
 INSTALLATION = ("make install", ". .venv/bin/activate")
 COMMAND_TIMEOUT_S = 120

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,9 +42,28 @@ def test_packages_of_the_same_name(pytester: pytest.Pytester, run, package: str)
 def test_a_script_in_a_project_whose_engine_hides_ours(pytester: pytest.Pytester, run) -> None:
     """The error names the package that is in the way and what to do, instead of a module that is not there."""
     pytester.mkpydir("engine")
-    pytester.makepyfile("from scripted import scripted\n")
+    pytester.makepyfile("from scripted import ScriptedSim\n")
     result = run()
     result.stdout.fnmatch_lines(["*the package 'engine' must be Lockstep's, but Python finds *engine/__init__.py*"])
+
+
+def test_a_scheduler_of_a_project_with_an_engine_of_its_own(
+    pytester: pytest.Pytester, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its adapter is scripted and searched without Lockstep's engine, beside tests of the package ``engine``."""
+    pytester.mkpydir("engine").joinpath("own.py").write_text("def answer():\n    return 42\n")
+    pytester.makepyfile("from engine.own import answer\n\n\ndef test_own():\n    assert answer() == 42\n")
+    for name in ("adapter", "fixed", "scheduler"):
+        shutil.copy(REPOSITORY / f"examples/your_scheduler/{name}.py", pytester.path)
+    monkeypatch.chdir(pytester.path)
+    new_test("race", folder=pytester.path / "tests", adapter="fixed.py")
+    run().assert_outcomes(passed=2)
+    new = pytester.run(sys.executable, "-m", "scripted", "new", "other")
+    assert new.ret == 2
+    new.stderr.fnmatch_lines(["*the package 'engine' must be Lockstep's, but *; a script or search of another *"])
+    search = pytester.run(sys.executable, "-m", "scripted", "explore", "--adapter", "adapter.py", "--schedules", "150")
+    assert search.ret == 1
+    search.stdout.fnmatch_lines(["*FAILED on *Violation*"])
 
 
 def test_a_written_test_needs_no_package_of_this_repository(pytester: pytest.Pytester, run) -> None:
@@ -102,7 +123,7 @@ def test_nothing_of_the_harness_is_imported(pytester: pytest.Pytester, run) -> N
         import sys
 
         def test_imports():
-            ours = {"scripted", "engine", "msgspec", "pydantic", "torch"}
+            ours = {"scripted", "engine", "lockstep", "msgspec", "pydantic", "torch"}
             found = {name for name in sys.modules if name.partition(".")[0] in ours}
             assert found == {"scripted", "scripted.pytest_plugin"}
         """

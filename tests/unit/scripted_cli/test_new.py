@@ -48,6 +48,16 @@ def test_what_is_written_fails_under_its_mutant(tmp_path, pp_size):
         ScriptedSim(test.config, mutant="flush-ignores-in-flight").run(test.script, options=options)
 
 
+def test_what_is_written_for_another_scheduler_passes_at_once(tmp_path):
+    adapter = "examples/your_scheduler/fixed.py"
+    done = CliRunner().invoke(app, ["new", "mine", "--dir", str(tmp_path), "--adapter", adapter])
+    assert done.exit_code == 0
+    assert "scripted vet" not in done.output
+    test = load_test(str(tmp_path / "test_mine.py"), "test_mine")
+    passed = adapter_named(adapter).run_script(test.script, {}, config=test.config, options=test.options, mutant=None)
+    assert passed.reached == {test.options.must_reach[0]: 1}
+
+
 def test_a_project_without_suites_gets_tests_without_a_registration(tmp_path, monkeypatch):
     """Another project's `ci` may be a package of its own: what is written must not import it."""
     (tmp_path / "ci").mkdir()

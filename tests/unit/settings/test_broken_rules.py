@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from pydantic_core.core_schema import ErrorType
 
 from engine import EngineConfig
-from engine.broken_rules import RULES, broken_rule, joined_rules
 from engine.errors import ConfigError
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.operator_routes import AbortBody, PauseBody, UpdateWeightsBody
 from engine.frontend.protocol import GenerateBody, parse_body
+from lockstep.broken_rules import RULES, broken_rule, joined_rules
 
 THE_VALIDATOR_S = re.compile(r"Input|should|Field required|valid (string|integer|number|boolean|list|dict)|Object")
 # Everything that a rule of ours may want to say.

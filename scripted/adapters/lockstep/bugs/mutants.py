@@ -17,11 +17,12 @@ from typing import Final
 
 from scripted.adapters.lockstep.bugs.fresh import fresh_mutant
 from scripted.core.mutant import Mutant, read_mutants
+from scripted.core.refusals import ScriptDefinitionError
 
 _CHECKS: Final = ("scripted.adapters.lockstep.oracle.", "scripted.adapters.lockstep.specification.")
 
 
-class UnknownMutant(ValueError):
+class UnknownMutant(ScriptDefinitionError, ValueError):
     """No mutant has this name."""
 
 

@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.errors import ConfigError
+from lockstep.errors import UnwritableFileError
 
 
 def require_writable(flag: str, path: Path | None) -> None:
-    """Raise ConfigError for a file that cannot be written. Its folders need not be there yet."""
+    """Raise UnwritableFileError for a file that cannot be written. Its folders need not be there yet."""
     why = None if path is None else _why_not(path)
     if why is not None:
-        raise ConfigError(f"{flag} must name a file that can be written, got {path}: {why}; name another one")
+        raise UnwritableFileError(f"{flag} must name a file that can be written, got {path}: {why}; name another one")
 
 
 def keep_private() -> None:

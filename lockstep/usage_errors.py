@@ -7,7 +7,7 @@ from typing import Any, Final
 import typer.core
 from pydantic import ValidationError
 
-from engine.broken_rules import broken_rule
+from lockstep.broken_rules import broken_rule
 
 # By what the library's own sentence begins with or has in it.
 _REMEDIES: Final = {
