@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -160,6 +161,18 @@ class ServerDied(ScriptError):
 
 class ServerDirty(ScriptError):
     """The engine could not be brought back to idle before the script; the report names what is still there."""
+
+
+_ERRORS: Final = {
+    FailureKind.FAILED: ScriptFailed,
+    FailureKind.TIMEOUT: ScriptTimeout,
+    FailureKind.DIED: ServerDied,
+    FailureKind.DIRTY: ServerDirty,
+}
+
+
+def error_of(report: FailureReport) -> ScriptError:
+    return _ERRORS[report.kind](report)
 
 
 def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:

@@ -9,20 +9,26 @@ import io
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
+from scripted.core.refusals import HarnessError
+from scripted.errors import NotIdle, Overdue
+from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
 from scripted.script.deadline import Deadline
 from scripted.script.decorator import ScriptFunction
-from scripted.script.interruptions import no_departure, without_debugger
+from scripted.script.interruptions import error_text, no_departure, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
 from scripted.script.process_state import ProcessState
+from scripted.script.source import code_of
+from scripted.script.watchdog import watchdog
 
 # A ``finally`` that yields needs another one.
 _MOST_CLOSES: Final = 100
@@ -170,6 +176,22 @@ class ScriptExecution:
         self._printed.truncate()
         return text
 
+    def report(self, run: Any, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any) -> FailureReport:
+        """The report of a script that raised ``exc``, itself or under it; with what more an adapter knows."""
+        code = code_of(self.function)
+        return FailureReport(
+            kind=kind,
+            error=error_text(exc, BaseContext if self.context is None else type(self.context), self.function),
+            frames=frames_of(exc, inside=code.co_filename) or position_of(self.script) or definition_of(code),
+            printed=self.take_printed(),
+            script=f"{code.co_filename}::{self.function.__name__}",
+            tier=run.tier,
+            mutant=mutant,
+            notes=self.notes,
+            replay=self.options.replay,
+            **more,
+        )
+
     @property
     def notes(self) -> tuple[Note, ...]:
         """Each window at its first step, and the lines of the script that acted."""
@@ -210,18 +232,31 @@ class ScriptSource(Protocol):
     def close(self) -> None: ...
 
 
+def kind_of(exc: BaseException) -> FailureKind:
+    """How a script that raised this did not pass, if the engine lives."""
+    if isinstance(exc, NotIdle):
+        return FailureKind.DIRTY
+    return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
+
+
 class OneScript:
-    """A source of one script, which keeps how it ended: what it raised, and whether the scheduler died of that."""
+    """A source of one script, which keeps how it ended: what it raised, and the report of that, as it was then.
+
+    ``new_state`` notes what a test may not change in its process for those after it; None where there are none.
+    """
 
     warms_up = False
 
-    def __init__(self, script: ScriptExecution, state: ProcessState | None) -> None:
+    def __init__(
+        self, script: ScriptExecution, mutant: str | None, new_state: Callable[[], ProcessState] | None
+    ) -> None:
         self.script = script
         self.error: BaseException | None = None
-        self.died = False
+        self.report: FailureReport | None = None
+        self._mutant = mutant
         self._next: ScriptExecution | None = script
-        # What a test may not change for those after it.
-        self._state = state
+        self._new_state = new_state
+        self._state: ProcessState | None = None
 
     def open(self) -> None: ...
 
@@ -229,7 +264,10 @@ class OneScript:
         self.left()
 
     def next_script(self) -> ScriptExecution | None:
+        # The scheduler is made by now: what it sets for its whole process, as vLLM does when it is imported, stays.
         script, self._next = self._next, None
+        if script is not None and script.options.must_assert and self._new_state is not None:
+            self._state = self._new_state()
         return script
 
     def left(self) -> list[str]:
@@ -241,10 +279,27 @@ class OneScript:
     def ended(self, run: Any, script: Any) -> None: ...
 
     def failed(self, run: Any, script: Any, exc: Exception) -> None:
-        del run, script
         self.left()  # before it is reported, with what it may have replaced
-        self.error = exc
+        self.error, self.report = exc, script.report(run, exc, kind_of(exc), self._mutant)
 
     def crashed(self, run: Any, script: Any, exc: BaseException) -> None:
-        del run, script
-        self.error, self.died = exc, True
+        self.error = exc
+        if not isinstance(exc, HarnessError):  # which says nothing about the script
+            kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.DIED
+            self.report = script.report(run, exc, kind, self._mutant)
+
+
+def run_one(
+    source: OneScript, drive: Callable[[OneScript], object], switched_on: AbstractContextManager[object]
+) -> None:
+    """Run the one script of a source, with a mutant or none. Raises what is no result of the script."""
+    timeout_s = source.script.options.timeout_s
+    with ExitStack() as stack:
+        stack.enter_context(switched_on)
+        stack.enter_context(watchdog(timeout_s))
+        source.script.deadline = stack.enter_context(Deadline(timeout_s))
+        try:
+            drive(source)
+        except Exception:
+            if source.report is None:
+                raise

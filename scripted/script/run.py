@@ -33,7 +33,7 @@ class ScriptedRun(Run, ABC):
     after a script.
     """
 
-    tier: ClassVar[str] = "sim"
+    tier: str = "sim"
     context_type: ClassVar[type[BaseContext]]
     is_dead: bool = False
     records: list[Any]

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from scripted.core.protocol import Adapter
-from scripted.report.failure import ScriptError, ScriptTimeout
+from scripted.report.failure import ScriptError
 from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
 from scripted.sdk.live.machine import LiveEngine
@@ -104,7 +104,7 @@ def _reply_to(command: RunLiveScript, adapter: Adapter, config: Any, new_machine
                 parts=(machine, LiveDevice(), LiveOracle(limits, can)),
             )
     except ScriptError as exc:
-        return Failed(report=exc.report, timeout=isinstance(exc, ScriptTimeout))
+        return Failed(report=exc.report)
     except Exception:  # noqa: BLE001 - whatever it is, the test process shows it
         return Failed(report=None, text=traceback.format_exc())
     return Passed(outcome=outcome)

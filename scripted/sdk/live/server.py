@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
-from scripted.report.failure import ScriptError, ScriptFailed, ScriptTimeout
+from scripted.report.failure import error_of
 from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptedTest
 from scripted.script.execution import ScriptOutcome
@@ -87,7 +87,9 @@ class LiveServer:
             self.usable = True
             return reply.outcome
         assert isinstance(reply, Failed), f"the gate answered a script with {reply}"
-        raise _error_of(reply)
+        if reply.report is None:
+            raise HarnessError(f"a live script failed, which says nothing about the engine: {reply.text}")
+        raise error_of(reply.report)
 
     @property
     def pid(self) -> int:
@@ -140,13 +142,6 @@ class LiveServers:
         if self._server is not None:
             self._server.close()
             self._server = None
-
-
-def _error_of(reply: Failed) -> Exception:
-    if reply.report is None:
-        return HarnessError(f"a live script failed, which says nothing about the engine: {reply.text}")
-    kind: type[ScriptError] = ScriptTimeout if reply.timeout else ScriptFailed
-    return kind(reply.report)
 
 
 def _free_port() -> int:

@@ -43,7 +43,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     report: FailureReport | None
     text: str = ""
-    timeout: bool = False
 
 
 Reply = Ready | Passed | Failed

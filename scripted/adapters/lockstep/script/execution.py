@@ -14,17 +14,12 @@ from engine.limits import Limits
 from engine.scheduler import StepRecord
 from scripted.adapters.lockstep.oracle.growth import Grown
 from scripted.adapters.lockstep.script.alone import Compared
-from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.step_words import call_names, log_of
-from scripted.errors import NotIdle, Overdue
 from scripted.report.failure import FailureKind, FailureReport
-from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog
 from scripted.report.tally import NOT_COMPARED
 from scripted.script.execution import ScriptExecution, ScriptOutcome
-from scripted.script.interruptions import error_text
 from scripted.script.process_state import LeftChanged
-from scripted.script.source import code_of
 
 # The last steps that a report carries; more than it shows, for readers of the data.
 REPORTED_STEPS = 64
@@ -105,38 +100,22 @@ class EngineExecution(ScriptExecution):
             fleet=self._fleet,
         )
 
-    def report(self, run: Any, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
-        """The report of a script that raised ``exc``, itself or under it."""
-        code = code_of(self.function)
-        frames = frames_of(exc, inside=code.co_filename) or position_of(self.script) or definition_of(code)
+    def report(self, run: Any, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any) -> FailureReport:
         died = kind is FailureKind.DIED
         kept = run.records if self.options.record else run.records[-REPORTED_STEPS:]
-        return FailureReport(
-            kind=kind,
-            error=error_text(exc, ScriptContext if self.context is None else type(self.context), self.function),
-            frames=frames,
-            printed=self.take_printed(),
-            script=f"{code.co_filename}::{self.function.__name__}",
-            tier=run.world.tier,
-            mutant=mutant,
-            state="" if self.context is None else _state_text(run, self.context),
-            log=log_of(kept, run.scheduler.limits, call_names(run.records)),
-            fleet=None if run.fleet is None else run.fleet.log(None if self.options.record else REPORTED_STEPS),
-            notes=self.notes,
-            replay=self.options.replay,
+        more |= {
+            "state": "" if self.context is None else _state_text(run, self.context),
+            "log": log_of(kept, run.scheduler.limits, call_names(run.records)),
+            "fleet": None if run.fleet is None else run.fleet.log(None if self.options.record else REPORTED_STEPS),
             # A server that has lost a stage ends in a moment: the next script must not meet it.
-            spent=bool(run.is_dead or run.failure or isinstance(exc, Grown) or self._changed_limits(run)),
-            begun=self.context is not None,
-            dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
-            cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
-        )
-
-
-def kind_of(exc: BaseException) -> FailureKind:
-    """How a script that raised this did not pass, if the engine lives."""
-    if isinstance(exc, NotIdle):
-        return FailureKind.DIRTY
-    return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
+            "spent": bool(run.is_dead or run.failure or isinstance(exc, Grown) or self._changed_limits(run)),
+            "begun": self.context is not None,
+        }
+        if died and isinstance(exc, ProcessDiedError):
+            more["dead_process"] = exc.process
+        elif died:
+            more |= {"dead_process": "scheduler", "cause": "".join(traceback.format_exception(exc))}
+        return super().report(run, exc, kind, mutant, **more)
 
 
 def _state_text(run: Any, context: Any) -> str:

@@ -84,7 +84,7 @@ class EngineRun(ScriptedRun):
     def __init__(self, scheduler: Scheduler, world: World, source: ScriptSource | None) -> None:
         machine = EngineMachine(scheduler.limits, digests=True, scheduler=scheduler)
         super().__init__(None, OWN, source, parts=(machine, world, EngineOracle(scheduler.limits, restores=True)))
-        self.world = world
+        self.world, self.tier = world, world.tier
         self.handles: EngineHandles = EngineHandles()
         self.grammars = HeldGrammars()
         self.last_replies: tuple[Reply, ...] = ()

@@ -9,31 +9,17 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 
 from engine.config import EngineConfig
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.report.failure import (
-    FailureKind,
-    FailureReport,
-    ScriptError,
-    ScriptFailed,
-    ScriptTimeout,
-    ServerDied,
-    ServerDirty,
-)
+from scripted.report.failure import FailureReport, ScriptError
+from scripted.report.failure import error_of as error_of_report
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
-
-_ERRORS: Final = {
-    FailureKind.FAILED: ScriptFailed,
-    FailureKind.TIMEOUT: ScriptTimeout,
-    FailureKind.DIED: ServerDied,
-    FailureKind.DIRTY: ServerDirty,
-}
 
 
 class ScriptRunner(ABC):
@@ -88,7 +74,7 @@ class ScriptRunner(ABC):
 
 def error_of(report: FailureReport, config: EngineConfig, mutant: str | None) -> ScriptError:
     """The error of a report, with the configuration that it happened on."""
-    return _ERRORS[report.kind](msgspec.structs.replace(report, config=_config_text(config), mutant=mutant))
+    return error_of_report(msgspec.structs.replace(report, config=_config_text(config), mutant=mutant))
 
 
 def _config_text(config: EngineConfig) -> str:

@@ -25,7 +25,7 @@ from engine.process.control import Shutdown as SupervisorShutdown
 from engine.process.inheritance import adopt_orphans
 from engine.scheduler_process.gate_context import GateContext
 from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of, kind_of
+from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of
 from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.server.fleet_host import FleetHost
@@ -48,6 +48,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import frames_of, position_of
 from scripted.script.arguments import unpacked
+from scripted.script.execution import kind_of
 from scripted.script.loader import load_script
 from scripted.script.process_state import LeftChanged, ProcessState
 
@@ -172,7 +173,7 @@ class WireSource:
         self._fail(run, script, exc, spent=isinstance(exc, LeftChanged) or bool(self.left()))
 
     def _fail(self, run: EngineRun, script: EngineExecution, exc: Exception, *, spent: bool) -> None:
-        report = script.report(run, exc, kind=kind_of(exc), mutant=self._mutant)
+        report = script.report(run, exc, kind_of(exc), self._mutant)
         self._send(ScriptFailedReply(report=msgspec.structs.replace(report, spent=report.spent or spent)))
 
     def left(self) -> list[str]:
@@ -187,7 +188,7 @@ class WireSource:
 
     def crashed(self, run: EngineRun, script: EngineExecution | None, exc: BaseException) -> None:
         if script is not None and not isinstance(exc, ShutdownAsked):
-            report = script.report(run, exc, kind=FailureKind.DIED, mutant=self._mutant)
+            report = script.report(run, exc, FailureKind.DIED, self._mutant)
             self._send(ScriptFailedReply(report=report))
 
     def new_fleet(self, names: Sequence[str], clock: VirtualClock) -> Fleet:

@@ -28,12 +28,13 @@ from scripted.adapters.lockstep.server.parent import start_parent
 from scripted.adapters.lockstep.server.role_world import RolePeer, RoleWorld
 from scripted.adapters.lockstep.server.wire import EngineWanted
 from scripted.adapters.lockstep.server.world import decoder_of
-from scripted.adapters.lockstep.sim.runner import EngineScript, ScriptedSim
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.core.clock import VirtualClock
 from scripted.core.violation import Violation
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import definition_of
 from scripted.script.decorator import ScriptFunction
+from scripted.script.execution import OneScript
 from scripted.script.options import ScriptOptions
 from scripted.script.source import file_of
 
@@ -95,7 +96,7 @@ class ScriptedRole(ScriptedSim):
             )
             raise error_of(report, self.config, self.mutant) from exc
 
-    def _run_loop(self, source: EngineScript) -> None:
+    def _run_loop(self, source: OneScript) -> None:
         world, scheduler = self._world, self._scheduler
         world.start(scheduler)
         run = EngineRun(scheduler, world, source)

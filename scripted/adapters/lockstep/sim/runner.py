@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from engine.config import EngineConfig
@@ -19,7 +19,7 @@ from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent
 from engine.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.context import ScriptContext
-from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of, kind_of
+from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of
 from scripted.adapters.lockstep.script.fleet import Fleet, FleetEngine, config_of
 from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.adapters.lockstep.script.run import EngineRun
@@ -30,14 +30,10 @@ from scripted.adapters.lockstep.sim.limits import simulated_limits
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
 from scripted.core.clock import VirtualClock
-from scripted.errors import Overdue
-from scripted.report.failure import FailureKind, FailureReport
-from scripted.script.deadline import Deadline
 from scripted.script.decorator import ScriptFunction
-from scripted.script.execution import OneScript
+from scripted.script.execution import OneScript, run_one
 from scripted.script.options import ScriptOptions
 from scripted.script.process_state import ProcessState
-from scripted.script.watchdog import watchdog
 
 
 class SimWorld(World):
@@ -101,30 +97,6 @@ class SimWorld(World):
         self.pipeline.resume_stage(stage)
 
 
-class EngineScript(OneScript):
-    """One script, with the report of how it failed, as it was then."""
-
-    def __init__(
-        self, script: EngineExecution, mutant: str | None, config: EngineConfig, *, standard_files: bool
-    ) -> None:
-        settings = configs_of(script.function, config)
-        must_assert = script.options.must_assert
-        super().__init__(
-            script, ProcessState(standard_files=standard_files, settings=settings) if must_assert else None
-        )
-        self.report: FailureReport | None = None
-        self._mutant = mutant
-
-    def failed(self, run: EngineRun, script: EngineExecution, exc: Exception) -> None:
-        super().failed(run, script, exc)
-        self.report = script.report(run, exc, kind=kind_of(exc), mutant=self._mutant)
-
-    def crashed(self, run: EngineRun, script: EngineExecution, exc: BaseException) -> None:
-        super().crashed(run, script, exc)
-        kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.DIED
-        self.report = script.report(run, exc, kind=kind, mutant=self._mutant)
-
-
 class ScriptedSim(ScriptRunner):
     """Runs scripts in the sim tier. Every script gets its own scheduler and pipeline."""
 
@@ -147,22 +119,16 @@ class ScriptedSim(ScriptRunner):
         if not self._open:
             raise EngineError("this sim was shut down; start another one")
         execution = EngineExecution(script, args, kwargs, options)
-        with ExitStack() as stack:
-            if self.mutant is not None:
-                stack.enter_context(mutant_named(self.mutant).switched_on())
-            stack.enter_context(watchdog(options.timeout_s))
-            execution.deadline = stack.enter_context(Deadline(options.timeout_s))
-            source = EngineScript(execution, self.mutant, self.config, standard_files=self._has_clients)
-            try:
-                self._run_loop(source)
-            except Exception:
-                if source.report is None:
-                    raise
+        settings = configs_of(script, self.config)
+        new_state = functools.partial(ProcessState, standard_files=self._has_clients, settings=settings)
+        source = OneScript(execution, self.mutant, new_state)
+        switched_on = nullcontext() if self.mutant is None else mutant_named(self.mutant).switched_on()
+        run_one(source, self._run_loop, switched_on)
         if source.report is not None:
             raise error_of(source.report, self.config, self.mutant) from source.error
         return execution.succeeded()
 
-    def _run_loop(self, source: EngineScript) -> None:
+    def _run_loop(self, source: OneScript) -> None:
         scheduler, world = new_engine(self.config, copy.deepcopy(self._limits))
         run = EngineRun(scheduler, world, source)
         run.new_fleet = functools.partial(new_fleet, self.config)
