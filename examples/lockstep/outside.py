@@ -18,7 +18,7 @@ from engine.plan import Segment
 from engine.scheduler import Scheduler
 from scripted.adapters.lockstep.bugs import MUTANTS
 from scripted.adapters.lockstep.copies import COPIER
-from scripted.adapters.lockstep.silent_digests import SilentDigests
+from scripted.adapters.lockstep.machine import SilentDigests
 from scripted.sdk import (
     Abort,
     Add,

@@ -33,12 +33,12 @@ from scripted.adapters.lockstep.bugs.fresh import fresh_sample
 from scripted.adapters.lockstep.bugs.mutants import mutant_named, switched_on
 from scripted.adapters.lockstep.configs import config_values, limits_of, smaller_configs
 from scripted.adapters.lockstep.copies import STATES, FrozenRun
-from scripted.adapters.lockstep.engine_oracle import EngineOracle
 from scripted.adapters.lockstep.gallery_page import write_gallery
-from scripted.adapters.lockstep.machine import EngineMachine
+from scripted.adapters.lockstep.machine import EngineMachine, place_of
 from scripted.adapters.lockstep.oracle.digests import check_digests
-from scripted.adapters.lockstep.places import place_of
-from scripted.adapters.lockstep.recordings import plan_of, replay_engine, schedule_of_recording
+from scripted.adapters.lockstep.oracle.step_checks import EngineOracle
+from scripted.adapters.lockstep.recordings.again import replay_engine
+from scripted.adapters.lockstep.recordings.as_schedule import plan_of, schedule_of_recording
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.history import record_step
 from scripted.adapters.lockstep.script_target import ScriptTarget
@@ -218,7 +218,7 @@ class LockstepAdapter:
         check_digests(records)
 
     def freeze(self, run: Run) -> FrozenRun:
-        return FrozenRun(run)
+        return FrozenRun(run, lambda one: (one.oracle,))
 
     def digests(self, run: Run) -> Iterator[bytes | None]:
         """The engine with its pipeline and its checks; then the specification, with which not all are compared."""

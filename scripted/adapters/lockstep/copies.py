@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from engine.routing import CachePicture
 from engine.scheduler import Launched, Scheduler
 from engine.scheduler.counters import Counters
-from scripted.adapters.lockstep.engine_oracle import EngineOracle
-from scripted.adapters.lockstep.oracle.step_checks import Checks
+from scripted.adapters.lockstep.oracle.step_checks import EngineOracle
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.adapters.lockstep.specification.calls import SpecifiedCalls
 from scripted.adapters.lockstep.specification.conformance import Conformance
@@ -43,10 +43,9 @@ _USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
 STATES: Final = StateReader({
     Account: ("calls",),
     CachePicture: ("next", "newest"),
-    Checks: ("conformance",),
     Conformance: ("_load_at",),
     Counters: set(Counters.__slots__) - _USED_COUNTERS,
-    EngineOracle: ("_sent",),
+    EngineOracle: ("_sent", "conformance"),
     Results: ("_has_kept", "_in_vain"),
     Scheduler: ("_handlers", "_replies", "digests", "last_microbatch"),
     SimulatedPipeline: ("_describes", "_failed", "_microbatches", "_tokens", "last_microbatch"),
@@ -58,23 +57,28 @@ STATES: Final = StateReader({
 
 
 class FrozenRun:
-    """A run as it is now, and beside it the specification's state, so that a run without it does not copy it.
+    """A run as it is now, and beside it the specification's states, so that a run without them does not copy them.
 
-    Which runs are compared with the specification depends on their names alone, so that it is the same in every
-    process.
+    ``oracles`` are those of a run's engines, whose steps are compared with the specification. Which runs are depends on
+    their names alone, so that it is the same in every process.
     """
 
-    def __init__(self, run: Run) -> None:
-        conformance, run.oracle.conformance = run.oracle.conformance, None
-        assert conformance is not None, "a run from its beginning is compared with the specification"
+    def __init__(self, run: Run, oracles: Callable[[Run], Sequence[EngineOracle]]) -> None:
+        self._oracles = oracles
+        conformances = [oracle.conformance for oracle in oracles(run)]
+        for oracle in oracles(run):
+            oracle.conformance = None
         self._run: Frozen[Run] = Frozen(run, COPIER)
-        self._conformance: Frozen[Conformance] = Frozen(conformance, COPIER)
-        run.oracle.conformance = conformance
+        self._conformances: Frozen[list[Conformance | None]] = Frozen(conformances, COPIER)
+        for oracle, conformance in zip(oracles(run), conformances, strict=True):
+            oracle.conformance = conformance
 
     def thaw(self, name: str) -> Run:
         """A run that goes on from there and shares nothing that can change."""
         run = self._run.thaw()
-        run.oracle.conformance = self._conformance.thaw() if is_specified(name) else None
+        if is_specified(name):
+            for oracle, conformance in zip(self._oracles(run), self._conformances.thaw(), strict=True):
+                oracle.conformance = conformance
         return run
 
 

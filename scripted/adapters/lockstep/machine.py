@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from engine.errors import IntegrityError
-from engine.instruments import Pressure
+from engine.instruments import DigestChain, Pressure
 from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.messages import Event, Generate, OperatorEvent, ReleasePressure, SetPressure
-from engine.scheduler import Scheduler, StepResult
+from engine.plan import ForwardMode
+from engine.scheduler import Launched, Place, Scheduler, StepResult
 from scripted.adapters.lockstep.actions.client_requests import PREFILL_ENGINE
-from scripted.adapters.lockstep.silent_digests import SilentDigests
 from scripted.core.violation import Violation
+
+
+class SilentDigests(DigestChain):
+    """Is given no steps: hashing is a third of a simulated step, and a search never asks for the digest.
+
+    It has no hash, which could not be copied with a fork.
+    """
+
+    keeps_steps: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        pass
 
 
 class EngineMachine:
@@ -106,3 +119,32 @@ def _left(memory: KVMemory) -> tuple[int, ...]:
     unlocked = sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
     window = 0 if memory.sliding_window is None else memory.sliding_window.pages.free
     return memory.pages.free, memory.rows.free, unlocked, window
+
+
+# -- for coverage: where requests are when something happens, and what is in flight then --
+
+
+def place_of(scheduler: Scheduler, rid: str | None) -> tuple[str, str]:
+    """The request's place, or with None all that are occupied; and what is in flight."""
+    if rid is None:
+        places = sorted({request.place.value for request in scheduler.books.live()})
+        return "+".join(places) or "no request", _pipeline(scheduler)
+    request = scheduler.find_request(rid)
+    return "not alive" if request is None else request.place.value, _pipeline(scheduler)
+
+
+def _pipeline(scheduler: Scheduler) -> str:
+    """Empty, full, or the kinds of what is in flight; a last chunk is what a first token comes from."""
+    flights = scheduler.books.in_flight
+    if not flights:
+        return "empty"
+    kinds = {_kind(launched) for launched in flights}
+    full = "full: " if len(flights) >= scheduler.limits.depth else ""
+    return full + "+".join(sorted(kinds))
+
+
+def _kind(launched: Launched) -> str:
+    mode = launched.microbatch.mode
+    if mode is not ForwardMode.PREFILL:
+        return mode.value
+    return "last chunk" if launched.requests and launched.requests[0].place is Place.DISPATCHED else "chunk"

@@ -12,8 +12,7 @@ from engine import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.messages import FinishReason, TokenOutput
 from scripted import ScriptedSim
-from scripted.adapters.lockstep.configs import limits_of
-from scripted.adapters.lockstep.sim.limits import MOST_PAGES, simulated_limits
+from scripted.adapters.lockstep.configs import MOST_PAGES, limits_of
 from scripted.cli import app
 from scripted.core.schedule import Schedule
 from scripted.search.execution import record
@@ -114,6 +113,6 @@ def test_a_lora_of_the_start_has_another_name_than_the_model() -> None:
 @pytest.mark.parametrize("name", ["max_total_tokens", "host_kv_tokens"])
 def test_more_pages_than_can_be_recorded_are_refused_before_they_are_made(name: str) -> None:
     most = MOST_PAGES * 16
-    assert simulated_limits(EngineConfig(**{name: most}))
+    assert limits_of(EngineConfig(**{name: most}))
     with pytest.raises(ConfigError, match=f"{name} must be at most {MOST_PAGES} pages .* got {most + 16}"):
         ScriptedSim(EngineConfig(**{name: most + 16}))

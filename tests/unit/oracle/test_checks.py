@@ -29,7 +29,8 @@ from engine.plan import Microbatch, Segment
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from scripted import ScriptedSim, ScriptFailed
-from scripted.adapters.lockstep.oracle.step_checks import Checks
+from scripted.adapters.lockstep.machine import EngineMachine
+from scripted.adapters.lockstep.oracle.step_checks import EngineOracle
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
@@ -124,12 +125,14 @@ FAULTS: dict[str, tuple[Tamper, str]] = {
 def test_fault_that_leaves_the_books_in_balance_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """D02, B05: what crosses the gate is not what the engine's books say."""
     tamper, words = FAULTS[fault]
-    check_step = Checks.check_step
+    check_step = EngineOracle.check_step
 
-    def told_lies(self: Checks, events: Sequence[Event], result: StepResult, scheduler: Scheduler, **more: Any) -> None:
+    def told_lies(
+        self: EngineOracle, events: Sequence[Event], result: StepResult, scheduler: Scheduler, **more: Any
+    ) -> None:
         check_step(self, events, tamper(result), scheduler, **more)
 
-    monkeypatch.setattr(Checks, "check_step", told_lies)
+    monkeypatch.setattr(EngineOracle, "check_step", told_lies)
     with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match=words):
         sim.run(two_requests)
 
@@ -189,49 +192,49 @@ def result(*replies: object, microbatch: Microbatch | None = None) -> StepResult
     return StepResult(1, microbatch, replies, False, None)  # type: ignore[arg-type]
 
 
-def after(checks: Checks, *events: Event, replies: tuple[object, ...] = ()) -> None:
+def after(checks: EngineOracle, *events: Event, replies: tuple[object, ...] = ()) -> None:
     """What the promises of every scheduler say of a step, without the specification."""
     checks.conformance = None
     checks.check_step(events, result(*replies), Scheduler(LIMITS))
 
 
 @pytest.fixture
-def checks() -> Checks:
-    return Checks(LIMITS)
+def checks() -> EngineOracle:
+    return EngineOracle(LIMITS)
 
 
-def test_two_requests_of_one_rid_are_found(checks: Checks) -> None:
+def test_two_requests_of_one_rid_are_found(checks: EngineOracle) -> None:
     """D04"""
     after(checks, generate("r"))
     with pytest.raises(Violation, match="two requests of one rid are alive: r"):
         after(checks, generate("r"))
 
 
-def test_a_rid_is_free_in_the_step_that_ends_its_owner(checks: Checks) -> None:
+def test_a_rid_is_free_in_the_step_that_ends_its_owner(checks: EngineOracle) -> None:
     """B12: the client that gave the old one up is told so first."""
     after(checks, generate("r"))
     after(checks, Abort(rid="r"), generate("r"), replies=(TokenOutput(rid="r", finish_reason=FinishReason.ABORT),))
     assert [life.end for life in checks.account.lives] == ["abort", None]
 
 
-def test_the_second_of_two_requests_of_one_rid_is_refused(checks: Checks) -> None:
+def test_the_second_of_two_requests_of_one_rid_is_refused(checks: EngineOracle) -> None:
     refusal = Refusal(rid="r", kind=RefusalKind.DUPLICATE, message="alive")
     after(checks, generate("r"), generate("r"), replies=(refusal,))
     assert [life.end for life in checks.account.lives] == [None, "refused"]
 
 
-def test_refusal_of_nothing_is_found(checks: Checks) -> None:
+def test_refusal_of_nothing_is_found(checks: EngineOracle) -> None:
     refusal = Refusal(rid="r", kind=RefusalKind.DUPLICATE, message="alive")
     with pytest.raises(Violation, match="r is refused, but there is no such request"):
         after(checks, replies=(refusal,))
 
 
-def test_reply_to_a_stranger_is_found(checks: Checks) -> None:
+def test_reply_to_a_stranger_is_found(checks: EngineOracle) -> None:
     with pytest.raises(Violation, match=r"r is told \[1\] \(None\), but there is no such request"):
         after(checks, replies=(TokenOutput(rid="r", token_ids=(1,)),))
 
 
-def test_an_end_that_nothing_explains_is_found(checks: Checks) -> None:
+def test_an_end_that_nothing_explains_is_found(checks: EngineOracle) -> None:
     after(checks, generate("a"), generate("b"))
     with pytest.raises(Violation, match="a ends with abort, but nothing aborted it"):
         after(checks, replies=(TokenOutput(rid="a", finish_reason=FinishReason.ABORT),))
@@ -239,13 +242,13 @@ def test_an_end_that_nothing_explains_is_found(checks: Checks) -> None:
         after(checks, replies=(TokenOutput(rid="b", finish_reason=FinishReason.ERROR),))
 
 
-def test_result_of_a_microbatch_that_was_given_up_is_ignored(checks: Checks) -> None:
+def test_result_of_a_microbatch_that_was_given_up_is_ignored(checks: EngineOracle) -> None:
     """B12: it changes no account."""
     after(checks, Completion(microbatch_id=3))
     assert checks.is_settled
 
 
-def test_calls_are_answered_once(checks: Checks) -> None:
+def test_calls_are_answered_once(checks: EngineOracle) -> None:
     answer = CallAnswer(call_id="x", ok=True, message="")
     with pytest.raises(Violation, match="the call x is answered, but it was never made"):
         after(checks, replies=(answer,))
@@ -254,7 +257,7 @@ def test_calls_are_answered_once(checks: Checks) -> None:
         after(checks, replies=(answer,))
     after(checks, AbortAll(call_id="y"))
     with pytest.raises(Violation, match="something waits for ever: y"):
-        checks.check_rest(Scheduler(LIMITS))
+        checks.at_rest(EngineMachine(LIMITS, digests=False))
 
 
 REFUSALS = {
@@ -270,7 +273,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_by_the_front_end_is_judged_by_what_is_ahead_of_it(checks: Checks, name: str) -> None:
+def test_a_refusal_by_the_front_end_is_judged_by_what_is_ahead_of_it(checks: EngineOracle, name: str) -> None:
     ahead, refusal, words = REFUSALS[name]
     with pytest.raises(Violation, match=words):
         checks.check_refusal(generate("r"), refusal, ahead)

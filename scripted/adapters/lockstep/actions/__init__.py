@@ -12,6 +12,8 @@ from scripted.adapters.lockstep.actions.action import (
     EngineAction,
     Intervention,
     all_actions,
+    name_in_answers,
+    words_of,
 )
 from scripted.adapters.lockstep.actions.calls import (
     PAUSE_MODES,
@@ -35,7 +37,6 @@ from scripted.adapters.lockstep.actions.transfers import FailTransfer, HoldTrans
 from scripted.adapters.lockstep.actions.weights_and_memory import Evict, Press, Relieve, Update
 from scripted.adapters.lockstep.actions.loras import LoraLoad, LoraUnload
 from scripted.adapters.lockstep.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
-from scripted.adapters.lockstep.actions.from_events import name_in_answers, words_of
 from scripted.core.placed import Placed, parse_placed
 from scripted.core.verb import Verb, variable_of
 

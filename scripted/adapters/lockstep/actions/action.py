@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from engine.messages import ClientMessage, Generate, Grammar, OperatorEvent
+from engine.messages import ClientMessage, Event, Generate, Grammar, OperatorEvent
 from scripted.core.action import Action, RunLike
 from scripted.core.prompts import Recipe
 from scripted.script.clients import Call
@@ -120,3 +120,17 @@ def all_actions() -> tuple[type[Action], ...]:
 def as_seconds(timeout_s: float | None) -> float | None:
     """A timeout as the front end reads it: a script may give a whole number."""
     return None if timeout_s is None else float(timeout_s)
+
+
+def words_of(event: Event) -> str | None:
+    """A report's phrase for an event that an action makes; None for any other."""
+    return next((action.words(event) for action in _actions_of(event)), None)
+
+
+def name_in_answers(event: Event) -> str | None:
+    """What the answer to an event is called in reports; None for an event that no action makes."""
+    return next((action.name_in_answers(event) for action in _actions_of(event)), None)
+
+
+def _actions_of(event: Event) -> list[type[Action]]:
+    return [action for action in all_actions() if action.event is type(event)]

@@ -17,13 +17,12 @@ from scripted.adapters.lockstep.actions import (
     ReleaseTransfers,
     all_actions,
 )
-from scripted.adapters.lockstep.copies import COPIER, STATES, is_specified
+from scripted.adapters.lockstep.copies import STATES, FrozenRun
 from scripted.adapters.lockstep.fleets.members import SearchedEngine
 from scripted.adapters.lockstep.roles import DECODE
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.fleet import role_of
 from scripted.core.common_actions import AdvanceClock
-from scripted.core.forks import Frozen
 from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
@@ -42,28 +41,6 @@ _NOT_HERE: Final = (
 _LEFT_OUT: Final = {"loras", "kept-grammars", "held-grammars", "profile", "scale"}
 _SMALL: Final = "engines=p0,d0 page_size=4 chunked_prefill_size=16 max_total_tokens=128"
 _PAIR: Final = "engines=p0,p1,d0,d1 page_size=4 chunked_prefill_size=16 max_total_tokens=128"
-
-
-class FrozenFleet:
-    """All engines as they are now, and beside them the states of the specification, which some runs do without."""
-
-    def __init__(self, run: Run) -> None:
-        members = run.machine.fleet.members
-        conformances = [one.run.oracle.conformance for one in members]
-        for one in members:
-            one.run.oracle.conformance = None
-        self._run: Frozen[Run] = Frozen(run, COPIER)
-        self._conformances: Frozen[list[Any]] = Frozen(conformances, COPIER)
-        for one, conformance in zip(members, conformances, strict=True):
-            one.run.oracle.conformance = conformance
-
-    def thaw(self, name: str) -> Run:
-        """A run that goes on from there and shares nothing that can change."""
-        run = self._run.thaw()
-        if is_specified(name):
-            for one, conformance in zip(run.machine.fleet.members, self._conformances.thaw(), strict=True):
-                one.run.oracle.conformance = conformance
-        return run
 
 
 class LockstepFleets(FleetAdapter):
@@ -112,8 +89,8 @@ class LockstepFleets(FleetAdapter):
         known = [(one.name, one.asked, one.serving, one.prefills, one.is_draining) for one in machine.living]
         return STATES.digest(machine.fleet.links, known)
 
-    def freeze(self, run: Run) -> FrozenFleet:
-        return FrozenFleet(run)
+    def freeze(self, run: Run) -> FrozenRun:
+        return FrozenRun(run, lambda one: [member.run.oracle for member in one.machine.fleet.members])
 
 
 ADAPTER: Final = LockstepFleets()

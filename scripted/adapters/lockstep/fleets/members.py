@@ -10,11 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.limits import Limits
 from engine.messages import Generate, PrefillDropped, PrefillWanted, Refusal, Reply, TokenOutput
 from engine.routing.prefills import PREFILL, Prefills
 from scripted.adapters.lockstep.script.fleet_ends import EngineEnd
-from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
 from scripted.core.violation import Violation
 from scripted.fleets.machine import SearchedMember
 from scripted.fleets.run import MemberRun
@@ -44,8 +42,7 @@ class SearchedEngine(EngineEnd, SearchedMember):
     """
 
     def __init__(self, name: str, run: MemberRun, others: Sequence[str]) -> None:
-        super().__init__(name)
-        self.run = run
+        super().__init__(name, run)
         self.transfers.is_imagined = False
         self._told: PrefillLoad | None = None
         self._decoding = [other for other in others if other[0] == "d"]
@@ -55,18 +52,6 @@ class SearchedEngine(EngineEnd, SearchedMember):
             prefills = [other for other in others if other[0] == "p"]
             self.prefills = Prefills(prefills, self.limits.page_size, capacity, run.clock.now)
             run.machine.choose_prefill = self._choose
-
-    @property
-    def arrived(self) -> list[Any]:
-        return self.run.arrived
-
-    @property
-    def transfers(self) -> SimulatedTransfers:
-        return self.run.device.transfers  # type: ignore[no-any-return]
-
-    @property
-    def limits(self) -> Limits:
-        return self.run.machine.limits  # type: ignore[no-any-return]
 
     def step(self) -> None:
         if self.run.advance():

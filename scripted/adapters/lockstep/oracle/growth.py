@@ -10,6 +10,7 @@ import msgspec
 
 from engine.limits import Limits
 from engine.scheduler import Scheduler
+from engine.scheduler.sizes import sizes_of as digested_sizes_of
 from scripted.core.sizes import sizes_of
 from scripted.core.violation import Violation
 
@@ -19,6 +20,17 @@ _HELD_LORAS: Final = ".lora.held"
 
 class Grown(Violation):
     """An engine has grown. It is of no further use: the next script would be blamed for it."""
+
+
+def check_sizes(scheduler: Scheduler) -> None:
+    """The sizes that are in the digest of each step, of an idle and flushed engine. Raises Violation."""
+    limits = scheduler.limits
+    window = (limits.window_pages, 0) if limits.window_tokens else ()
+    host = (limits.host_pages, 0) if limits.host_pages else ()
+    sizes = (0, 0, 0, limits.total_pages, 0, limits.rows, *window, *host)
+    digested = digested_sizes_of(scheduler.books, scheduler.memory)
+    if digested != sizes:
+        raise Violation(f"the sizes of an idle engine are digested as {digested}, but they are {sizes}")
 
 
 def check_growth(scheduler: Scheduler) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from engine.integrity import audit
 from engine.limits import Limits
 from engine.messages import (
+    CacheEvent,
     CallAnswer,
     Completion,
     ContinueGeneration,
@@ -26,6 +27,7 @@ from engine.messages import (
     PrefillFailed,
     Refusal,
     ReleasePressure,
+    Reply,
     SetPressure,
     StatsAnswer,
     TokenOutput,
@@ -38,13 +40,14 @@ from scripted.adapters.lockstep.oracle.cache_events import check_picture
 from scripted.adapters.lockstep.oracle.growth import check_growth
 from scripted.adapters.lockstep.oracle.pages import Pages
 from scripted.adapters.lockstep.oracle.restoring import check_checkpoint
+from scripted.adapters.lockstep.oracle.tokens_alone import check_tokens
 from scripted.adapters.lockstep.specification.conformance import Conformance
 from scripted.core.oracle import Oracle, Paused
 from scripted.core.violation import Violation
 
 
-class Checks(Oracle):
-    """Made for a new or reset engine.
+class EngineOracle(Oracle):
+    """Made for a new or reset engine; an outbox too: it looks whether the loop sends what a step replies.
 
     ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's
     own audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest. ``pages`` follows
@@ -64,6 +67,42 @@ class Checks(Oracle):
         # The transfers that this engine sends, with where to, and the numbers that the receiving engine knows them by.
         self._sending: dict[int, tuple[tuple[str, ...], int]] = {}
         self._picture = CachePicture(limits.page_size) if limits.kv_events else None
+        self._sent: Sequence[Reply] = ()
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        self._sent = replies
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """``check_step`` sees them in the step's result."""
+
+    # -- the oracle of a run --
+
+    def after_step(self, events: Sequence[Event], stepped: StepResult, machine: Any, pipeline: Any) -> None:
+        """Look at one step, and whether its replies were sent. Raises Violation or IntegrityError."""
+        if stepped.replies and self._sent is not stepped.replies:
+            raise Violation(f"step {stepped.step} has replies that the loop has not sent: {stepped.replies}")
+        self.check_step(events, stepped, machine.scheduler, corruptions=pipeline.corruptions)
+
+    def at_rest(self, machine: Any) -> None:
+        """Every request has ended, and the cache is still there. Raises Violation."""
+        self.account.check_end()
+        if self.conformance is not None:
+            scheduler = machine.scheduler
+            self.conformance.check_cache(scheduler)
+            calls = self.conformance.specification.calls
+            if self._restores:
+                is_due = scheduler.failure is None and calls.is_awake and not calls.is_profiling
+                check_checkpoint(scheduler, is_due=is_due)
+
+    def at_end(self, machine: Any) -> None:
+        """The engine is idle and flushed; what each client was told is what it is told alone. Raises Violation."""
+        self.check_end(machine.scheduler)
+        if self.conformance is not None:
+            specification = self.conformance.specification
+            for request in specification.requests:
+                check_tokens(request, specification.calls.weights, machine.limits)
+
+    # -- one step --
 
     def check_step(
         self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
@@ -99,16 +138,6 @@ class Checks(Oracle):
         """A request is refused before a step has seen it, with ``ahead`` on its way before it. Raises Violation."""
         if self.conformance is not None:
             self.conformance.check_refusal(message, refusal, ahead)
-
-    def check_rest(self, scheduler: Scheduler) -> None:
-        """Everything has ended, and the cache is still there. Raises Violation."""
-        self.account.check_end()
-        if self.conformance is not None:
-            self.conformance.check_cache(scheduler)
-            calls = self.conformance.specification.calls
-            if self._restores:
-                is_due = scheduler.failure is None and calls.is_awake and not calls.is_profiling
-                check_checkpoint(scheduler, is_due=is_due)
 
     def check_end(self, scheduler: Scheduler) -> None:
         """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""

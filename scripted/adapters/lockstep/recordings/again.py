@@ -10,7 +10,7 @@ from engine.recording import Recording, RecordingError, ReplayDiffers, ReplayGat
 from engine.recording.checkpoint import restored
 from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
-from scripted.adapters.lockstep.oracle.step_checks import Checks
+from scripted.adapters.lockstep.oracle.step_checks import EngineOracle
 from scripted.adapters.lockstep.script.history import record_step
 from scripted.adapters.lockstep.step_words import event_text, log_of
 from scripted.core.violation import Violation
@@ -20,7 +20,7 @@ _SHOWN_STEPS: Final = 20
 
 
 class _WatchedGate(ReplayGate):
-    """Checks every step as scripts are checked, and keeps those from ``first_kept`` on as records.
+    """EngineOracle every step as scripts are checked, and keeps those from ``first_kept`` on as records.
 
     A recording that begins at a checkpoint does not say what its cache holds, so its steps cannot be checked.
     """
@@ -32,7 +32,7 @@ class _WatchedGate(ReplayGate):
         self._first_kept = first_kept
         self._step: Step | None = None
         # The engine's own audit of a large cache at each of many thousand steps would take longer than all the rest.
-        self._checks = None if recording.checkpoint else Checks(recording.header.limits, audits=False)
+        self._checks = None if recording.checkpoint else EngineOracle(recording.header.limits, audits=False)
         # The first promise that the recorded engine broke; after that its account is no longer of use.
         self.broken: str | None = None
 

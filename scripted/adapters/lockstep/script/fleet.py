@@ -14,7 +14,6 @@ from typing import Any, Final
 import msgspec
 
 from engine.config import EngineConfig
-from engine.limits import Limits
 from engine.messages import (
     AbortAll,
     ContinueGeneration,
@@ -27,11 +26,11 @@ from engine.messages import (
     ReleasePressure,
 )
 from engine.scheduler import StepResult
-from scripted.adapters.lockstep.script.delivery import check_answers
 from scripted.adapters.lockstep.script.fleet_ends import EngineEnd
 from scripted.adapters.lockstep.script.handle import RequestHandle
+from scripted.adapters.lockstep.script.history import check_answers
 from scripted.adapters.lockstep.script.reset import HARNESS_CALL, RESET_BUDGET_STEPS
-from scripted.adapters.lockstep.simulated.transfers import ConfirmedPages, SimulatedTransfers
+from scripted.adapters.lockstep.simulated.transfers import ConfirmedPages
 from scripted.adapters.lockstep.step_words import call_names, log_of
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NotIdle
@@ -48,11 +47,10 @@ _LOST: Final = "the connection broke before the answer ended"
 
 
 class FleetEngine(EngineEnd):
-    """One engine: ``t`` has its verbs, waits and queries; ``run`` is what is under it."""
+    """One engine; ``t`` has its verbs, waits and queries."""
 
     def __init__(self, name: str, run: Any, t: Any) -> None:
-        super().__init__(name)
-        self.run = run
+        super().__init__(name, run)
         self.t = t
         self._previous: StepResult | None = None
         # What came from others in this step.
@@ -74,18 +72,6 @@ class FleetEngine(EngineEnd):
     def hear(self, sender: str, message: Any) -> None:
         self.heard.append(message)
         super().hear(sender, message)
-
-    @property
-    def arrived(self) -> list[Any]:
-        return self.run.arrived  # type: ignore[no-any-return]
-
-    @property
-    def transfers(self) -> SimulatedTransfers:
-        return self.run.world.transfers  # type: ignore[no-any-return]
-
-    @property
-    def limits(self) -> Limits:
-        return self.run.scheduler.limits  # type: ignore[no-any-return]
 
     def begin_prompt(self, prompt: Generate) -> None:
         self.run.deliveries.append(prompt)

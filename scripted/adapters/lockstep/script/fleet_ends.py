@@ -6,7 +6,6 @@ scheduler does the rest.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -70,7 +69,7 @@ class Wires:
 
 
 class EngineEnd(Member):
-    """One engine of a fleet, as the others know it.
+    """One engine of a fleet, as the others know it; ``run`` is the run that it is in.
 
     ``asked``: of a decode engine, the prefill engine of each transfer that it has asked for and not heard the end of.
     ``serving``: of a prefill engine, by rid, the decode engine and its number for what that wants.
@@ -78,25 +77,26 @@ class EngineEnd(Member):
 
     wires = Wires()
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, run: Any) -> None:
         super().__init__(name)
+        self.run = run
         self.asked: dict[int, str] = {}
         self.serving: dict[str, tuple[str, int]] = {}
         self._said: list[tuple[str, Any]] = []
 
     @property
-    @abstractmethod
     def arrived(self) -> list[Any]:
         """What its next step will see."""
+        return self.run.arrived  # type: ignore[no-any-return]
 
     @property
-    @abstractmethod
     def transfers(self) -> SimulatedTransfers:
         """Its end of the KV that is on its way."""
+        return self.run.device.transfers  # type: ignore[no-any-return]
 
     @property
-    @abstractmethod
-    def limits(self) -> Limits: ...
+    def limits(self) -> Limits:
+        return self.run.machine.limits  # type: ignore[no-any-return]
 
     def begin_prompt(self, prompt: Generate) -> None:
         """Another engine wants the KV of a prompt."""

@@ -1,12 +1,14 @@
-"""What happened in a script: a step as a record, and the handles of its requests."""
+"""What happened in a script: a step as a record, the handles of its requests, and what reached their clients."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
-from engine.messages import Refusal, Reply, TokenOutput
+from engine.messages import FinishReason, Refusal, Reply, TokenOutput
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.adapters.lockstep.script.handle import RequestHandle
+from scripted.core.violation import Violation
 from scripted.script.handles import Handles
 
 
@@ -33,6 +35,21 @@ def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: 
         transfers=result.transfers,
         transferring=tuple(books.transferring),
     )
+
+
+_COMPLETE: Final = (FinishReason.LENGTH.value, FinishReason.STOP.value)
+
+
+def check_answers(handles: Iterable[RequestHandle]) -> None:
+    """What left the scheduler once has reached its client once. Raises Violation."""
+    for handle in handles:
+        client = handle.client
+        if client.terminal_answers != 1 and client.status is not None and not client.dropped:
+            raise Violation(f"the client of {handle.rid} got {client.terminal_answers} terminal answers: {client}")
+        due = (None, *[value.logprob for value in handle.prompt_logprobs])
+        is_whole = handle.message.prompt_logprobs_from >= 0 and client.finish_reason in _COMPLETE
+        if is_whole and client.input_logprobs != due:
+            raise Violation(f"the client of {handle.rid} got the logprobs {client.input_logprobs}, but told were {due}")
 
 
 class EngineHandles(Handles):

@@ -33,19 +33,17 @@ from engine.plan import ForwardMode
 from engine.routing import CachePicture
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.adapters.lockstep.actions import AdministrativeCall
-from scripted.adapters.lockstep.engine_oracle import EngineOracle
 from scripted.adapters.lockstep.machine import EngineMachine
-from scripted.adapters.lockstep.oracle.counters import check_sizes
-from scripted.adapters.lockstep.oracle.growth import check_growth, check_stages
+from scripted.adapters.lockstep.oracle.growth import check_growth, check_sizes, check_stages
+from scripted.adapters.lockstep.oracle.step_checks import EngineOracle
 from scripted.adapters.lockstep.script.alone import AloneRuns
 from scripted.adapters.lockstep.script.context import ScriptContext
-from scripted.adapters.lockstep.script.delivery import check_answers
 from scripted.adapters.lockstep.script.execution import EngineExecution
 from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.followed_answers import FollowedAnswers
 from scripted.adapters.lockstep.script.grammars import HeldGrammars
 from scripted.adapters.lockstep.script.handle import RequestHandle
-from scripted.adapters.lockstep.script.history import EngineHandles, record_step
+from scripted.adapters.lockstep.script.history import EngineHandles, check_answers, record_step
 from scripted.adapters.lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
 from scripted.adapters.lockstep.script.state import EngineState, take_state
 from scripted.adapters.lockstep.script.world import StageLink, World

@@ -17,10 +17,9 @@ from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.settings import LIVE_GATE, ServerSettings
-from scripted.adapters.lockstep.server.ending import no_process_left
 from scripted.adapters.lockstep.server.follower import FollowerOptions
 from scripted.adapters.lockstep.server.growth import ServerGrowth
-from scripted.adapters.lockstep.server.parent import FOLLOWER_GATE
+from scripted.adapters.lockstep.server.parent import FOLLOWER_GATE, no_process_left
 from scripted.adapters.lockstep.server.wire import EnginePlace, EngineWanted
 from scripted.core.violation import Violation
 

@@ -32,11 +32,10 @@ from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
-from scripted.adapters.lockstep.server.ending import no_process_left
 from scripted.adapters.lockstep.server.fleet_servers import FleetServers
 from scripted.adapters.lockstep.server.gate import GateOptions, script_address
 from scripted.adapters.lockstep.server.growth import ServerGrowth
-from scripted.adapters.lockstep.server.parent import SCRIPTED_GATE, start_parent
+from scripted.adapters.lockstep.server.parent import SCRIPTED_GATE, no_process_left, start_parent
 from scripted.adapters.lockstep.server.placed import PlacedStages
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.adapters.lockstep.server.stacks import dump_stacks

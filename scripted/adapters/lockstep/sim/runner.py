@@ -18,6 +18,7 @@ from engine.limits import Limits
 from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, PipelineFailed, Reply, TransferEvent
 from engine.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
 from scripted.adapters.lockstep.bugs import mutant_named
+from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of
 from scripted.adapters.lockstep.script.fleet import Fleet, FleetEngine, config_of
@@ -26,7 +27,6 @@ from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
 from scripted.adapters.lockstep.script.world import World
 from scripted.adapters.lockstep.sim.clients import SimClients
-from scripted.adapters.lockstep.sim.limits import simulated_limits
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
 from scripted.core.clock import VirtualClock
@@ -105,7 +105,7 @@ class ScriptedSim(ScriptRunner):
 
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
-        self._limits = simulated_limits(config)
+        self._limits = limits_of(config)
         self._open = True
 
     @classmethod
@@ -150,7 +150,7 @@ def new_fleet(config: EngineConfig, names: Sequence[str], clock: VirtualClock) -
 
     def make(name: str) -> FleetEngine:
         own = config_of(name, config)
-        scheduler, world = new_engine(own, simulated_limits(own))
+        scheduler, world = new_engine(own, limits_of(own))
         world.transfers.is_imagined = False
         run = EngineRun(scheduler, world, None)
         run.join_fleet(clock)
