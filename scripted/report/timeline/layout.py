@@ -30,20 +30,8 @@ from scripted.report.timeline.lanes import (
     pipeline_events,
 )
 from scripted.report.timeline.palette import Palette
-from scripted.report.timeline.state import state_of
-from scripted.report.timeline.view import (
-    Band,
-    Box,
-    Callout,
-    Chip,
-    DifferenceView,
-    Heard,
-    Path,
-    RunView,
-    StepView,
-    Stripe,
-)
-from scripted.report.timeline.widths import fits
+from scripted.report.timeline.state import StepView, state_of
+from scripted.report.timeline.view import Band, Box, Callout, Chip, Path, Stripe, fits
 from scripted.report.trace import Trace
 
 # Requests that a box or a queue shows by name; one more only says how many there are.
@@ -56,62 +44,69 @@ _SLOT_FULL: Final = "+{} more"
 
 
 class Layout:
-    """One trace; shows its steps ``first`` to ``last - 1``, counted from the run's own start, from column 0 on."""
+    """One trace; shows its steps ``first`` to ``last - 1``, counted from the run's own start, from column 0 on.
 
-    def __init__(self, trace: Trace, number: int, palette: Palette, first: int, last: int, engine: str = "") -> None:
-        self._engine, self._fleet = engine, trace.fleet
-        self._trace, self._number, self._palette = trace, number, palette
+    ``difference`` is where it parts from the first run of the page, and ``engine`` which one of a fleet it is.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        number: int,
+        palette: Palette,
+        first: int,
+        last: int,
+        *,
+        difference: Difference | None = None,
+        engine: str = "",
+    ) -> None:
+        self.header, self.number, self.engine = trace.header, number, engine
+        self._trace, self._palette, self._first = trace, palette, first
         self._log, self._launched = trace.log, trace.log.launches()
         self._shown = list(enumerate(trace.log.steps[first:last]))
         steps = {step.step for _, step in self._shown}
         self._notes = [note for note in trace.notes if note.step in steps]
         shown = [step for _, step in self._shown]
-        messages = () if self._fleet is None else self._fleet.messages
+        messages = () if trace.fleet is None else trace.fleet.messages
         self._said = [(n, one) for n, one in enumerate(messages) if one.sender == engine and one.sent in steps]
         self._heard = [(n, one) for n, one in enumerate(messages) if one.receiver == engine and one.arrived in steps]
-        self._lanes = Lanes(self._log, shown, self._launched, self._notes, [one for _, one in self._said])
-        self._first = first
+        self.lanes = Lanes(self._log, shown, self._launched, self._notes, [one for _, one in self._said])
+        self.boxes = (*self._stage_boxes(), *self._queue_boxes())
+        self.chips = (*self._note_chips(), *self._event_chips(), *self._reply_chips(), *self._message_chips())
+        self.bands = (*self._windows(), *self._failures())
+        self.callout = self._callout()
+        self.difference = difference
+        # The column of the difference, and the step in it.
+        self.differs_at, self.differs_in = -1, 0
+        if difference is not None:
+            steps_of_all = trace.log.steps
+            self.differs_at = difference.index - first
+            self.differs_in = steps_of_all[min(difference.index, len(steps_of_all) - 1)].step if steps_of_all else 0
+        self.states = tuple(self._states())
 
-    def run(self, difference: Difference | None) -> RunView:
-        """The placed run; ``difference`` is where it parts from the first run of the page."""
-        header, lanes = self._trace.header, self._lanes
-        differs = None if difference is None else self._difference(difference)
-        queues = lanes.y(WAITING)
-        return RunView(
-            number=self._number,
-            title=printable(header.title),
-            engine=self._engine,
-            verdict="died" if header.died else header.outcome if header.outcome in _GOOD else "failed",
-            tier=header.tier,
-            adapter="" if header.adapter == OWN else printable(header.adapter),
-            mutant=printable(header.mutant or ""),
-            outcome=printable(header.outcome),
-            config=printable(" ".join(f"{name}={value}" for name, value in header.config.items()))
-            or "default configuration",
-            height=lanes.height,
-            queues_y=queues,
-            queues_height=lanes.y("stage 0") - queues,
-            lanes=tuple(lanes.lanes),
-            boxes=(*self._boxes(), *self._queue_boxes()),
-            chips=(*self._note_chips(), *self._event_chips(), *self._reply_chips(), *self._message_chips()),
-            heard=tuple(self._heard_at()),
-            paths=tuple(self._paths()),
-            bands=(*self._windows(), *self._failures()),
-            callout=self._callout(),
-            states=tuple(self._states(-1 if differs is None else differs.x)),
-            difference=differs,
-        )
+    @property
+    def verdict(self) -> str:
+        header = self.header
+        return "died" if header.died else header.outcome if header.outcome in _GOOD else "failed"
+
+    @property
+    def adapter(self) -> str:
+        return "" if self.header.adapter == OWN else self.header.adapter
+
+    @property
+    def config(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.header.config.items()) or "default configuration"
 
     # -- the pipeline --
 
-    def _boxes(self) -> Iterator[Box]:
+    def _stage_boxes(self) -> Iterator[Box]:
         for x, step in self._shown:
             pipeline = self._log.pipeline_at(step, self._launched)
             for stage, batch in enumerate(pipeline.stages):
                 if batch is not None:
-                    yield self._box(x, self._lanes.y(f"stage {stage}"), batch, "stage")
+                    yield self._box(x, self.lanes.y(f"stage {stage}"), batch, "stage")
             for slot, batch in enumerate(pipeline.results):
-                yield self._box(x, self._lanes.y(RESULTS, slot), batch, "result")
+                yield self._box(x, self.lanes.y(RESULTS, slot), batch, "result")
 
     def _box(self, x: int, y: float, batch: int, kind: str) -> Box:
         label = f"#{batch}"
@@ -144,19 +139,19 @@ class Layout:
             palette = self._palette
             yield Stripe(f"+{len(rids)}", palette.colours[rids[0]], requests=palette.numbers_of(rids))
 
-    def _paths(self) -> Iterator[Path]:
+    def paths(self) -> Iterator[Path]:
         """One line a microbatch, through the middle of its boxes to where its result was taken."""
         points: dict[int, list[str]] = {}
         for x, step in self._shown:
             pipeline = self._log.pipeline_at(step, self._launched)
             for slot, said in enumerate(pipeline_events(step)):
                 if said.batch in points:
-                    points[said.batch].append(_point(x, self._lanes.y(TAKEN, slot)))
+                    points[said.batch].append(_point(x, self.lanes.y(TAKEN, slot)))
             for stage, in_stage in enumerate(pipeline.stages):
                 if in_stage is not None:
-                    points.setdefault(in_stage, []).append(_point(x, self._lanes.y(f"stage {stage}")))
+                    points.setdefault(in_stage, []).append(_point(x, self.lanes.y(f"stage {stage}")))
             for slot, waiting in enumerate(pipeline.results):
-                points.setdefault(waiting, []).append(_point(x, self._lanes.y(RESULTS, slot)))
+                points.setdefault(waiting, []).append(_point(x, self.lanes.y(RESULTS, slot)))
         for batch, through in points.items():
             if batch in self._launched and (rids := self._launched[batch].batch.rids):
                 yield Path(" ".join(through), self._palette.colours[rids[0]], self._palette.numbers_of(rids))
@@ -177,15 +172,16 @@ class Layout:
         for x, step in self._shown:
             here = [(number, one) for number, one in self._said if one.sent == step.step]
             for slot, (number, one) in enumerate(here):
-                y, height = self._lanes.y(SAID, slot), self._lanes.slot_height[SAID]
+                y, height = self.lanes.y(SAID, slot), self.lanes.slot_height[SAID]
                 kind = "message" if one.arrived is not None else "message lost" if one.lost else "message kept"
                 yield Chip(x, y, height, f"to {one.receiver}: {one.text}", kind, one.in_full, message=number)
 
-    def _heard_at(self) -> Iterator[Heard]:
+    def heard(self) -> Iterator[tuple[int, float, int]]:
+        """Where messages of other engines arrive: column, height, and which it is."""
         columns = {step.step: x for x, step in self._shown}
         for number, one in self._heard:
             if one.arrived is not None:
-                yield Heard(columns[one.arrived], self._lanes.y(ARRIVED), number)
+                yield columns[one.arrived], self.lanes.y(ARRIVED), number
 
     def _mark(self, said: Said) -> _Mark:
         """With the request's label for its rid, as the rest of the page calls it."""
@@ -218,20 +214,20 @@ class Layout:
             label = "" if len(rids) == 1 else str(len(rids))
             stripes = self._stripes(label, [(rid, "") for rid in rids])
             title = f"{lane}: {' '.join(map(printable, rids))}"
-            yield Box(x, self._lanes.y(lane), label, "queue", stripes, title, self._palette.numbers_of(rids))
+            yield Box(x, self.lanes.y(lane), label, "queue", stripes, title, self._palette.numbers_of(rids))
 
     def _stack(self, lane: str, x: int, chips: Sequence[_Mark]) -> Iterator[Chip]:
         """Chips under each other; when there are more than slots, the last slot says how many are left."""
-        slots, height = self._lanes.slots[lane], self._lanes.slot_height[lane]
+        slots, height = self.lanes.slots[lane], self.lanes.slot_height[lane]
         shown = chips if len(chips) <= slots else chips[: slots - 1]
         for slot, mark in enumerate(shown):
             colour = self._palette.colours.get(mark.rids[0]) if mark.coloured and mark.rids else None
             numbers = self._palette.numbers_of(mark.rids)
-            yield Chip(x, self._lanes.y(lane, slot), height, mark.text, mark.kind, self._title(mark), colour, numbers)
+            yield Chip(x, self.lanes.y(lane, slot), height, mark.text, mark.kind, self._title(mark), colour, numbers)
         left = chips[len(shown) :]
         if left:
             title, numbers = "; ".join(map(self._title, left)), self._palette.numbers_of(_rids_of(left))
-            y, text = self._lanes.y(lane, slots - 1), _SLOT_FULL.format(len(left))
+            y, text = self.lanes.y(lane, slots - 1), _SLOT_FULL.format(len(left))
             yield Chip(x, y, height, text, "more", title, requests=numbers)
 
     def _title(self, mark: _Mark) -> str:
@@ -262,27 +258,21 @@ class Layout:
             if step.error is not None:
                 return x
         complete = self._first + len(self._shown) == len(self._log.steps)
-        return len(self._shown) - 1 if self._trace.header.died and self._shown and complete else None
+        return len(self._shown) - 1 if self.header.died and self._shown and complete else None
 
     def _callout(self) -> Callout | None:
         failed = self._failed()
         if failed is None:
             return None
         step = self._shown[failed][1]
-        text = step.error or self._trace.header.outcome
+        text = step.error or self.header.outcome
         where = "in" if step.error else "after"
-        return Callout(failed + 1, self._lanes.y("stage 0"), f"died {where} step {step.step}", printable(text))
+        return Callout(failed + 1, self.lanes.y("stage 0"), f"died {where} step {step.step}", printable(text))
 
-    def _difference(self, difference: Difference) -> DifferenceView:
-        x = difference.index - self._first
-        steps = self._log.steps
-        step = steps[min(difference.index, len(steps) - 1)].step if steps else 0
-        return DifferenceView(x, step, difference.field.replace("_", " "), difference.left, difference.right)
-
-    def _states(self, differs_at: int) -> Iterator[StepView]:
+    def _states(self) -> Iterator[StepView]:
         for x, step in self._shown:
             notes = [note.in_full for note in self._notes if note.step == step.step]
-            yield state_of(step, self._log, self._launched, x=x, notes=notes, differs=x == differs_at)
+            yield state_of(step, self._log, self._launched, x=x, notes=notes, differs=x == self.differs_at)
 
 
 class _Mark(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,8 +18,7 @@ from scripted.report.difference import Difference, first_difference
 from scripted.report.step_log import FleetLog, ShownStep, StepLog
 from scripted.report.timeline.layout import Layout
 from scripted.report.timeline.palette import Palette
-from scripted.report.timeline.view import PageView, RequestView, RunView
-from scripted.report.timeline.widths import column_width
+from scripted.report.timeline.view import column_width
 from scripted.report.trace import Trace
 
 # Steps on one page: a step of a full pipeline is about 4 KB, so two runs of so many make a page of 5 MB.
@@ -51,10 +50,12 @@ def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["printable"] = printable
     return environment.get_template(_TEMPLATE).render(page=_page(traces, step))
 
 
-def _page(traces: Sequence[Trace], step: int | None) -> PageView:
+def _page(traces: Sequence[Trace], step: int | None) -> dict[str, Any]:
+    """What the template needs: the placed runs, their columns, and the requests that the page can be filtered by."""
     engines = [""] * len(traces)
     if traces[0].fleet is not None:
         engines = [one.name for one in traces[0].fleet.engines]
@@ -66,28 +67,24 @@ def _page(traces: Sequence[Trace], step: int | None) -> PageView:
     last = min(longest, first + MAX_COLUMNS)
     palette = Palette.of(traces)
     runs = tuple(
-        Layout(trace, number, palette, first, last, engine).run(difference)
+        Layout(trace, number, palette, first, last, difference=difference, engine=engine)
         for number, (trace, difference, engine) in enumerate(zip(traces, differences, engines, strict=True))
     )
-    columns = _columns(runs, last - first)
+    ends = [run.callout.x + _CALLOUT_COLUMNS for run in runs if run.callout is not None]
+    columns = max([last - first, 1, *ends])
     shown = {number for run in runs for box in run.boxes for number in box.requests}
     shown |= {number for run in runs for chip in run.chips for number in chip.requests}
-    return PageView(
-        title=" / ".join(dict.fromkeys(run.title for run in runs)),
-        columns=columns,
-        width_px=column_width(box for run in runs for box in run.boxes),
-        requests=tuple(
-            RequestView(number, palette.labels[rid], printable(rid))
-            for rid, number in palette.numbers.items()
-            if number in shown
-        ),
-        focus=focus - first,
-        left_out=""
-        if last - first == longest
-        else f"Steps {first + 1} to {last} of {longest}; scripted view --step N shows others",
-        fits_on_paper=columns <= _COLUMNS_ON_PAPER,
-        runs=runs,
-    )
+    left_out = f"Steps {first + 1} to {last} of {longest}; scripted view --step N shows others"
+    return {
+        "title": " / ".join(dict.fromkeys(printable(run.header.title) for run in runs)),
+        "columns": columns,
+        "width_px": column_width(box for run in runs for box in run.boxes),
+        "requests": [(number, palette.labels[rid], rid) for rid, number in palette.numbers.items() if number in shown],
+        "focus": focus - first,
+        "left_out": "" if last - first == longest else left_out,
+        "fits_on_paper": columns <= _COLUMNS_ON_PAPER,
+        "runs": runs,
+    }
 
 
 def _engines_of(trace: Trace, fleet: FleetLog) -> Iterator[Trace]:
@@ -121,8 +118,3 @@ def _index_of(traces: Sequence[Trace], step: int) -> int:
     ends = [one.step for trace in traces for one in trace.log.steps]
     have = f"have the steps {min(ends)} to {max(ends)}" if ends else "have no steps"
     raise ValueError(f"step must be a step of the traces, got {step}; they {have}")
-
-
-def _columns(runs: Sequence[RunView], steps: int) -> int:
-    ends = [run.callout.x + _CALLOUT_COLUMNS for run in runs if run.callout is not None]
-    return max([steps, 1, *ends])

@@ -7,33 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from scripted.core.phrases import plural, printable
 from scripted.report.step_log import Launch, ShownBatch, ShownStep, StepLog
-from scripted.report.timeline.view import Section, StepView
+
+
+class StepView(msgspec.Struct, frozen=True):
+    """Everything known about one step: headings and their lines. ``flags`` are of 'window', 'failed', 'differs'."""
+
+    x: int
+    step: int
+    headline: str
+    flags: tuple[str, ...]
+    sections: dict[str, tuple[str, ...]]
 
 
 def state_of(
     step: ShownStep, log: StepLog, launched: dict[int, Launch], *, x: int, notes: Sequence[str], differs: bool
 ) -> StepView:
     """The state of one step. ``launched`` is of the whole run, ``notes`` of this step."""
-    flags = (("failed", bool(step.error)), ("window", step.in_window), ("differs", differs))
-    sections = (
-        Section("failed", (printable(step.error),) if step.error else ()),
-        Section("notes", tuple(map(printable, notes))),
-        Section("arrived", tuple(said.in_full for said in step.arrived)),
-        Section("launched", tuple(_launched(step.launched))),
-        Section("in flight", tuple(_in_flight(step, log, launched))),
-        Section("queues", _queues(step)),
-        Section("answered", tuple(said.in_full for said in step.answered)),
-        Section("memory", (", ".join(f"{count} {name.replace('_', ' ')}" for name, count in step.memory.items()),)),
-        Section("digest", (printable(step.digest),)),
-    )
+    flags = {"failed": bool(step.error), "window": step.in_window, "differs": differs}
+    sections = {
+        "failed": (printable(step.error),) if step.error else (),
+        "notes": tuple(map(printable, notes)),
+        "arrived": tuple(said.in_full for said in step.arrived),
+        "launched": tuple(_launched(step.launched)),
+        "in flight": tuple(_in_flight(step, log, launched)),
+        "queues": _queues(step),
+        "answered": tuple(said.in_full for said in step.answered),
+        "memory": (", ".join(f"{count} {name.replace('_', ' ')}" for name, count in step.memory.items()),),
+        "digest": (printable(step.digest),),
+    }
     return StepView(
         x,
         step.step,
         _headline(step),
-        tuple(name for name, is_set in flags if is_set),
-        tuple(section for section in sections if section.lines),
+        tuple(name for name, is_set in flags.items() if is_set),
+        {title: lines for title, lines in sections.items() if lines},
     )
 
 

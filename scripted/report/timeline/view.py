@@ -1,12 +1,22 @@
-"""What the page shows, as typed data: runs, lanes, boxes, marks and the state of each step, placed but not painted.
+"""What the page shows, as typed data: lanes, boxes and marks, placed but not painted; and how wide a step is.
 
-Owns nothing but shapes. A unit of ``y`` is the height of one lane, a unit of ``x`` the width of one step; the template
-and its style turn them into pixels.
+A unit of ``y`` is the height of one lane, a unit of ``x`` the width of one step; the template and its style turn them
+into pixels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Final
+
 import msgspec
+
+_NARROWEST_PX: Final = 94
+_WIDEST_PX: Final = 170
+# The style's font, its paddings, and what is around a box in its column.
+_CHARACTER_PX: Final = 6.2
+_PADDING_PX: Final = 8
+_AROUND_PX: Final = 8
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -57,14 +67,6 @@ class Chip(msgspec.Struct, frozen=True):
     message: int | None = None
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """Where a message of another engine arrives."""
-
-    x: int
-    y: float
-    message: int
-
-
 class Path(msgspec.Struct, frozen=True):
     """A microbatch's way through the stages as the points of an SVG polyline."""
 
@@ -91,76 +93,18 @@ class Callout(msgspec.Struct, frozen=True):
     text: str
 
 
-class Section(msgspec.Struct, frozen=True):
-    """A heading and its lines in the state of a step."""
-
-    title: str
-    lines: tuple[str, ...]
-
-
-class StepView(msgspec.Struct, frozen=True):
-    """Everything known about one step. ``flags`` are of 'window', 'failed', 'differs'."""
-
-    x: int
-    step: int
-    headline: str
-    flags: tuple[str, ...]
-    sections: tuple[Section, ...]
+def column_width(boxes: Iterable[Box]) -> int:
+    """Wide enough that no box cuts off its text, up to a bound."""
+    widest = max((_width(box.label, box.stripes) for box in boxes), default=0)
+    return max(_NARROWEST_PX, min(_WIDEST_PX, widest))
 
 
-class DifferenceView(msgspec.Struct, frozen=True):
-    """Where a run parts from the first one."""
-
-    x: int
-    step: int
-    field: str
-    left: str
-    right: str
+def fits(label: str, stripes: Sequence[Stripe]) -> bool:
+    """Whether the widest step shows all of a box."""
+    return _width(label, stripes) <= _WIDEST_PX
 
 
-class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    number: int
-    title: str
-    engine: str
-    verdict: str
-    tier: str
-    adapter: str
-    mutant: str
-    outcome: str
-    config: str
-    height: float
-    queues_y: float
-    queues_height: float
-    lanes: tuple[Lane, ...]
-    boxes: tuple[Box, ...]
-    chips: tuple[Chip, ...]
-    paths: tuple[Path, ...]
-    bands: tuple[Band, ...]
-    callout: Callout | None
-    states: tuple[StepView, ...]
-    difference: DifferenceView | None
-    heard: tuple[Heard, ...] = ()
-
-
-class RequestView(msgspec.Struct, frozen=True):
-    """A request that the page can be filtered by."""
-
-    number: int
-    label: str
-    rid: str
-
-
-class PageView(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole page. ``columns`` is the width in steps, ``width_px`` that of one, ``focus`` the column to open at.
-
-    ``fits_on_paper``: all columns can be read on one page.
-    """
-
-    title: str
-    columns: int
-    width_px: int
-    requests: tuple[RequestView, ...]
-    focus: int
-    left_out: str
-    fits_on_paper: bool
-    runs: tuple[RunView, ...]
+def _width(label: str, stripes: Sequence[Stripe]) -> int:
+    characters = len(label) + sum(len(stripe.text) + len(stripe.positions) for stripe in stripes)
+    parts = len(stripes) + bool(label)
+    return round(characters * _CHARACTER_PX + parts * _PADDING_PX + _AROUND_PX)

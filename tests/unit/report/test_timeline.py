@@ -38,8 +38,7 @@ from scripted.report.step_log import Note, ShownBatch, ShownShare, ShownStep, St
 from scripted.report.timeline import page, render_timeline, to_perfetto
 from scripted.report.timeline.layout import Layout
 from scripted.report.timeline.palette import COLOURS, Palette, colours_of, labels_of
-from scripted.report.timeline.view import Box, Stripe
-from scripted.report.timeline.widths import column_width, fits
+from scripted.report.timeline.view import Box, Stripe, column_width, fits
 from scripted.report.trace import Trace, TraceHeader, read_trace, write_trace
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -397,7 +396,7 @@ def test_no_box_of_a_page_cuts_a_label(width: int) -> None:
         ShownStep(step=2, running=tuple(rids[:3]), in_flight=(123,)),
     )
     trace = Trace(TraceHeader(title="full", outcome="passed"), StepLog(2, 2, steps))
-    run = Layout(trace, 0, Palette.of([trace]), 0, 2).run(None)
+    run = Layout(trace, 0, Palette.of([trace]), 0, 2)
     assert run.boxes
     for box in run.boxes:
         assert fits(box.label, box.stripes), box
@@ -409,7 +408,7 @@ def test_the_lines_that_acted_stand_above_their_step() -> None:
     steps = (ShownStep(step=1), ShownStep(step=2))
     notes = (Note(1, "r = start(t)", "/x/helpers.py", 7), Note(2, "t.flush_cache()", "/x/test_it.py", 19))
     trace = Trace(TraceHeader(title="lines", outcome="passed"), StepLog(1, 1, steps), notes)
-    chips = Layout(trace, 0, Palette.of([trace]), 0, 2).run(None).chips
+    chips = Layout(trace, 0, Palette.of([trace]), 0, 2).chips
     assert [(chip.x, chip.text) for chip in chips] == [(0, "helpers.py:7 r = start(t)"), (1, "19 t.flush_cache()")]
 
 
