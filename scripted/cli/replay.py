@@ -41,41 +41,14 @@ def replay(
     Without model and sockets, unless a trace is of a server. Exit status 1 when a check fails, or when it does not do
     what it did.
     """
-    require_writable("--trace", trace)
-    require_writable("--to-script", to_script)
-    console = plain_console()
-    if not show_replay(
-        console,
-        what,
-        adapter=adapter,
-        until=until,
-        mutant=mutant,
-        trace=trace,
-        to_script=to_script,
-        twice=twice,
-        standalone=standalone,
-    ):
-        raise typer.Exit(EXIT_FAILED)
-
-
-def show_replay(
-    console: Console,
-    what: str,
-    *,
-    adapter: str = OWN,
-    until: int | None = None,
-    mutant: str | None = None,
-    trace: Path | None = None,
-    to_script: Path | None = None,
-    standalone: bool = False,
-    twice: bool = False,
-) -> bool:
-    """Run it and show it; True when every promise was kept, and a recording did what it did then."""
     from scripted import api
     from scripted.core.schedule import Schedule
     from scripted.replay import is_recording
     from scripted.report.trace import is_trace, read_trace, write_trace
 
+    require_writable("--trace", trace)
+    require_writable("--to-script", to_script)
+    console = plain_console()
     traced = read_trace(what).header if is_recording(what) and is_trace(Path(what)) else None
     recorded = is_recording(what) and traced is None
     if traced is not None and traced.script and (twice or to_script is not None):
@@ -101,17 +74,17 @@ def show_replay(
     if trace is not None:
         of = "" if run.adapter == OWN else f" of {run.adapter}"
         write_trace(trace, run.trace(Path(what).name if recorded else f"schedule{of}", mutant))
-    if (
-        recorded
-        and to_script is not None
-        and not _write_script(console, Path(what), until, to_script, mutant, standalone)
-    ):
-        return False
-    if not recorded and to_script is not None:
+    is_written = True
+    if to_script is not None and recorded:
+        is_written = _write_script(console, Path(what), until, to_script, mutant, standalone)
+    elif to_script is not None:
         schedule = Schedule.parse(run.schedule)
-        if not save_test(console, [schedule], to_script, name="schedule", mutant=mutant, standalone=standalone):
-            return False
-    return (not twice or _same_again(console, what if recorded else run.schedule, run, until, mutant)) and run.passed
+        is_written = save_test(console, [schedule], to_script, name="schedule", mutant=mutant, standalone=standalone)
+    is_repeated = not (is_written and twice) or _same_again(
+        console, what if recorded else run.schedule, run, until, mutant
+    )
+    if not (is_written and is_repeated and run.passed):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _write_script(

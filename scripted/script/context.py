@@ -28,7 +28,6 @@ from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest, status_of
 from scripted.script.values import Listed, ListedList, Named
 from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
-from scripted.script.windows import holds_in
 
 
 class ScriptClock(Asked):
@@ -271,13 +270,11 @@ class BaseContext(Asked):
         check_count("run_until()", "max_steps", max_steps)
         code = getattr(predicate, "__code__", None)
         self._waited.setdefault(code, False)
-        return self.wait_for(
+        return self._waiting(
             "run_until(...)",
-            self._until(
-                lambda: self._noted(code, truth_of(predicate(), "the predicate's answer")),
-                max_steps,
-                "the predicate never held",
-            ),
+            lambda: self._noted(code, truth_of(predicate(), "the predicate's answer")),
+            max_steps,
+            "the predicate never held",
         )
 
     def _noted(self, code: Any, holds: bool) -> bool:
@@ -287,46 +284,36 @@ class BaseContext(Asked):
     def run_until_finished(self, r: BaseRequest, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the request has ended, for whatever reason."""
         self._check_wait("run_until_finished()", r, max_steps)
-        return self.wait_for(
-            f"run_until_finished({r.rid})", self._until(lambda: r.finished, max_steps, f"{r.rid} did not finish")
-        )
+        return self._waiting(f"run_until_finished({r.rid})", lambda: r.finished, max_steps, f"{r.rid} did not finish")
 
     def run_until_all_finished(self, rs: Iterable[BaseRequest], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until every one of these requests has ended."""
         handles = several(rs, BaseRequest)
         for r in handles:
             self._check_wait("run_until_all_finished()", r, max_steps)
-        return self.wait_for(
-            "run_until_all_finished(...)",
-            self._until(lambda: all(r.finished for r in handles), max_steps, f"not all of {handles} finished"),
-        )
+        done = lambda: all(r.finished for r in handles)  # noqa: E731
+        return self._waiting("run_until_all_finished(...)", done, max_steps, f"not all of {handles} finished")
 
     def run_until_idle(self, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the scheduler is fully idle; what has just arrived is work that is still to be done."""
         check_count("run_until_idle()", "max_steps", max_steps)
-        return self.wait_for(
-            "run_until_idle()", self._until(lambda: self.is_fully_idle, max_steps, "the scheduler did not get idle")
+        return self._waiting(
+            "run_until_idle()", lambda: self.is_fully_idle, max_steps, "the scheduler did not get idle"
         )
 
     def advance_to_nth_chunk(self, r: BaseRequest, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until ``n`` parts of the request's prompt were launched."""
         self._check_wait("advance_to_nth_chunk()", r, max_steps)
         check_count("advance_to_nth_chunk()", "n", n)
-        goal = f"{r.rid} never got to chunk {n}"
-        return self.wait_for(
-            f"advance_to_nth_chunk({r.rid}, {n})",
-            self._live_until(r, lambda: r.chunks_done >= n, max_steps, goal, needs_chunks=True),
-        )
+        what, goal = f"advance_to_nth_chunk({r.rid}, {n})", f"{r.rid} never got to chunk {n}"
+        return self._waiting(what, lambda: r.chunks_done >= n, max_steps, goal, r, needs_chunks=True)
 
     def advance_to_decode_step(self, r: BaseRequest, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the scheduler has emitted ``n`` tokens of the request."""
         self._check_wait("advance_to_decode_step()", r, max_steps)
         check_count("advance_to_decode_step()", "n", n)
-        goal = f"{r.rid} never got to {n} tokens"
-        return self.wait_for(
-            f"advance_to_decode_step({r.rid}, {n})",
-            self._live_until(r, lambda: len(r.output_ids) >= n, max_steps, goal),
-        )
+        what, goal = f"advance_to_decode_step({r.rid}, {n})", f"{r.rid} never got to {n} tokens"
+        return self._waiting(what, lambda: len(r.output_ids) >= n, max_steps, goal, r)
 
     def advance_to_stage(self, r: BaseRequest, stage: str, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the request is at a named point of its life.
@@ -345,10 +332,8 @@ class BaseContext(Asked):
         if not isinstance(stage, str) or stage not in reached:
             guess = nearest(str(stage), STAGES)
             raise BadCall(f"advance_to_stage() takes one of {', '.join(STAGES)}, got {stage!r}{guess}")
-        steps = self._live_until(
-            r, reached[stage], max_steps, f"{r.rid} never got to {stage}", needs_chunks=stage == "first_chunk"
-        )
-        return self.wait_for(f"advance_to_stage({r.rid}, {stage})", steps)
+        what, goal = f"advance_to_stage({r.rid}, {stage})", f"{r.rid} never got to {stage}"
+        return self._waiting(what, reached[stage], max_steps, goal, r, needs_chunks=stage == "first_chunk")
 
     def smoke(self) -> None:
         """Say that it is enough that this script comes to its end, without an assertion: the harness's own checks."""
@@ -356,7 +341,14 @@ class BaseContext(Asked):
 
     def sometimes(self, name: str, condition: object) -> bool:
         """Record whether a window was reached. With ``must_reach=[name]`` a script that never reached it fails."""
-        holds = holds_in(name, condition, self._must_reach)
+        if not name or not isinstance(name, str):
+            raise BadCall(f"sometimes() takes a name that is not empty, got {name!r}")
+        if self._must_reach and name not in self._must_reach:
+            raise BadCall(
+                f"sometimes() names {name!r}, which is not in must_reach{nearest(name, self._must_reach)}; "
+                "add it there, so that a run that never sees it fails"
+            )
+        holds = truth_of(condition, f"the condition of {name!r}")
         if holds and not self.reached.get(name):
             self.notes.append(Note(self._run.step, name))
         self.reached[name] = self.reached.get(name, 0) + holds
@@ -381,6 +373,11 @@ class BaseContext(Asked):
         self._made.clear()
         if forgotten is not None:
             raise BadCall(f"t.{forgotten.what} did nothing: write 'yield from t.{forgotten.what}'")
+
+    def check_reached(self) -> None:
+        """Raise AssertionError, as a script would, for windows that it had to see and never saw."""
+        if missed := [name for name in self._must_reach if not self.reached.get(name)]:
+            raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {self.reached}")
 
     def loose_ends(self) -> dict[str, int]:
         """What the script leaves behind that may be a mistake: counts by name, without the zeros."""
@@ -435,29 +432,32 @@ class BaseContext(Asked):
         self.check_handle(call, r)
         check_count(call, "max_steps", max_steps)
 
-    def _until(self, predicate: Callable[[], object], max_steps: int, goal: str) -> Steps:
-        first_step = self._run.step
-        for _ in range(max_steps):
-            if predicate():
-                return
-            yield
-        if not predicate():
-            raise self._spent(goal, max_steps, first_step)
+    def _waiting(
+        self,
+        what: str,
+        reached: Callable[[], object],
+        max_steps: int,
+        goal: str,
+        r: BaseRequest | None = None,
+        *,
+        needs_chunks: bool = False,
+    ) -> Wait:
+        """Steps until this is reached; what is of one request ends with it."""
 
-    def _live_until(
-        self, r: BaseRequest, reached: Callable[[], bool], max_steps: int, goal: str, *, needs_chunks: bool = False
-    ) -> Steps:
-        first_step = self._run.step
-        for _ in range(max_steps):
-            if reached():
-                return
-            if r.finished:
-                whole = needs_chunks and not r.chunks_done
-                why = ", and a prompt that is not split counts no chunks" if whole else ""
-                raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}){why}; {self.state}")
-            yield
-        if not reached():
-            raise self._spent(goal, max_steps, first_step)
+        def until() -> Steps:
+            first_step = self._run.step
+            for _ in range(max_steps):
+                if reached():
+                    return
+                if r is not None and r.finished:
+                    whole = needs_chunks and not r.chunks_done
+                    why = ", and a prompt that is not split counts no chunks" if whole else ""
+                    raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}){why}; {self.state}")
+                yield
+            if not reached():
+                raise self._spent(goal, max_steps, first_step)
+
+        return self.wait_for(what, until())
 
     def _spent(self, goal: str, max_steps: int, first_step: int) -> BudgetSpent:
         """What was waited for, what stands in its way, the state, and how to allow more."""

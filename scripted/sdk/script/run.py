@@ -18,7 +18,6 @@ from scripted.script.run import ScriptedRun
 from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, State, mode_of
 from scripted.script.values import Listed, Word
 from scripted.script.wait import Steps
-from scripted.script.windows import check_reached
 from scripted.sdk.actions import ACTIONS, actions_of
 from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Refused, Share, Stepped, Tokens
 from scripted.sdk.records import Record
@@ -211,7 +210,7 @@ class SdkRun(ScriptedRun):
         while not self._is_over:
             yield
         try:
-            check_reached(script.options.must_reach, context.reached)
+            context.check_reached()
         except AssertionError as exc:
             self.script_error = exc
             raise

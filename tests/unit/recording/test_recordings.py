@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from base_workloads import WORKLOADS
-from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
@@ -36,7 +34,7 @@ from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import log_of
-from scripted.cli.replay import show_replay
+from scripted.cli.replay import replay
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.replay import rerun, rerun_in_fresh_process, schedule_of_recording
@@ -147,7 +145,9 @@ def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
         read_recording(tmp_path / "other")
 
 
-def test_the_flight_recorder_is_bounded_and_says_what_it_lost(tmp_path: Path) -> None:
+def test_the_flight_recorder_is_bounded_and_says_what_it_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     header = Header(limits=limits_of(WORKLOADS["full-rows"].config))
     every, all_of_it, last = EveryCheckpoint(), FlightRecorder(header), FlightRecorder(header, limit_steps=6)
     record_to(tmp_path / "run.rec", WORKLOADS["full-rows"], sinks=(every, all_of_it))
@@ -158,11 +158,9 @@ def test_the_flight_recorder_is_bounded_and_says_what_it_lost(tmp_path: Path) ->
     held = read_recording(path)
     assert held.header.first_step == last.dropped + 1 == held.steps[0].step == 8
     assert held.steps[-1].step == 13
-    said = io.StringIO()
-    options = {"until": None, "mutant": None, "trace": None, "to_script": None, "twice": False}
     with pytest.raises(RecordingError, match="begins with step 8 and has no such moment"):
-        show_replay(Console(file=said, width=200), str(path), **options)
-    assert "step 13, 0.000 s: " in said.getvalue()
+        replay(str(path))
+    assert "step 13, 0.000 s: " in capsys.readouterr().out
 
 
 class EveryCheckpoint:
@@ -226,7 +224,7 @@ def test_a_replay_from_any_moment_of_rest_does_the_same(name: str, redacted: boo
         assert frame_bytes(after) == next_checkpoint()
 
 
-def test_a_flight_record_begins_with_a_moment_of_rest(tmp_path: Path) -> None:
+def test_a_flight_record_begins_with_a_moment_of_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the checkpoints that are held it is the oldest, and only a quarter of the limit or more apart are taken."""
     flight = FlightRecorder(Header(limits=limits_of(RESTING.config)), limit_steps=120)
     inner = record_to(tmp_path / "run.rec", RESTING, sinks=(flight,))
@@ -234,10 +232,8 @@ def test_a_flight_record_begins_with_a_moment_of_rest(tmp_path: Path) -> None:
     held, first = read_recording(path), flight.dropped + 1
     assert held.checkpoint is not None
     assert first <= held.header.first_step == held.steps[0].step == held.checkpoint.stats.step + 1 < first + 60
-    said = io.StringIO()
-    options = {"until": None, "mutant": None, "trace": None, "to_script": None, "twice": False}
-    assert show_replay(Console(file=said, width=200), str(path), **options)
-    assert f"of those from step {held.header.first_step} on" in said.getvalue()
+    replay(str(path))
+    assert f"of those from step {held.header.first_step} on" in capsys.readouterr().out
     assert [one.step for one in rerun(str(path), until=first + 70, last_steps=3).log.steps][-1] == first + 70
     with switched_on("flush-answers-but-does-nothing"):
         assert not rerun(str(path)).passed
@@ -367,7 +363,9 @@ def test_prompts_that_share_their_beginning_share_it_in_a_schedule(tmp_path: Pat
 
 
 @pytest.mark.parametrize("redacted", [False, True])
-def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -> None:
+def test_a_recorded_crash_becomes_a_small_test(
+    redacted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It fails with the bug and passes without; a redacted recording is as good."""
     path, script = tmp_path / "crash.rec", tmp_path / "test_crash.py"
     busy = RACE.with_placed(Placed(1, StartRequest(rid=f"b{number}", prompt=9, seed=number)) for number in range(4))
@@ -378,25 +376,20 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError):
             run_loop(gate, inner.machine.scheduler, inner.device, inner.oracle)
-    said = io.StringIO()
-    console = Console(file=said, width=200)
-    options = {"until": None, "mutant": FLUSH, "trace": None, "to_script": script, "twice": False}
-    assert show_replay(console, str(path), **options)
-    assert "it fails; shrunk to 2 events" in said.getvalue()
+    replay(str(path), mutant=FLUSH, to_script=script)
+    assert "it fails; shrunk to 2 events" in capsys.readouterr().out
     test = load_test(str(script), "test_crash")
     ScriptedSim(test.config).run(test.script, options=test.options)
     with pytest.raises(ScriptError):
         ScriptedSim(test.config, mutant=FLUSH).run(test.script, options=test.options)
 
 
-def test_a_replay_says_how_long_the_recorded_run_took(tmp_path: Path) -> None:
+def test_a_replay_says_how_long_the_recorded_run_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.rec"
     record_to(path, Schedule.parse("page_size=4; 1 start a prompt=9; 2 advance seconds=600; 9 advance seconds=200"))
-    said = io.StringIO()
-    options = {"mutant": None, "trace": None, "to_script": None, "twice": False}
-    assert show_replay(Console(file=said, width=200), str(path), until=None, **options)
-    assert show_replay(Console(file=said, width=200), str(path), until=5, **options)
-    assert [line.split(" again")[0] for line in said.getvalue().splitlines() if "again" in line] == [
+    replay(str(path))
+    replay(str(path), until=5)
+    assert [line.split(" again")[0] for line in capsys.readouterr().out.splitlines() if "again" in line] == [
         "800.0 s of an engine's life",
         "600.0 s of an engine's life",
     ]
@@ -406,10 +399,9 @@ def test_a_long_recording_without_a_failure_is_no_test(tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     starts = [Placed(1 + number, StartRequest(rid=f"r{number}", prompt=4, new=1)) for number in range(420)]
     record_to(path, Schedule(RACE.config, tuple(starts)))
-    options = {"until": None, "mutant": None, "trace": None, "to_script": tmp_path / "test_it.py", "twice": False}
     with pytest.raises(RecordingError, match=r"at most 400 events.*give --until STEP"):
-        show_replay(Console(file=io.StringIO()), str(path), **options)
-    assert show_replay(Console(file=io.StringIO()), str(path), **{**options, "until": 40})
+        replay(str(path), to_script=tmp_path / "test_it.py")
+    replay(str(path), to_script=tmp_path / "test_it.py", until=40)
     test = load_test(str(tmp_path / "test_it.py"), "test_run")
     ScriptedSim(test.config).run(test.script, options=test.options)
     assert "Goal: every promise is kept" in (tmp_path / "test_it.py").read_text()

@@ -59,7 +59,6 @@ from scripted.script.run import ScriptedRun
 from scripted.script.state import MicrobatchInFlight, mode_of
 from scripted.script.values import Listed
 from scripted.script.wait import Steps
-from scripted.script.windows import check_reached
 
 _SCHEDULER: Final = "scheduler"
 _MOST_SHOWN_CHARS: Final = 64
@@ -383,7 +382,7 @@ class EngineRun(ScriptedRun):
             check_growth(self.scheduler)
             assert self._stage_sizes is not None
             check_stages(self._stage_sizes, self.world.stage_sizes(), loras=self.scheduler.loras.resident)
-        check_reached(script.options.must_reach, script.context.reached)
+        script.context.check_reached()
         if script.options.oracle and self.failure is None and not self.is_dead:
             handles = list(self.handles.all)
             if self.fleet is not None and self.world.tier == "server":
