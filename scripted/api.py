@@ -15,10 +15,10 @@ from typing import Any, Final, Literal, Protocol, cast
 import msgspec
 
 from scripted.core.named import OWN, adapter_named
+from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.core.written import WrittenTest
-from scripted.replay.rerun import is_recording, rerun
+from scripted.replay import is_recording, rerun
 from scripted.report.difference import first_difference
 from scripted.report.failure import ScriptError
 from scripted.report.rerun import Rerun

@@ -99,7 +99,7 @@ def vet(
     Each assertion is also negated. Fails for a script that notices only what an empty one notices, and for an
     assertion that can never fail.
     """
-    from scripted.cli.vet import vet as vet_scripts
+    from scripted.cli.single_run import vet as vet_scripts
 
     if not vet_scripts(spec, arg or ()):
         raise typer.Exit(EXIT_FAILED)

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from scripted.api import RecordedRun, run_script
 from scripted.cli.console import plain_console
 from scripted.core.mutant import Mutant
@@ -20,7 +22,8 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.report.trace import write_trace
 from scripted.script.decorator import ScriptedTest
-from scripted.script.loader import find_test
+from scripted.script.loader import find_test, find_tests
+from scripted.script.vetting import Vetting
 from scripted.search.execution import execute
 
 PLAIN_WIDTH_COLUMNS = 120
@@ -166,3 +169,23 @@ def _values_of(mark: Any) -> Iterator[tuple[str, list[Any]]]:
     sets = [getattr(values, "values", values) for values in mark.args[1]]
     for position, name in enumerate(names):
         yield name, [values[position] if isinstance(values, tuple | list) else values for values in sets]
+
+
+def vet(spec: str, arguments: Sequence[str] = ()) -> bool:
+    """Print what each script of ``FILE`` or ``FILE::NAME`` notices; True when each of them is a test."""
+    vetting, good = Vetting(), True
+    for test in find_tests(spec):
+        name = f"{Path(spec.partition('::')[0])}::{test.script.__qualname__}"
+        if "sim" not in test.tiers:
+            console.print(f"{name}\n  runs in the server tier only, and bugs are tried in sim", soft_wrap=True)
+            continue
+        findings = vetting.findings(test, name, _arguments_of(test, arguments))
+        console.print("\n".join(findings.lines()), soft_wrap=True)
+        good = good and findings.is_a_test
+    return good
+
+
+def _arguments_of(test: ScriptedTest, given: Sequence[str]) -> dict[str, Any]:
+    """The first of each parameter's values, where none is given."""
+    first = [f"{name}={msgspec.json.encode(values[0]).decode()}" for name, values in parametrized(test).items()]
+    return read_arguments(test, [*first, *given])

@@ -13,9 +13,27 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from scripted.core.action import Action, RunLike
 from scripted.core.placed import Placed
-from scripted.core.written import TestHead, WrittenTest
+
+
+class WrittenTest(msgspec.Struct, frozen=True):
+    """``text`` is the file, None when no form of it tells the bug from its absence. ``said`` is for the console."""
+
+    text: str | None
+    said: tuple[str, ...]
+
+
+class TestHead(msgspec.Struct, frozen=True):
+    """What stands above a test of an adapter: lines around ``from scripted import scripted``, and the decorator."""
+
+    decorator: str
+    imports: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+
 
 # The version of what an adapter implements and imports. An adapter may state it as its ``api``; another one is refused.
 ADAPTER_API: Final = 1

@@ -12,7 +12,7 @@ import msgspec
 from scripted.core.action import Action, RunLike, SearchBase
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed, parse_action
-from scripted.fleets.config import FleetConfig
+from scripted.fleets.machine import FleetConfig
 
 
 @functools.lru_cache(maxsize=4096)
@@ -136,7 +136,6 @@ class _OnLink(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
         return [cls(sender=one, receiver=two) for one in names for two in names if {one[0], two[0]} == {"p", "d"}]
 
     def smaller(self) -> Iterator[Action]:
-        """None is smaller."""
         return iter(())
 
 
@@ -208,14 +207,27 @@ class HealTraffic(_OnLink, frozen=True, kw_only=True, omit_defaults=True, tag="h
         return ()
 
 
-class KillEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True, tag="kill-engine"):
-    """A machine dies with all that it holds; with ``comes_back`` it is a new one in the same step."""
+class _OnMember(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
+    """Something happens to a machine as a whole."""
 
     on: str
+
+    is_control: ClassVar[bool] = True
+
+    def reaches(self, run: RunLike) -> bool:
+        return not run.machine.engine(self.on).is_dead
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return [cls(on=name) for name in base.config.names]
+
+
+class KillEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="kill-engine"):
+    """A machine dies with all that it holds; with ``comes_back`` it is a new one in the same step."""
+
     comes_back: bool = False
 
     examples: ClassVar = ("kill-engine on=p0", "kill-engine on=p0 comes_back=True")
-    is_control: ClassVar[bool] = True
 
     def act(self, run: RunLike) -> None:
         machine = run.machine
@@ -224,9 +236,6 @@ class KillEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True, tag="k
             if self.comes_back:
                 machine.restart(self.on)
 
-    def reaches(self, run: RunLike) -> bool:
-        return not run.machine.engine(self.on).is_dead
-
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """Each machine, for good and not."""
@@ -234,46 +243,29 @@ class KillEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True, tag="k
         return [cls(on=name, comes_back=comes_back) for name in config.names for comes_back in (False, True)]
 
 
-class DrainEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True, tag="drain-engine"):
+class DrainEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="drain-engine"):
     """A machine takes nothing new, and leaves when it is done."""
 
-    on: str
-
     examples: ClassVar = ("drain-engine on=p0",)
-    is_control: ClassVar[bool] = True
 
     def act(self, run: RunLike) -> None:
         run.machine.engine(self.on).is_draining = True
 
     def reaches(self, run: RunLike) -> bool:
-        engine = run.machine.engine(self.on)
-        return not (engine.is_dead or engine.is_draining)
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Each machine."""
-        return [cls(on=name) for name in base.config.names]
+        return super().reaches(run) and not run.machine.engine(self.on).is_draining
 
 
-class JoinEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True, tag="join-engine"):
+class JoinEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="join-engine"):
     """A machine that has left or died is there again, as a new one."""
 
-    on: str
-
     examples: ClassVar = ("join-engine on=p0",)
-    is_control: ClassVar[bool] = True
 
     def act(self, run: RunLike) -> None:
-        if run.machine.engine(self.on).is_dead:
+        if self.reaches(run):
             run.machine.restart(self.on)
 
     def reaches(self, run: RunLike) -> bool:
-        return bool(run.machine.engine(self.on).is_dead)
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Each machine."""
-        return [cls(on=name) for name in base.config.names]
+        return not super().reaches(run)
 
 
 TRAFFIC_ACTIONS: tuple[type[Action], ...] = (

@@ -15,15 +15,21 @@ from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed
+from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.states import StateReader
-from scripted.core.written import WrittenTest
 from scripted.fleets.actions import TRAFFIC_ACTIONS, OnEngine, ReleaseTraffic, actions_on_engines, clause_of
-from scripted.fleets.config import FleetConfig
-from scripted.fleets.machine import FleetMachine, NoDevice, SearchedMember
-from scripted.fleets.oracle import FleetOracle
-from scripted.fleets.records import FleetRecord, FleetStep, merged
+from scripted.fleets.machine import (
+    FleetConfig,
+    FleetMachine,
+    FleetOracle,
+    FleetRecord,
+    FleetStep,
+    NoDevice,
+    SearchedMember,
+    merged,
+)
 from scripted.report.step_log import StepLog
 from scripted.search.generated import Space
 

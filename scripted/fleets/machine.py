@@ -2,17 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from scripted.core.account import Account, Life
+from scripted.core.action import Action
 from scripted.core.clock import VirtualClock
+from scripted.core.common_actions import ReleaseResults
 from scripted.core.named import adapter_named
-from scripted.core.run import EMPTY_STEPS_LIMIT
-from scripted.fleets.config import FleetConfig
-from scripted.fleets.run import MemberRun
+from scripted.core.oracle import Oracle
+from scripted.core.run import EMPTY_STEPS_LIMIT, Phase, Run
+from scripted.core.schedule import Schedule
+from scripted.core.violation import Violation
+from scripted.report.step_log import Said, ShownBatch, ShownStep
 from scripted.script.fleet import BaseFleet, Member
+
+
+class FleetConfig(msgspec.Struct, frozen=True):
+    """Engines of these names, all of one configuration of their adapter but for their roles."""
+
+    engine: Any
+    names: tuple[str, ...]
+
+
+class MemberRun(Run):
+    """A run that takes one step at a time, and none where a server of its kind would go on waiting."""
+
+    def __init__(self, config: Any, of: str, clock: VirtualClock, *, record: bool) -> None:
+        super().__init__(Schedule(config, (), of), record=record)
+        self.clock = clock
+        # Whether the last step of the fleet was one of this machine too.
+        self.stepped = False
+        self._interventions: list[Any] = []
+
+    def give(self, event: Any) -> None:
+        self.arrived.append(event)
+
+    def happened(self, event: Any) -> None:
+        self._interventions.append(event)
+
+    def advance(self) -> bool:
+        """One step, if an event, the last step or a deadline asks for one. Raises Violation."""
+        self.begin_composing()
+        self.step += 1
+        self._events, self._interventions = self._interventions, []
+        self._take_due()
+        self._events += self.adapter.also_due(self)
+        self._events += self.arrived
+        self.arrived.clear()
+        self.stepped = bool(self._events) or self._is_due
+        if self.stepped:
+            self.phase = Phase.ADAPTER
+            step = self.adapter.new_step(tuple(self._events), self.clock.now())
+            adapter: Any = self.adapter
+            try:
+                self._previous = adapter.take_step(self, step)
+            except Exception as exc:
+                self.__exit__(type(exc), exc, exc.__traceback__)
+                raise
+            self._judge(self._previous)
+            self.phase = Phase.HARNESS
+        return self.stepped
+
+    @property
+    def _is_due(self) -> bool:
+        previous = self._previous
+        if previous is None:
+            return False
+        return previous.again or (previous.deadline is not None and previous.deadline <= self.clock.now())
+
+    @property
+    def is_busy(self) -> bool:
+        """Its next step has something to do, without help."""
+        waits = len(self.results) and not self._holding and not self.results.stalled
+        return bool(self.stepped or self.arrived or waits)
+
+    @property
+    def obstacle(self) -> Action | None:
+        """What undoes the next thing that keeps it from going on; None when nothing does."""
+        return ReleaseResults() if self._holding else super().obstacle
+
 
 # Fewer than a run allows: machines that go round in circles, for instance because each needs what is on a link that is
 # held, count as standing still, so that what keeps them is undone.
@@ -131,3 +202,104 @@ class NoDevice:
     def next_completion(self, timeout_s: float | None) -> Any:
         """None: results are those of the machines."""
         del timeout_s
+
+
+class FleetStep(msgspec.Struct, frozen=True):
+    events: tuple[Any, ...]
+    now: float
+
+
+class FleetRecord(msgspec.Struct, frozen=True):
+    """``last`` has the records of the machines that took a step."""
+
+    now: float
+    last: dict[str, Any]
+    error: str | None
+
+
+def merged(number: int, record: FleetRecord, shown: Mapping[str, ShownStep]) -> ShownStep:
+    """One step of all machines as one row: each word names its own."""
+    arrived: list[Said] = []
+    answered: list[Said] = []
+    launched: list[str] = []
+    for name, step in shown.items():
+        arrived += _named(name, step.arrived)
+        answered += _named(name, step.answered)
+        launched += [] if step.launched is None else [f"{name}: {step.launched.in_full}"]
+    batch = ShownBatch(id=number, kind="steps", order="; ".join(launched)) if launched else None
+    return ShownStep(
+        step=number,
+        now=record.now,
+        arrived=tuple(arrived),
+        launched=batch,
+        answered=tuple(answered),
+        error=record.error,
+    )
+
+
+def _named(name: str, said: Sequence[Said]) -> list[Said]:
+    return [Said(text=f"{name}: {one.in_full}", kind=one.kind) for one in said]
+
+
+class _Requests(Account):
+    """The requests of all machines that live, each with the name of its own before its rid."""
+
+    def __init__(self, machine: FleetMachine) -> None:
+        self._machine = machine
+        self.step = 0
+        self.moved = False
+
+    @property
+    def live(self) -> dict[str, Life]:  # type: ignore[override]
+        members = self._machine.living
+        return {f"{one.name}:{rid}": life for one in members for rid, life in one.run.oracle.account.live.items()}
+
+    @property
+    def lives(self) -> list[Life]:  # type: ignore[override]
+        return [life for one in self._machine.living for life in one.run.oracle.account.lives]
+
+
+class FleetOracle(Oracle):
+    """Each machine was judged in its step; here the end is, and what stands still."""
+
+    def __init__(self, machine: FleetMachine) -> None:
+        super().__init__(depth=1, batch_requests=1, batch_tokens=1)
+        self._machine = machine
+        self.account = _Requests(machine)
+
+    @property
+    def is_settled(self) -> bool:
+        return all(one.run.is_settled for one in self._machine.living)
+
+    @property
+    def could_go_on(self) -> Iterable[Life]:
+        # What happened since the last step, such as a death, may have moved them.
+        members = () if self._machine.is_moving else self._machine.living
+        return [life for one in members for life in one.run.oracle.could_go_on]
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The rids of all requests of all machines."""
+        return [rid for one in self._machine.living for rid in one.run.oracle.names]
+
+    def is_live(self, rid: str) -> bool:
+        return any(one.run.is_live(rid) for one in self._machine.living)
+
+    def after_step(self, events: Any, stepped: Any, machine: FleetMachine, device: Any) -> None:
+        """Each machine was judged in its step."""
+
+    def at_rest(self, machine: FleetMachine) -> None:
+        """Every request has ended, and the caches are still there. Raises Violation."""
+        self._ask(machine, lambda one: one.run.oracle.at_rest(one.run.machine))
+        self._ask(machine, lambda one: one.check_quiet())
+
+    def at_end(self, machine: FleetMachine) -> None:
+        """Every machine is idle and flushed, and what each client was told is what it is told alone."""
+        self._ask(machine, lambda one: one.run.oracle.at_end(one.run.machine))
+
+    def _ask(self, machine: FleetMachine, question: Any) -> None:
+        for one in machine.living:
+            try:
+                question(one)
+            except Violation as exc:
+                raise Violation(f"engine {one.name}: {exc}") from exc

@@ -11,8 +11,9 @@ from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.fleets.actions import adapter_of, clause_of
-from scripted.fleets.config import FleetConfig
-from scripted.search.generated import EVENT, Row, Space, drawn_events
+from scripted.fleets.machine import FleetConfig
+from scripted.search.covering import Row
+from scripted.search.generated import EVENT, Space, drawn_events
 
 _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
 _KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-_DROPPED: Final = (ast.Compare, ast.Attribute, ast.Name, ast.Lambda, ast.GeneratorExp, ast.UnaryOp)
+_DROPPED: Final = (ast.Attribute, ast.Constant, ast.Name, ast.Lambda, ast.GeneratorExp, ast.UnaryOp)
 _DROPPED_WITHOUT_CALLS: Final = (ast.BoolOp, ast.BinOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript)
 # Attributes whose values are words.
 _WORDS: Final = frozenset({"finish_reason", "mode", "paused", "status"})
@@ -128,18 +128,15 @@ def _called_helper(
     call: ast.Call, caller: _Definition, definitions: Mapping[tuple[str, int], _Definition]
 ) -> _Definition | None:
     """The function of the same file that this calls, as a name or as a method of the caller's class."""
-    function = call.func
-    name = None
-    if isinstance(function, ast.Name):
-        name = function.id
-    elif caller.owner and isinstance(function, ast.Attribute) and ast.unparse(function.value) in _ownself(caller):
-        name = f"{caller.owner}.{function.attr}"
+    match call.func:
+        case ast.Name(id=name):
+            pass
+        case ast.Attribute(value=owner, attr=attribute) if ast.unparse(owner) in ("self", "cls", caller.owner):
+            name = f"{caller.owner}.{attribute}"
+        case _:
+            return None
     found = [one for one in definitions.values() if one.name == name]
     return found[0] if len(found) == 1 else None
-
-
-def _ownself(caller: _Definition) -> tuple[str, ...]:
-    return "self", "cls", caller.owner
 
 
 def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
@@ -153,11 +150,10 @@ def _returns_of(node: ast.AST) -> Iterator[ast.Return]:
 
 def _why_returned(own: _Definition, statement: ast.stmt) -> str | None:
     """A comparison that a script returns to nobody."""
-    if not isinstance(statement, ast.Return) or statement not in _returns_of(own.node):
-        return None
-    if statement.value is not None and _is_condition(statement.value):
-        text = ast.unparse(statement.value)
-        return f"'return {text}' is seen by nobody; write 'assert {text}'"
+    match statement:
+        case ast.Return(value=ast.expr() as value) if _is_condition(value) and statement in _returns_of(own.node):
+            text = ast.unparse(value)
+            return f"'return {text}' is seen by nobody; write 'assert {text}'"
     return None
 
 
@@ -165,51 +161,53 @@ def _why_not_asked(
     statement: ast.stmt, definition: _Definition, definitions: Mapping[tuple[str, int], _Definition]
 ) -> str | None:
     """The answer of a helper that is dropped; a comparison that is stored and never read."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        helper = _called_helper(statement.value, definition, definitions)
-        returned = [] if helper is None else [one.value for one in _returns_of(helper.node) if one.value is not None]
-        if returned and (all(map(_is_condition, returned)) or (helper is not None and _only_answers(helper.node))):
-            text = ast.unparse(statement.value)
-            return f"'{text}' answers whether it holds, and nobody asks; write 'assert {text}'"
-    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.YieldFrom):
-        waited = statement.value.value
-        if isinstance(waited, ast.Call) and isinstance(waited.func, ast.Attribute) and waited.func.attr in WAITS:
-            return f"'{ast.unparse(statement.value)}' brings None; ask the engine instead of {ast.unparse(statement)}"
-    if isinstance(statement, ast.Assign) and _is_condition(statement.value):
-        names = {node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-        only_names = all(isinstance(target, ast.Name) for target in statement.targets)
-        outer = {
-            name
-            for node in ast.walk(definition.node)
-            if isinstance(node, (ast.Global, ast.Nonlocal))
-            for name in node.names
-        }
-        if only_names and not names & (outer | _read_in(definition.node)):
-            text = ast.unparse(statement.value)
+    match statement:
+        case ast.Expr(value=ast.Call() as call) if helper := _called_helper(call, definition, definitions):
+            returned = [one.value for one in _returns_of(helper.node) if one.value is not None]
+            if returned and (all(map(_is_condition, returned)) or _only_answers(helper.node)):
+                text = ast.unparse(call)
+                return f"'{text}' answers whether it holds, and nobody asks; write 'assert {text}'"
+        case ast.Assign(value=ast.YieldFrom(value=ast.Call(func=ast.Attribute(attr=name))) as wait) if name in WAITS:
+            return f"'{ast.unparse(wait)}' brings None; ask the engine instead of {ast.unparse(statement)}"
+        case ast.Assign(value=value) if _is_condition(value) and _is_never_read(statement, definition.node):
+            text = ast.unparse(value)
             return f"'{text}' is stored and never read; write 'assert {text}'"
     return None
 
 
-def _only_answers(node: ast.FunctionDef) -> bool:
+def _is_never_read(statement: ast.Assign, function: ast.FunctionDef) -> bool:
+    """Whether all that is assigned to are names of this function, which it does not read."""
+    if not all(isinstance(target, ast.Name) for target in statement.targets):
+        return False
+    used: set[str] = set()
+    for node in ast.walk(function):
+        match node:
+            case ast.Global(names=names) | ast.Nonlocal(names=names):
+                used.update(names)
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+    return not any(isinstance(target, ast.Name) and target.id in used for target in statement.targets)
+
+
+def _only_answers(function: ast.FunctionDef) -> bool:
     """Whether a function can do nothing but return a value."""
     acts = (ast.Assert, ast.Raise, ast.Global, ast.Nonlocal, ast.With, ast.Delete, *_ACTS)
-    inside = [inner for statement in node.body for inner in ast.walk(statement)]
-    stores = (
-        isinstance(inner, (ast.Attribute, ast.Subscript)) and isinstance(inner.ctx, ast.Store) for inner in inside
-    )
-    return not any(isinstance(inner, acts) for inner in inside) and not any(stores)
-
-
-def _read_in(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    for node in (node for statement in function.body for node in ast.walk(statement)):
+        match node:
+            case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
+                return False
+            case _ if isinstance(node, acts):
+                return False
+    return True
 
 
 def _is_condition(value: ast.expr) -> bool:
-    if isinstance(value, ast.BoolOp):
-        return all(map(_is_condition, value.values))
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-        return value.func.id in ("all", "any", "isinstance")
-    return isinstance(value, ast.Compare) or (isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not))
+    match value:
+        case ast.BoolOp(values=values):
+            return all(map(_is_condition, values))
+        case ast.Call(func=ast.Name(id="all" | "any" | "isinstance")) | ast.Compare() | ast.UnaryOp(op=ast.Not()):
+            return True
+    return False
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -229,30 +227,32 @@ def _expects_errors(statement: ast.With) -> bool:
 
 
 def _why_idle(statement: ast.stmt, function: Callable[..., Any]) -> str | None:
-    if isinstance(statement, ast.Assert):
-        return _why_always_true(statement.test) or _why_fixed(statement.test, function)
-    if not isinstance(statement, ast.Expr):
-        return None
-    value, text = statement.value, ast.unparse(statement.value)
-    if isinstance(value, ast.Compare) or (isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not)):
-        return f"'{text}' is worked out and dropped; write 'assert {text}'"
-    idle = isinstance(value, _DROPPED) or (isinstance(value, _DROPPED_WITHOUT_CALLS) and not _acts(value))
-    if idle or (isinstance(value, ast.Constant) and not isinstance(value.value, (str, type(...)))):
-        return f"'{text}' does nothing; call it, or assert something of it"
-    return _why_no_predicate(value) or _why_never_run(value, function) or _why_no_answer(value, function)
+    match statement:
+        case ast.Assert(test=test):
+            return _why_always_true(test) or _why_fixed(test, function)
+        case ast.Expr(value=value):
+            return _why_dropped(value, ast.unparse(value), getattr(function, "__globals__", {}))
+    return None
 
 
-def _why_no_answer(value: ast.expr, function: Callable[..., Any]) -> str | None:
-    """The answer of a builtin that is dropped; an error that is expected of nothing."""
-    if not isinstance(value, ast.Call):
-        return None
-    text, called = ast.unparse(value), value.func
-    is_builtin = isinstance(called, ast.Name) and called.id not in getattr(function, "__globals__", {})
-    if is_builtin and called.id in _ANSWERS:  # type: ignore[attr-defined]
-        return f"'{text}' is worked out and dropped; assert something of it, or write a loop for what it calls"
-    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    if name in _EXPECTS_BELOW and len(value.args) < 2:
-        return f"'{text}' expects an error of nothing; write 'with {text}:' around what must raise it"
+def _why_dropped(value: ast.expr, text: str, names: Mapping[str, Any]) -> str | None:
+    """What an expression that stands alone leaves undone; ``names`` are those of its file."""
+    match value:
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()):
+            return f"'{text}' is worked out and dropped; write 'assert {text}'"
+        case ast.YieldFrom(value=ast.Call(args=[ast.Lambda(body=ast.Constant()), *_])):
+            return f"'{text}' waits for a constant; let the predicate ask something of the engine"
+        case ast.Call(func=ast.Name(id=name)) if inspect.isgeneratorfunction(names.get(name)):
+            return f"'{text}' makes a generator that never runs; write 'yield from {text}'"
+        case ast.Call(func=ast.Name(id=name)) if name in _ANSWERS and name not in names:
+            return f"'{text}' is worked out and dropped; assert something of it, or write a loop for what it calls"
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args):
+            if name in _EXPECTS_BELOW and len(args) < 2:
+                return f"'{text}' expects an error of nothing; write 'with {text}:' around what must raise it"
+        case ast.Constant(value=constant) if isinstance(constant, (str, type(...))):
+            return None
+        case _ if isinstance(value, _DROPPED) or (isinstance(value, _DROPPED_WITHOUT_CALLS) and not _acts(value)):
+            return f"'{text}' does nothing; call it, or assert something of it"
     return None
 
 
@@ -275,70 +275,63 @@ def _is_set_by_functions(name: str, function: Callable[..., Any]) -> bool:
     return re.search(rf"^\s+global\b.*\b{re.escape(name)}\b", source, re.MULTILINE) is not None
 
 
-def _why_no_predicate(value: ast.expr) -> str | None:
-    """A wait for what is always so, or never."""
-    if not isinstance(value, ast.YieldFrom) or not isinstance(value.value, ast.Call):
-        return None
-    waited = value.value.args[0] if value.value.args else None
-    if isinstance(waited, ast.Lambda) and isinstance(waited.body, ast.Constant):
-        return f"'{ast.unparse(value)}' waits for a constant; let the predicate ask something of the engine"
-    return None
-
-
 def _why_always_true(test: ast.expr) -> str | None:
     text = ast.unparse(test)
-    if isinstance(test, ast.Tuple) and test.elts:
-        return f"'assert {text}' always holds, because a tuple is true; leave the parentheses out"
-    if isinstance(test, (ast.List, ast.Set, ast.Dict)) and not _is_empty(test):
-        return f"'assert {text}' always holds, because what has elements is true; leave the brackets out"
-    if isinstance(test, (ast.ListComp, ast.SetComp)) and (_is_condition(test.elt) or not test.generators[0].ifs):
-        return f"'assert {text}' asks only whether there is anything in it; write all(...)"
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) and any(map(_always_holds, test.values)):
-        return f"'assert {text}' always holds, because a part of it is always true; compare each part"
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return next(filter(None, map(_why_always_true, test.values)), None)
-    if isinstance(test, ast.IfExp) and (_always_holds(test.body) or _always_holds(test.orelse)):
-        return f"'assert {text}' always holds on one side, whatever is there; write an if with an assertion"
-    if isinstance(test, ast.Compare):
-        return _why_no_comparison(test, text)
-    is_type = isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance" and bool(test.args)
-    if is_type and _is_always_there(test.args[0]):  # type: ignore[attr-defined]
-        return f"'assert {text}' asks for a type that it always has; compare it with what must be there"
+    match test:
+        case ast.Tuple(elts=[_, *_]):
+            return f"'assert {text}' always holds, because a tuple is true; leave the parentheses out"
+        case ast.List(elts=[_, *_]) | ast.Set() | ast.Dict(keys=[_, *_]):
+            return f"'assert {text}' always holds, because what has elements is true; leave the brackets out"
+        case ast.ListComp(elt=one, generators=loops) | ast.SetComp(elt=one, generators=loops) if (
+            _is_condition(one) or not loops[0].ifs
+        ):
+            return f"'assert {text}' asks only whether there is anything in it; write all(...)"
+        case ast.BoolOp(op=ast.Or(), values=values) if any(map(_always_holds, values)):
+            return f"'assert {text}' always holds, because a part of it is always true; compare each part"
+        case ast.BoolOp(op=ast.And(), values=values):
+            return next(filter(None, map(_why_always_true, values)), None)
+        case ast.IfExp(body=body, orelse=orelse) if _always_holds(body) or _always_holds(orelse):
+            return f"'assert {text}' always holds on one side, whatever is there; write an if with an assertion"
+        case ast.Compare():
+            return _why_no_comparison(test, text)
+        case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Attribute(attr=name), *_]) if name in _ALWAYS_THERE:
+            return f"'assert {text}' asks for a type that it always has; compare it with what must be there"
     return f"'assert {text}' always holds" if _always_holds(test) else None
 
 
-def _is_always_there(value: ast.expr) -> bool:
-    return isinstance(value, ast.Attribute) and value.attr in _ALWAYS_THERE
-
-
 def _always_holds(test: ast.expr) -> bool:
-    if isinstance(test, (ast.Lambda, ast.GeneratorExp, ast.JoinedStr)) or _is_true(test):
-        return True
-    if isinstance(test, ast.Tuple | ast.List | ast.Set | ast.Dict):
-        return not _is_empty(test)
-    return isinstance(test, ast.Compare) and _why_it_holds(test) is not None
-
-
-def _is_empty(test: ast.Tuple | ast.List | ast.Set | ast.Dict) -> bool:
-    return not (test.keys if isinstance(test, ast.Dict) else test.elts)
-
-
-def _is_true(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and bool(value.value)
+    match test:
+        case (
+            ast.Lambda()
+            | ast.GeneratorExp()
+            | ast.JoinedStr()
+            | ast.Set()
+            | ast.Tuple(elts=[_, *_])
+            | ast.List(elts=[_, *_])
+            | ast.Dict(keys=[_, *_])
+        ):
+            return True
+        case ast.Constant(value=value):
+            return bool(value)
+        case ast.Compare():
+            return _why_it_holds(test) is not None
+    return False
 
 
 def _why_no_comparison(test: ast.Compare, text: str) -> str | None:
     """Identity of what is only equal; a part of a text where one of several words is meant."""
     if (why := _why_it_holds(test)) is not None:
         return f"'assert {text}' always holds, because {why}; compare it with what must be there"
-    operator, right = test.ops[0], test.comparators[0]
-    if len(test.ops) > 1 or not isinstance(right, ast.Constant) or type(right.value) not in (str, int):
-        return None
-    if isinstance(operator, (ast.Is, ast.IsNot)):
-        return f"'assert {text}' asks whether it is the very same object; write == or !="
-    is_word = isinstance(test.left, ast.Attribute) and test.left.attr in _WORDS
-    if is_word and isinstance(operator, (ast.In, ast.NotIn)):
-        return f"'assert {text}' looks for a part of a text; write a tuple of words"
+    match test:
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=value)]) if type(value) in (
+            str,
+            int,
+        ):
+            return f"'assert {text}' asks whether it is the very same object; write == or !="
+        case ast.Compare(
+            left=ast.Attribute(attr=name), ops=[ast.In() | ast.NotIn()], comparators=[ast.Constant(value=str())]
+        ) if name in _WORDS:
+            return f"'assert {text}' looks for a part of a text; write a tuple of words"
     return None
 
 
@@ -346,30 +339,19 @@ def _why_it_holds(test: ast.Compare) -> str | None:
     if len(test.ops) > 1:
         return None
     left, operator, right = test.left, test.ops[0], test.comparators[0]
-    if isinstance(left, ast.Yield) and isinstance(operator, (ast.Is, ast.Eq)) and ast.unparse(right) == "None":
-        return "a yield brings None"
-    if isinstance(operator, ast.IsNot) and _is_always_there(left) and ast.unparse(right) == "None":
-        return f"{ast.unparse(left)} is never None"
-    reflexive = isinstance(operator, (ast.Eq, ast.Is, ast.LtE, ast.GtE)) and not any(map(_acts, (left, right)))
-    if reflexive and ast.dump(left) == ast.dump(right):
-        return "both sides are the same"
-    if isinstance(left, ast.Constant) and type(operator) in _MIRRORED:
-        left, operator, right = right, _MIRRORED[type(operator)](), left
+    match left, operator, right:
+        case ast.Yield(), ast.Is() | ast.Eq(), ast.Constant(value=None):
+            return "a yield brings None"
+        case ast.Attribute(attr=name), ast.IsNot(), ast.Constant(value=None) if name in _ALWAYS_THERE:
+            return f"{ast.unparse(left)} is never None"
+        case _, ast.Eq() | ast.Is() | ast.LtE() | ast.GtE(), _ if ast.dump(left) == ast.dump(right) and not _acts(left):
+            return "both sides are the same"
+        case ast.Constant(), _, _ if type(operator) in _MIRRORED:
+            left, operator, right = right, _MIRRORED[type(operator)](), left
     is_count = isinstance(left, ast.Call) and isinstance(left.func, ast.Name) and left.func.id in ("len", "abs")
-    bound = ast.unparse(right)
-    if is_count and (type(operator), bound) in ((ast.GtE, "0"), (ast.Gt, "-1"), (ast.NotEq, "-1")):
+    if is_count and (type(operator), ast.unparse(right)) in ((ast.GtE, "0"), (ast.Gt, "-1"), (ast.NotEq, "-1")):
         return "no length is less than 0"
     return None
-
-
-def _why_never_run(value: ast.expr, function: Callable[..., Any]) -> str | None:
-    """A generator that is made and dropped: its body never runs."""
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name):
-        return None
-    called = getattr(function, "__globals__", {}).get(value.func.id)
-    if not inspect.isgeneratorfunction(called):
-        return None
-    return f"'{ast.unparse(value)}' makes a generator that never runs; write 'yield from {ast.unparse(value)}'"
 
 
 def _acts(value: ast.expr) -> bool:

@@ -16,14 +16,13 @@ from scripted.core.forks import Copier, Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
 from scripted.core.placed import Placed
-from scripted.core.protocol import ADAPTER_API
+from scripted.core.protocol import ADAPTER_API, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule
 from scripted.core.states import StateReader
 from scripted.core.translation import Translated
 from scripted.core.violation import Violation
-from scripted.core.written import TestHead, WrittenTest
 from scripted.errors import Overdue
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog

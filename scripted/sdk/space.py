@@ -17,16 +17,8 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.capabilities import Capabilities
-from scripted.search.generated import (
-    EVENT,
-    REQUEST_FEATURES,
-    TWIST,
-    Marks,
-    Row,
-    drawn_events,
-    drawn_requests,
-    event_kinds,
-)
+from scripted.search.covering import Row
+from scripted.search.generated import EVENT, REQUEST_FEATURES, TWIST, Marks, drawn_events, drawn_requests, event_kinds
 
 _OTHER: Final = "other"
 _TRIPLES: Final = ("requests", "prompts", "sharing")

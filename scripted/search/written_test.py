@@ -18,10 +18,10 @@ import msgspec
 from scripted.core.action import Action
 from scripted.core.phrases import plural
 from scripted.core.placed import Placed
+from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.verb import Code, Verb, variable_of
-from scripted.core.written import WrittenTest
 from scripted.errors import BadCall, RequestRefused
 from scripted.report.failure import ScriptError, ScriptTimeout
 from scripted.script.loader import load_test

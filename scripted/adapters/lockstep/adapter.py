@@ -51,10 +51,10 @@ from scripted.core.action import Action
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
+from scripted.core.protocol import TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.translation import Translated
-from scripted.core.written import TestHead, WrittenTest
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.script.loader import find_test

@@ -21,7 +21,8 @@ from scripted.adapters.lockstep.space import SPACE
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.script.loader import find_test
-from scripted.search.generated import EVENT, Row, drawn_events
+from scripted.search.covering import Row
+from scripted.search.generated import EVENT, drawn_events
 
 _TRANSFERS: Final = tuple(EVENT + tag for tag in ("hold-transfers", "fail-transfer"))
 # What an engine of the role refuses, and what means nothing to a prompt that no token follows.

@@ -27,15 +27,8 @@ from scripted.adapters.lockstep.twists import MOST_PARTS, SCENES, TWISTS, twiste
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
-from scripted.search.generated import (
-    REQUEST_FEATURES,
-    TWIST,
-    Marks,
-    Row,
-    drawn_events,
-    drawn_requests,
-    event_kinds,
-)
+from scripted.search.covering import Row
+from scripted.search.generated import REQUEST_FEATURES, TWIST, Marks, drawn_events, drawn_requests, event_kinds
 
 _Drawn = dict[str, Any]
 

@@ -27,9 +27,7 @@ from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation
 from scripted.errors import BadCall
 from scripted.fleets.adapter import FleetAdapter
-from scripted.fleets.config import FleetConfig
-from scripted.fleets.machine import FleetMachine, SearchedMember
-from scripted.fleets.run import MemberRun
+from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun, SearchedMember
 from scripted.fleets.space import FleetSpace
 from scripted.sdk import Abort, Add, Load, Refused, Resume, Signal, Tokens
 from scripted.sdk.actions import message_of

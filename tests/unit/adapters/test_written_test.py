@@ -15,8 +15,8 @@ from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli.console import save_test
+from scripted.core.protocol import WrittenTest
 from scripted.core.schedule import Schedule
-from scripted.core.written import WrittenTest
 from scripted.report.failure import ScriptError
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import load_test

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from silent_scripts import INNOCENT, SILENT, source_of
 
-from scripted.cli.vet import vet
+from scripted.cli.single_run import vet
 
 REPOSITORY = Path(__file__).parents[3]
 NAMES = list(SILENT)

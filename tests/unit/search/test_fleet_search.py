@@ -16,7 +16,7 @@ from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.errors import BadCall
 from scripted.fleets.actions import DrainEngine, HoldTraffic, JoinEngine, KillEngine
-from scripted.fleets.config import FleetConfig
+from scripted.fleets.machine import FleetConfig
 from scripted.search.execution import Prefixes, execute, record
 from scripted.search.generated import generated_schedule
 from scripted.search.strategies import extras_of

@@ -22,11 +22,11 @@ from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter
+from scripted.search.covering import Row, covering_rows, pairs_of
 from scripted.search.execution import Prefixes, execute
 from scripted.search.generated import (
     TWIST,
     Marks,
-    Row,
     Space,
     drawn_requests,
     first_of,
@@ -35,7 +35,6 @@ from scripted.search.generated import (
     number_of,
     row_of,
 )
-from scripted.search.generated.covering import covering_rows, pairs_of
 from scripted.search.strategies import extras_of
 from scripted.search.targets import target_named
 

@@ -18,8 +18,8 @@ from scripted.adapters.lockstep.twists import SCENES, TWISTS, twisted
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
-from scripted.search.generated import TWIST, Row, row_of
-from scripted.search.generated.covering import covering_rows
+from scripted.search.covering import Row, covering_rows
+from scripted.search.generated import TWIST, row_of
 
 _ENDS: Final = ("abort", "disconnect", "pause")
 _BASE: Final = "page_size=4 max_total_tokens=40 chunked_prefill_size=16; 1 start a prompt=9 new=4"

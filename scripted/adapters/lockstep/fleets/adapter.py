@@ -27,9 +27,7 @@ from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.fleets.adapter import FleetAdapter
-from scripted.fleets.config import FleetConfig
-from scripted.fleets.machine import FleetMachine
-from scripted.fleets.run import MemberRun
+from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun
 from scripted.fleets.space import FleetSpace
 
 NAME: Final = "lockstep-fleet"

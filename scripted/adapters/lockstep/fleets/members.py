@@ -14,8 +14,7 @@ from engine.messages import Generate, PrefillDropped, PrefillWanted, Refusal, Re
 from engine.routing.prefills import PREFILL, Prefills
 from scripted.adapters.lockstep.script.fleet_ends import EngineEnd
 from scripted.core.violation import Violation
-from scripted.fleets.machine import SearchedMember
-from scripted.fleets.run import MemberRun
+from scripted.fleets.machine import MemberRun, SearchedMember
 
 _GONE: Final = "is gone"
 

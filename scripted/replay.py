@@ -67,9 +67,9 @@ def _adapter_of(path: Path) -> Adapter:
 def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str | None = None) -> Rerun:
     """The same in a fresh process with another hash seed."""
     arguments = [target, "" if until is None else str(until), mutant or ""]
-    here = str(Path(__file__).parents[2])
+    here = str(Path(__file__).parents[1])
     environment = os.environ | {"PYTHONHASHSEED": _ANOTHER_HASH_SEED, "PYTHONPATH": here}
-    command = [sys.executable, "-m", "scripted.replay.rerun_process", *arguments]
+    command = [sys.executable, "-m", "scripted.replay", *arguments]
     done = subprocess.run(  # noqa: S603 - this interpreter, and our own module
         command, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=False
     )
@@ -93,3 +93,13 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
         unreached=tuple(map(str, outcome.unreached)),
         where="" if failure is None else failure.place,
     )
+
+
+def _answer(target: str, until: str, mutant: str) -> None:
+    """In the fresh process: every step on its standard output."""
+    again = rerun(target, until=int(until) if until else None, mutant=mutant or None)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(again))
+
+
+if __name__ == "__main__":
+    _answer(*sys.argv[1:])
