@@ -5,6 +5,9 @@ Owns their shapes and a tokenizer with a token for each word, so that all server
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.bench.workload import WORDS
 
-__all__ = ["EXPERTS", "SHAPES", "make_checkpoint", "save_tokenizer", "vocabulary_of"]
+__all__ = ["EXPERTS", "SHAPES", "checkpoint", "make_checkpoint", "vocabulary_of"]
 
 # What both have, as transformers.Qwen3Config names it.
 _COMMON: Final[dict[str, Any]] = {"max_position_embeddings": 8192, "bos_token_id": None}
@@ -57,8 +60,17 @@ def vocabulary_of(shape: str) -> int:
     return size
 
 
+@contextmanager
+def checkpoint(dtype: str, shape: str = "S") -> Iterator[Path]:
+    """The folder of one, as long as the block runs."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        make_checkpoint(Path(name), dtype, shape)
+        yield Path(name)
+
+
 def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | None = None) -> None:
     """A Qwen3 of one of the shapes, or a model with experts; random weights that are the same in every run."""
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     values = _COMMON | SHAPES[shape] | {"eos_token_id": vocabulary_of(shape) - 1}
     config: transformers.PreTrainedConfig
@@ -77,9 +89,10 @@ def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | N
             **values, num_local_experts=_EXPERT_COUNT, num_experts_per_tok=_EXPERTS_A_TOKEN
         )
     transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
+    _save_tokenizer(folder, shape)
 
 
-def save_tokenizer(folder: Path, shape: str = "S") -> None:
+def _save_tokenizer(folder: Path, shape: str) -> None:
     """A word is a token; ids without a word of the workload have one of their own."""
     unknown, end = "<unk>", "<eos>"
     others = vocabulary_of(shape) - len(WORDS) - 2

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
-import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkpoints import make_checkpoint, vocabulary_of
+from benchmarks.checkpoints import checkpoint, vocabulary_of
+from benchmarks.one_process import Engine, prompts_of
 from engine.config import EngineConfig
-from engine.limits import Limits
-from engine.messages import EvictCache, Generate, SamplingParams
-from engine.model.checkpoint import read_configured_facts
-from engine.model.runner import StageRunner
-from engine.pipeline.local import LocalPipeline
-from engine.scheduler import Scheduler
+from engine.messages import EvictCache
 from lockstep.interruption import interruptible
 
 CASES: Final = ("computed", "from the host", "prefix cache")
@@ -35,40 +29,27 @@ class HostTierBench:
     """One engine, and requests for one token each."""
 
     def __init__(self, folder: Path, tokens: int, vocabulary: int) -> None:
-        config = EngineConfig(
-            model=str(folder),
-            device="cpu",
-            backend="torch",
-            page_size=PAGE_TOKENS,
-            chunked_prefill_size=tokens,
-            max_total_tokens=8 * tokens,
-            host_kv_tokens=8 * tokens,
+        self._engine = Engine(
+            EngineConfig(
+                model=str(folder),
+                device="cpu",
+                backend="torch",
+                page_size=PAGE_TOKENS,
+                chunked_prefill_size=tokens,
+                max_total_tokens=8 * tokens,
+                host_kv_tokens=8 * tokens,
+            )
         )
-        limits = Limits.of(config, read_configured_facts(config))
-        self._scheduler = Scheduler(limits)
-        self._pipeline = LocalPipeline(StageRunner(config, limits, 0))
         self._tokens = tokens
         self._vocabulary = vocabulary
-        self._asked = 0
 
     def first_token(self, seed: int) -> tuple[float, int]:
         """Milliseconds of CPU until a prompt's first token, and how many of its tokens were cached."""
-        ids = tuple(
-            (seed * 7919 + place * place * 31 + place) % (self._vocabulary - 1) for place in range(self._tokens)
-        )
-        self._asked += 1
-        sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-        message = Generate(rid=f"r{self._asked}", prompt_ids=ids, sampling=sampling)
-        cached, start = self._scheduler.counters.cached_tokens, time.process_time()
-        result = self._scheduler.step([message], 0.0)
-        while not self._scheduler.is_fully_idle:
-            assert result.microbatch is not None, "a request of one prompt is computed at once"
-            self._pipeline.launch(result.microbatch)
-            completion = self._pipeline.next_completion(None)
-            assert completion is not None
-            result = self._scheduler.step([completion], 0.0)
+        prompts = prompts_of(1, self._tokens, self._vocabulary, seed)
+        cached, start = self._engine.scheduler.counters.cached_tokens, time.process_time()
+        self._engine.run(prompts, 1)
         spent = time.process_time() - start
-        return spent * 1e3, self._scheduler.counters.cached_tokens - cached
+        return spent * 1e3, self._engine.scheduler.counters.cached_tokens - cached
 
     def turn(self, number: int) -> dict[str, float]:
         """Each case once, with prompts that no other turn has."""
@@ -76,7 +57,7 @@ class HostTierBench:
         prompt, filler = 2 * number, 2 * number + 1
         times[CASES[0]], none = self.first_token(prompt)
         times[CASES[2]], hit = self.first_token(prompt)
-        self._scheduler.step([EvictCache()], 0.0)
+        self._engine.scheduler.step([EvictCache()], time.perf_counter())
         # Its microbatch carries the pages to the host.
         self.first_token(filler)
         times[CASES[1]], loaded = self.first_token(prompt)
@@ -92,10 +73,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=("S", "M"), default="S")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as name:
-        make_checkpoint(Path(name), arguments.dtype, arguments.shape)
-        bench = HostTierBench(Path(name), arguments.tokens, vocabulary_of(arguments.shape))
+    with checkpoint(arguments.dtype, arguments.shape) as folder:
+        bench = HostTierBench(folder, arguments.tokens, vocabulary_of(arguments.shape) - 1)
     bench.turn(0)
     turns = [bench.turn(number) for number in range(1, 1 + arguments.turns)]
     table = Table("first token of", "CPU ms, median (min)", "times as fast", title=f"{arguments.tokens} tokens")

@@ -20,6 +20,7 @@ import psutil
 import zmq
 
 from benchmarks.measurement import Measurement, percentile
+from benchmarks.processes import process_cpu_s
 from engine.launch.child import fork_child
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
@@ -44,7 +45,7 @@ from engine.scheduler_process.live_gate import LiveGate
 from engine.scheduler_process.main import SchedulerPlace, run_scheduler
 from engine.settings import ServerSettings
 
-__all__ = ["TimedGate", "measure", "process_cpu_s"]
+__all__ = ["TimedGate", "measure"]
 
 STAGES: Final = 2
 STEP_S: Final = 0.010
@@ -290,12 +291,6 @@ def _idle(processes: Sequence[psutil.Process]) -> dict[int, tuple[float, int]]:
     return {
         pid: ((cpu_s - before[pid][0]) / IDLE_S, wakeups - before[pid][1]) for pid, (cpu_s, wakeups) in after.items()
     }
-
-
-def process_cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of all threads, to the nanosecond: the usual counters have ticks of 10 ms."""
-    tasks = Path(f"/proc/{process.pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _wakeups(process: psutil.Process) -> int:

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from rich.table import Table
@@ -24,6 +25,7 @@ __all__ = [
     "Measurement",
     "MeasurementReport",
     "as_table",
+    "in_turn",
     "median_interval",
     "output_file",
     "output_folder",
@@ -34,6 +36,8 @@ __all__ = [
 # How often a median is taken of values drawn again.
 _RESAMPLES = 2000
 _LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
+
+T = TypeVar("T")
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +135,11 @@ def _number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value else "0"
+
+
+def in_turn(things: Sequence[T], number: int) -> Sequence[T]:
+    """The order of a round: every other one goes the other way round, so that it helps nobody to be first."""
+    return things[:: -1 if number % 2 else 1]
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

@@ -8,7 +8,6 @@ with a microbatch when it is launched, the stage before is done with it, and its
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import tempfile
 import time
@@ -20,12 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import transformers
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkpoints import make_checkpoint, save_tokenizer
-from benchmarks.peers.machine import Machine
+from benchmarks.checkpoints import make_checkpoint
+from benchmarks.machine import print_with_machine
+from benchmarks.measurement import in_turn
 from engine.config import EngineConfig
 from engine.limits import Limits
 from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
@@ -134,19 +132,17 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--chunk", type=int, nargs="+", default=[512], help="values of chunked_prefill_size")
     arguments = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         model: dict[str, Any] = {"chunked_prefill_size": 512, "radix_cache": False, "device": "cpu"}
         model |= {"max_total_tokens": 2 * arguments.prompt_tokens + 16_384, "backend": "torch"}
         if arguments.shape != "embedded":
             make_checkpoint(Path(name), "float32", arguments.shape)
-            save_tokenizer(Path(name), arguments.shape)
             model["model"] = name
         ways = [(n, chunk, mixed) for n in arguments.stages for chunk in arguments.chunk for mixed in (False, True)]
         seen = {way: Seen() for way in ways}
         for number in range(arguments.rounds):
-            for way in ways[:: (1, -1)[number % 2]]:
+            for way in in_turn(ways, number):
                 stages, chunk, mixed = way
                 config = EngineConfig(
                     **(model | {"pp_size": stages, "chunked_prefill_size": chunk, "mixed_chunk": mixed})
@@ -158,9 +154,7 @@ def main() -> None:
         gaps = [f"{gap:,.0f} ms" for gap in np.percentile(one.gaps, (50, 99, 100))]
         rest = (f"{np.median(one.first):,.0f} ms", f"{np.median(one.rates):,.0f}")
         table.add_row(str(stages), str(chunk), "on" if mixed else "off", *gaps, *rest)
-    console = Console(width=120)
-    console.print(table)
-    console.print(f"{Machine.here().processor_class}: {Machine.here()}; load average {os.getloadavg()[0]:.0f}")
+    print_with_machine(table)
 
 
 if __name__ == "__main__":

@@ -10,27 +10,25 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkpoints import SHAPES, make_checkpoint, vocabulary_of
+from benchmarks.checkpoints import checkpoint, vocabulary_of
 from engine.config import EngineConfig
-from engine.limits import Limits, ModelFacts
+from engine.limits import Limits
 from engine.messages import Completion
+from engine.model.checkpoint import read_facts
 from engine.model.runner import StageRunner
 from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
 from lockstep.interruption import interruptible
 
 SHAPE = "S"
 VOCABULARY = vocabulary_of(SHAPE)
-LAYERS: int = SHAPES[SHAPE]["num_hidden_layers"]
 CONTEXT_TOKENS = 128
 BATCHES = (1, 8, 32)
 PROMPTS = (64, 512)
@@ -50,10 +48,7 @@ class ModelStepBench:
             page_size=PAGE_TOKENS,
             max_total_tokens=max(BATCHES) * PAGES_A_ROW * PAGE_TOKENS,
         )
-        facts = ModelFacts(
-            name="bench", vocab_size=VOCABULARY, context_length=8192, num_layers=LAYERS, kv_bytes_per_token=4096
-        )
-        self._runner = StageRunner(config, Limits.of(config, facts), 0, lean=lean)
+        self._runner = StageRunner(config, Limits.of(config, read_facts(config)), 0, lean=lean)
         assert self._runner.model.is_lean is lean, "the lean forward was not taken"
         self._launched = 0
 
@@ -113,17 +108,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100, help="decode steps a case")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; OpenVINO takes one fewer than cores")
     arguments = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
     console = Console(width=120)
     for dtype in DTYPES:
-        with tempfile.TemporaryDirectory() as folder:
-            make_checkpoint(Path(folder), dtype)
+        with checkpoint(dtype, SHAPE) as folder:
             benches = {
-                "transformers": ModelStepBench(Path(folder), lean=False),
-                "lean": ModelStepBench(Path(folder), lean=True),
+                "transformers": ModelStepBench(folder, lean=False),
+                "lean": ModelStepBench(folder, lean=True),
             }
             if importlib.util.find_spec("openvino") is not None:
-                benches["openvino"] = ModelStepBench(Path(folder), lean=False, openvino=True)
+                benches["openvino"] = ModelStepBench(folder, lean=False, openvino=True)
         torch.set_num_threads(arguments.threads)
         table = Table("step, CPU ms, median (min)", *benches, *[f"{name} is x" for name in list(benches)[1:]])
         for name, times in cases(benches, arguments.repeats).items():

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from benchmarks.peers.machine import Machine
+from benchmarks.machine import Machine
 from lockstep.output_files import write_output
 from scripted.core.named import adapter_named
 from scripted.report.step_log import StepLog

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import random
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +20,12 @@ from typing import Any, Final
 
 import httpx
 import numpy as np
-import transformers
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkpoints import make_checkpoint, save_tokenizer, vocabulary_of
-from benchmarks.engine_processes import engine_process, free_port, wait_for
-from benchmarks.peers.family import Family
-from benchmarks.peers.machine import Machine
+from benchmarks.checkpoints import checkpoint, vocabulary_of
+from benchmarks.machine import print_with_machine
+from benchmarks.measurement import in_turn
+from benchmarks.processes import Family, engine_process, free_port
 from lockstep.interruption import interruptible
 
 REQUEST_S: Final = 300.0
@@ -122,16 +119,15 @@ def _served(
         if way in ONE:
             words = (*common, *ONE[way], "--port", str(first), "--threads", str(threads))
             words = (*words, "--pp-size", str(arguments.stages))
-            processes = [stack.enter_context(engine_process(*words, cores=cores, threads=threads))]
-            wait_for(url, processes[0])
+            families = [stack.enter_context(engine_process(*words, cores=cores, threads=threads))]
         else:
             prefill = (*common, "--role", "prefill", "--port", str(second), "--chunked-prefill-size", "512")
-            processes = [stack.enter_context(engine_process(*prefill, "--threads", "1", cores=cores[:1]))]
-            wait_for(other, processes[0])
+            families = [stack.enter_context(engine_process(*prefill, "--threads", "1", cores=cores[:1]))]
+            families[0].wait_for(other)
             decode = (*common, "--role", "decode", "--port", str(first), "--prefill-engines", other)
-            processes.append(stack.enter_context(engine_process(*decode, "--threads", "1", cores=cores[1:])))
-            wait_for(url, processes[1])
-        yield url, [Family(process) for process in processes]
+            families.append(stack.enter_context(engine_process(*decode, "--threads", "1", cores=cores[1:])))
+        families[-1].wait_for(url)
+        yield url, families
 
 
 def _came_from_the_other(url: str) -> int:
@@ -157,19 +153,15 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise SystemExit("error: two cores are needed, one for each engine")
-    transformers.utils.logging.disable_progress_bar()
     seen = {way: Seen() for way in (ONE if arguments.one_engine else (*ONE, APART))}
-    with tempfile.TemporaryDirectory() as name:
-        make_checkpoint(Path(name), "float32")
-        save_tokenizer(Path(name))
-        with contextlib.ExitStack() as stack:
-            # One that has no request takes no time from the others.
-            served = {way: stack.enter_context(_served(way, Path(name), cores, arguments)) for way in seen}
-            for number in range(arguments.rounds):
-                for way in [*seen][:: (1, -1)[number % 2]]:
-                    asyncio.run(_play(*served[way], arguments, arguments.seed + number, seen[way]))
-            if not arguments.one_engine and not _came_from_the_other(served[APART][0]):
-                raise SystemExit("error: no KV came from the prefill engine; its log above says why")
+    with checkpoint("float32") as folder, contextlib.ExitStack() as stack:
+        # One that has no request takes no time from the others.
+        served = {way: stack.enter_context(_served(way, folder, cores, arguments)) for way in seen}
+        for number in range(arguments.rounds):
+            for way in in_turn([*seen], number):
+                asyncio.run(_play(*served[way], arguments, arguments.seed + number, seen[way]))
+        if not arguments.one_engine and not _came_from_the_other(served[APART][0]):
+            raise SystemExit("error: no KV came from the prefill engine; its log above says why")
     heads = ("gap p50", "p99", "longest", "tokens/s of a stream", "first token p50", "p99", "CPU of a token")
     table = Table("way", *heads)
     for way, one in seen.items():
@@ -178,9 +170,7 @@ def main() -> None:
         rate = f"{np.mean(one.rates):,.1f}"
         ms = [*(f"{gap:,.1f} ms" for gap in gaps), rate, *(f"{value:,.0f} ms" for value in first)]
         table.add_row(way, *ms, f"{np.median(one.cpu):.2f} ms")
-    console = Console(width=120)
-    console.print(table)
-    console.print(f"{Machine.here().processor_class}: {Machine.here()}; load average {os.getloadavg()[0]:.0f}")
+    print_with_machine(table)
 
 
 if __name__ == "__main__":

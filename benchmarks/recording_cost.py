@@ -20,8 +20,8 @@ from typing import Final, Self
 import httpx
 import psutil
 
-from benchmarks.live_loop import process_cpu_s
 from benchmarks.measurement import Measurement, median_interval
+from benchmarks.processes import process_cpu_s
 from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits

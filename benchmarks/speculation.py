@@ -11,24 +11,20 @@ import argparse
 import importlib.util
 import random
 import statistics
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkpoints import SHAPES, make_checkpoint, vocabulary_of
+from benchmarks.checkpoints import checkpoint, vocabulary_of
+from benchmarks.measurement import in_turn
+from benchmarks.one_process import Engine
 from engine.config import EngineConfig
-from engine.limits import Limits, ModelFacts
-from engine.messages import Completion, Event, Generate, SamplingParams
-from engine.model.runner import StageRunner
+from engine.messages import Completion
 from engine.model.verification import verify
-from engine.plan import Microbatch, Segment
-from engine.scheduler import Scheduler
+from engine.plan import ForwardMode, Microbatch, Segment
 from lockstep.interruption import interruptible
 
 SHAPE = "S"
@@ -80,48 +76,30 @@ class Bench:
             chunked_prefill_size=-1,
             speculative_algorithm="ngram" if guesses else "off",
         )
-        layers: int = SHAPES[SHAPE]["num_hidden_layers"]
-        facts = ModelFacts(
-            name="bench", vocab_size=VOCABULARY, context_length=8192, num_layers=layers, kv_bytes_per_token=4096
-        )
-        limits = Limits.of(config, facts)
-        self._scheduler = Scheduler(limits)
-        self._runner = StageRunner(config, limits, 0)
-        self._runs = 0
+        self._engine = Engine(config)
+        self._forward = self._engine.runner.forward
+        self._engine.runner.forward = self._told  # type: ignore[method-assign]
+        self._texts: list[list[int]] = []
 
     @property
     def held(self) -> float:
         """The share of its guesses that held."""
-        stats = self._scheduler.stats()
+        stats = self._engine.scheduler.stats()
         return stats.accepted_tokens / max(1, stats.drafted_tokens)
 
     def run(self, texts: list[list[int]]) -> float:
         """Seconds of CPU to say each text after its prompt, the prompts' own left out."""
-        self._runs += 1
-        said = {f"{self._runs}-{number}": text for number, text in enumerate(texts)}
-        sampling = SamplingParams(max_new_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
-        events: list[Event] = [
-            Generate(rid=rid, prompt_ids=tuple(text[:PROMPT_TOKENS]), sampling=sampling) for rid, text in said.items()
-        ]
-        spent, prefilled = 0.0, 0
-        while True:
-            start = time.process_time()
-            result = self._scheduler.step(events, 0.0)
-            if result.microbatch is None:
-                assert self._scheduler.is_fully_idle, "requests wait, and nothing is launched"
-                return spent
-            events = [self._compute(result.microbatch, said)]
-            if prefilled == len(texts):
-                spent += time.process_time() - start
-            prefilled += sum([segment.sampling is not None for segment in result.microbatch.segments])
+        self._texts = texts
+        steps = self._engine.run([text[:PROMPT_TOKENS] for text in texts], OUTPUT_TOKENS).steps
+        return sum(step.cpu_s for step in steps if step.mode is ForwardMode.DECODE)
 
-    def _compute(self, microbatch: Microbatch, said: dict[str, list[int]]) -> Completion:
+    def _told(self, microbatch: Microbatch) -> Completion:
         """The model's forward, with the texts' tokens in place of its own."""
-        output = self._runner.forward(microbatch)
+        output = self._forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         assert output.error is None, output.error
-        chosen = [token for one in microbatch.segments if one.emits for token in _follows(one, said[one.rid])]
-        return verify(microbatch, chosen, ())
+        texts = [(one, self._texts[int(one.rid.partition(".")[2])]) for one in microbatch.segments if one.emits]
+        return verify(microbatch, [token for one, text in texts for token in _follows(one, text)], ())
 
 
 def _follows(segment: Segment, text: list[int]) -> Iterator[int]:
@@ -135,17 +113,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="runs of each engine and case, in turns")
     arguments = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     console = Console(width=120)
     backends = ["torch", *(["openvino"] if importlib.util.find_spec("openvino") is not None else [])]
     columns = ("backend", "the answer", "batch", "tokens/CPU s without", "with guesses", "is x", "guesses that held")
     table = Table(*columns, title=f"bf16, one torch thread, {torch.backends.cpu.get_cpu_capability()}")
-    with tempfile.TemporaryDirectory() as folder:
-        make_checkpoint(Path(folder), "bfloat16", SHAPE)
+    with checkpoint("bfloat16", SHAPE) as folder:
         for backend in backends:
             for name, make in TEXTS.items():
-                off, on = (Bench(Path(folder), openvino=backend == "openvino", guesses=one) for one in (False, True))
+                off, on = (Bench(folder, openvino=backend == "openvino", guesses=one) for one in (False, True))
                 for batch in BATCHES:
                     table.add_row(backend, name, str(batch), *_compared(off, on, make, batch, arguments.rounds))
     console.print(table)
@@ -156,8 +132,7 @@ def _compared(off: Bench, on: Bench, make: Text, batch: int, rounds: int) -> lis
     pairs = []
     for number in range(rounds + 1):
         texts = [make(chance) for _ in range(batch)]
-        order = (off, on) if number % 2 else (on, off)
-        spent = {bench: bench.run(texts) for bench in order}
+        spent = {bench: bench.run(texts) for bench in in_turn((on, off), number)}
         pairs.append((spent[off], spent[on]))
     pairs = pairs[1:]  # The first round compiles.
     tokens = batch * OUTPUT_TOKENS

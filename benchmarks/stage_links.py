@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
-from benchmarks.measurement import Measurement
+from benchmarks.measurement import Measurement, in_turn
 from engine.launch.child import fork_child
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.links.connection import LinkAddress
@@ -58,7 +58,7 @@ def measure() -> Iterator[Measurement]:
     """A frame's way; tokens a second of eight streams, time between tokens of one, processor time a token."""
     frames = _found((UNIX, TCP))
     for number in range(ROUNDS):
-        for name in _in_turn(frames, number):
+        for name in in_turn([*frames], number):
             frames[name].append(_frame_us(name))
     rates, gaps, costs = _found(PLACEMENTS), _found(PLACEMENTS), _found(PLACEMENTS)
     with ExitStack() as stack:
@@ -67,7 +67,7 @@ def measure() -> Iterator[Measurement]:
         for server in servers.values():
             _rate(server.base_url)
         for number in range(ROUNDS):
-            for name in _in_turn(rates, number):
+            for name in in_turn([*rates], number):
                 server = servers[name]
                 before = _processor_s(server)
                 gaps[name].append(_gap_ms(server.base_url))
@@ -98,11 +98,6 @@ def measure() -> Iterator[Measurement]:
 
 def _found(names: Iterable[str]) -> dict[str, list[float]]:
     return {name: [] for name in names}
-
-
-def _in_turn(names: Iterable[str], number: int) -> list[str]:
-    """The one that was last is first in the next round."""
-    return sorted(names, reverse=bool(number % 2))
 
 
 def _frame_us(name: str) -> float:

@@ -161,14 +161,10 @@ def _result_of(folder: Path, name: str) -> Path:
 
 
 def _with_checkpoint(setting: Setting, folder: Path) -> Setting:
-    import transformers
-
-    from benchmarks.checkpoints import make_checkpoint, save_tokenizer
+    from benchmarks.checkpoints import make_checkpoint
 
     print(f"writing a checkpoint of shape {setting.shape} with random weights", flush=True)  # noqa: T201
-    transformers.utils.logging.disable_progress_bar()
     make_checkpoint(folder, setting.dtype, setting.shape)
-    save_tokenizer(folder, setting.shape)
     return msgspec.structs.replace(setting, checkpoint=str(folder))
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import statistics
 from typing import Any, Final
 
-from benchmarks.async_steps import AsyncEngine, Decodes, prompts_of
 from benchmarks.gpu.results import Table
 from benchmarks.gpu.setting import Setting
-from engine.config import EngineConfig
+from benchmarks.measurement import in_turn
+from benchmarks.one_process import Run
 
 __all__ = ["measure_ahead"]
 
@@ -25,28 +25,31 @@ _ENGINES: Final[dict[str, dict[str, Any]]] = {
 
 def measure_ahead(setting: Setting) -> list[Table]:
     """For each batch: the time of a step, and how many requests say the same as without."""
-    given = {"attention_backend": "varlen", "radix_cache": False, "chunked_prefill_size": setting.context_tokens}
     engines = {
-        name: AsyncEngine(EngineConfig(**(setting.engine_values | given | values)), early=True)
-        for name, values in _ENGINES.items()
+        name: setting.engine(early=True, attention_backend="varlen", **values) for name, values in _ENGINES.items()
     }
     steps = Table(title="A decode step, us, medians", columns=("batch", *engines, "ahead / waits", "with graphs"))
     equal = Table(title="Requests that say what those of an engine that waits say", columns=("batch", *engines))
     for rows in setting.batches:
-        runs: dict[str, list[Decodes]] = {name: [] for name in engines}
+        runs: dict[str, list[Run]] = {name: [] for name in engines}
         for number in range(setting.rounds + 1):
-            prompts = prompts_of(rows, setting.prompt_tokens, setting.vocabulary, number)
-            for name in engines if number % 2 == 0 else reversed(engines):
+            prompts = setting.prompts(rows, setting.prompt_tokens, number)
+            for name in in_turn([*engines], number):
                 runs[name].append(engines[name].run(prompts, setting.new_tokens))
         # The first round makes what libraries keep.
-        times = {name: 1e6 * statistics.median([run.wall_s for run in done[1:]]) for name, done in runs.items()}
+        times = {name: _step_us(done[1:], rows) for name, done in runs.items()}
         ratios = [times[f"ahead{kind}"] / times[f"waits{kind}"] for kind in ("", ", graphs")]
         steps.rows.append((rows, *times.values(), *ratios))
         equal.rows.append((rows, *[_alike(done, runs["waits"]) for done in runs.values()]))
     return [steps, equal]
 
 
-def _alike(done: list[Decodes], others: list[Decodes]) -> str:
+def _step_us(done: list[Run], rows: int) -> float:
+    """The mean of a run's decodes, the median of the runs."""
+    return 1e6 * statistics.median([statistics.mean(step.seconds for step in run.decodes(rows)) for run in done])
+
+
+def _alike(done: list[Run], others: list[Run]) -> str:
     """Of all requests of all rounds."""
     said = [tokens for run in done for tokens in run.tokens.values()]
     expected = [tokens for run in others for tokens in run.tokens.values()]

@@ -13,9 +13,9 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from benchmarks.gpu.engine_loop import Engine
 from benchmarks.gpu.results import Table
 from benchmarks.gpu.setting import Setting
+from benchmarks.measurement import in_turn
 
 __all__ = ["measure_beside"]
 
@@ -29,8 +29,8 @@ def measure_beside(setting: Setting) -> list[Table]:
     """Output tokens a second of whole batches, prompts included, and of the same round ours to theirs."""
     transformers.utils.logging.disable_progress_bar()
     engines = {
-        "lockstep": Engine(setting, attention_backend="varlen"),
-        "lockstep, graphs": Engine(setting, attention_backend="varlen", cuda_graphs="on"),
+        "lockstep": setting.engine(attention_backend="varlen"),
+        "lockstep, graphs": setting.engine(attention_backend="varlen", cuda_graphs="on"),
     }
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         setting.folder, dtype=getattr(torch, setting.dtype), attn_implementation="sdpa"
@@ -42,9 +42,8 @@ def measure_beside(setting: Setting) -> list[Table]:
         rates: dict[str, list[float]] = {name: [] for name in names}
         # The first round is not counted: shapes are met and graphs recorded in it.
         for number in range(setting.rounds + 1):
-            prompts = engines["lockstep"].prompts(rows, setting.prompt_tokens, 100 * rows + number)
-            order = names if number % 2 == 0 else names[::-1]
-            for name in order:
+            prompts = setting.prompts(rows, setting.prompt_tokens, 100 * rows + number)
+            for name in in_turn(names, number):
                 seconds = (
                     _theirs(model, setting, prompts)
                     if name == _THEIRS

@@ -6,16 +6,17 @@ The engines of a comparison take turns, round by round, over the same prompts.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.device import measured_bandwidth, read_bytes
-from benchmarks.gpu.engine_loop import PARTS, Engine, Run
 from benchmarks.gpu.results import Table
 from benchmarks.gpu.setting import Setting
+from benchmarks.measurement import in_turn
+from benchmarks.one_process import PARTS, Engine, Run
 
 __all__ = ["kind_of", "measure_attention", "measure_decodes", "measure_graphs"]
 
@@ -34,7 +35,7 @@ _RECORDED: Final[dict[str, Any]] = {"attention_backend": "varlen", "cuda_graphs"
 
 def measure_decodes(setting: Setting) -> list[Table]:
     """For each batch: the parts of a step, what the device does meanwhile, the share of the bandwidth's limit."""
-    engine = Engine(setting, **_RECORDED)
+    engine = setting.engine(**_RECORDED)
     bandwidth, (weights, kv_token) = measured_bandwidth(setting), read_bytes(setting)
     parts = Table(title="Parts of a decode step as the host sees them, us, medians", columns=("batch", "step", *PARTS))
     on_cuda = setting.device.startswith("cuda")
@@ -67,7 +68,7 @@ def measure_decodes(setting: Setting) -> list[Table]:
 
 def measure_attention(setting: Setting) -> list[Table]:
     """One kernel call a layer beside gathered keys: decodes and prompts."""
-    engines = {name: Engine(setting, attention_backend=name) for name in ("sdpa", "varlen")}
+    engines = {name: setting.engine(attention_backend=name) for name in ("sdpa", "varlen")}
     return [
         _compared("A decode step, ms, eager", engines, setting, setting.batches, _decode_ms),
         _compared("The first token of a prompt, ms", engines, setting, setting.long_prompts, _prompt_ms),
@@ -77,9 +78,9 @@ def measure_attention(setting: Setting) -> list[Table]:
 def measure_graphs(setting: Setting) -> list[Table]:
     """Recorded decodes beside eager ones, by this forward and by transformers' own; and whether they say the same."""
     engines = {
-        "transformers' forward": Engine(setting, lean=False, attention_backend="varlen"),
-        "lean": Engine(setting, attention_backend="varlen"),
-        "lean, graphs": Engine(setting, **_RECORDED),
+        "transformers' forward": setting.engine(lean=False, attention_backend="varlen"),
+        "lean": setting.engine(attention_backend="varlen"),
+        "lean, graphs": setting.engine(**_RECORDED),
     }
     for name, engine in engines.items():
         if engine.runner.model.is_lean is name.startswith("transformers"):
@@ -99,18 +100,17 @@ def measure_graphs(setting: Setting) -> list[Table]:
 
 def _warm(engine: Engine, setting: Setting, rows: int, seed: int = 0) -> Run:
     """A run after one that met every shape."""
-    engine.run(engine.prompts(rows, setting.prompt_tokens, seed), min(4, setting.new_tokens))
-    return engine.run(engine.prompts(rows, setting.prompt_tokens, seed), setting.new_tokens)
+    engine.run(setting.prompts(rows, setting.prompt_tokens, seed), min(4, setting.new_tokens))
+    return engine.run(setting.prompts(rows, setting.prompt_tokens, seed), setting.new_tokens)
 
 
 def _decode_ms(engine: Engine, setting: Setting, rows: int, seed: int) -> float:
-    run = engine.run(engine.prompts(rows, setting.prompt_tokens, seed), setting.new_tokens)
+    run = engine.run(setting.prompts(rows, setting.prompt_tokens, seed), setting.new_tokens)
     return statistics.median(step.seconds for step in run.decodes(rows)) * 1e3
 
 
 def _prompt_ms(engine: Engine, setting: Setting, tokens: int, seed: int) -> float:
-    del setting
-    return engine.run(engine.prompts(1, tokens, seed), 1).steps[0].seconds * 1e3
+    return engine.run(setting.prompts(1, tokens, seed), 1).steps[0].seconds * 1e3
 
 
 def _compared(
@@ -126,28 +126,19 @@ def _compared(
     for size in sizes:
         for engine in engines.values():
             measure(engine, setting, size, 0)
-        rounds = [dict(_in_turn(engines, setting, size, number, measure)) for number in range(setting.rounds)]
+        rounds = [
+            {name: measure(engines[name], setting, size, number + 1) for name in in_turn(names, number)}
+            for number in range(setting.rounds)
+        ]
         medians = [statistics.median(times[name] for times in rounds) for name in names]
         ratios = [statistics.median(times[name] / times[names[0]] for times in rounds) for name in names[1:]]
         table.rows.append((size, *medians, *ratios))
     return table
 
 
-def _in_turn(
-    engines: Mapping[str, Engine],
-    setting: Setting,
-    size: int,
-    number: int,
-    measure: Callable[[Engine, Setting, int, int], float],
-) -> Iterator[tuple[str, float]]:
-    order = list(engines.items())
-    for name, engine in order if number % 2 == 0 else reversed(order):
-        yield name, measure(engine, setting, size, number + 1)
-
-
 def _device_times(engine: Engine, setting: Setting, rows: int) -> dict[str, float]:
     """Seconds of each kind of work on the device in a decode step, from the run's steps after the prompts."""
-    prompts = engine.prompts(rows, setting.prompt_tokens, 0)
+    prompts = setting.prompts(rows, setting.prompt_tokens, 0)
     short = engine.run(prompts, 1)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as whole:
         run = engine.run(prompts, setting.new_tokens)

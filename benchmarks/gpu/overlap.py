@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from benchmarks.gpu.results import Table
 from benchmarks.gpu.setting import Setting
+from benchmarks.measurement import in_turn
 from engine.bench import BenchPlan, Summary, run_bench
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
@@ -73,9 +74,8 @@ def _asked_in_turns(urls: dict[str, str], setting: Setting) -> tuple[Any, Any]:
     for name, url in urls.items():
         _ask(url, setting, max(setting.clients), seed=7_777, what=name)
     for number in range(setting.rounds):
-        order = list(urls.items())
         for clients in setting.clients:
-            for name, url in order if number % 2 == 0 else order[::-1]:
+            for name, url in in_turn([*urls.items()], number):
                 summary = _ask(url, setting, clients, seed=1000 * number + clients, what=name)
                 rates[name, clients].append(summary.output_tokens_per_s)
                 if summary.itl_ms is not None:

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.checkpoints import vocabulary_of
+from benchmarks.one_process import Engine, prompts_of
+from engine.config import EngineConfig
 
 __all__ = ["Setting"]
 
@@ -71,6 +73,15 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             "context_length": self.context_tokens,
             "max_running_requests": max(self.batches),
         }
+
+    def engine(self, *, lean: bool = True, early: bool | None = None, **values: Any) -> Engine:
+        """One engine of all layers in this process. ``values`` are further fields of its configuration."""
+        given: dict[str, Any] = {"chunked_prefill_size": self.context_tokens, "radix_cache": False}
+        return Engine(EngineConfig(**(self.engine_values | given | values)), lean=lean, early=early)
+
+    def prompts(self, rows: int, tokens: int, seed: int) -> list[list[int]]:
+        """Random words, the same for each seed."""
+        return prompts_of(rows, tokens, self.vocabulary, seed)
 
     @property
     def vocabulary(self) -> int:

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import transformers
 from rich.console import Console
 
-from benchmarks.checkpoints import EXPERTS, SHAPES, make_checkpoint, save_tokenizer
-from benchmarks.measurement import output_file
-from benchmarks.peers.machine import Machine
+from benchmarks.checkpoints import EXPERTS, SHAPES, make_checkpoint
+from benchmarks.machine import Machine
+from benchmarks.measurement import in_turn, output_file
 from benchmarks.peers.offline import Offline, OfflinePeer
 from benchmarks.peers.results import CLIENTS, PeerResult, PeersRun, ratios
 from benchmarks.peers.served import PROMPT_WORDS, Served, ServedPeer, Workload, started
@@ -59,14 +58,12 @@ def main() -> None:
     """Start what was named, measure it in turns, print tables and who is ahead, write the JSON and the page."""
     arguments = _arguments()
     console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
-    transformers.utils.logging.disable_progress_bar()
     machine = Machine.here()
     console.print(f"{machine.processor_class}: {machine}")
     with tempfile.TemporaryDirectory() as scratch_name, ExitStack() as stack:
         scratch = Path(scratch_name)
         folder = scratch / "model"
         make_checkpoint(folder, arguments.dtype, arguments.shape)
-        save_tokenizer(folder, arguments.shape)
         asked = list(_started(arguments, folder, scratch, stack, console))
         if not asked:
             raise SystemExit("something to measure must be named; see --help")
@@ -204,7 +201,6 @@ def _served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) ->
         yield ServedPeer(name="lockstep, torch", command=(*own, "--backend", "torch"))
     for kind in arguments.experts:
         make_checkpoint(scratch / kind, arguments.dtype, arguments.shape, kind)
-        save_tokenizer(scratch / kind, arguments.shape)
         named = ("--model", str(scratch / kind), "--served-model-name", str(folder), "--backend", "torch")
         yield ServedPeer(name=f"lockstep, torch, {kind}", command=(*own, *named))
     if arguments.vllm_python is not None:
@@ -248,7 +244,7 @@ def _rounds(asked: Sequence[Served | Offline], work: Workload, rounds: int, cons
         one.warm_up()
     for number in range(rounds):
         console.print(f"round {number + 1} of {rounds}")
-        order = asked if number % 2 == 0 else asked[::-1]
+        order = in_turn(asked, number)
         for clients in CLIENTS:
             for one in order:
                 one.throughput(clients, work, seed=1000 * number + clients)

@@ -5,22 +5,20 @@ Their tokens a second have no streams in them, so they are not to be compared wi
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from benchmarks.peers.family import Family
 from benchmarks.peers.results import FIRST_TOKENS, PeerResult
 from benchmarks.peers.served import LONG_PROMPT_WORDS, LONG_REQUESTS, PROMPT_WORDS, Workload
+from benchmarks.processes import Family
 
 __all__ = ["Offline", "OfflinePeer"]
 
 _ROOT: Final = Path(__file__).parents[2]
 _WORKERS: Final = "benchmarks.peers.workers"
-_LOG_LINES: Final = 40
 _WARM_UP_ROWS: Final = 2
 _WARM_UP_TOKENS: Final = 4
 _WARM_UP_SEED: Final = 7_777
@@ -50,18 +48,14 @@ class Offline:
         self.name = peer.name
         self.result = PeerResult(name=peer.name, served=peer.bound)
         self._peer = peer
-        self._log = scratch / f"{peer.name}.log"
         self._memory: list[float] = []
-        command = [peer.python, "-m", f"{_WORKERS}.{peer.worker}", str(folder), dtype]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - the user's environments
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": str(_ROOT)},
-            )
-        self.family = Family(self._process)
+        self.family = Family(
+            [peer.python, "-m", f"{_WORKERS}.{peer.worker}", str(folder), dtype],
+            environment={"PYTHONPATH": str(_ROOT)},
+            log=scratch / f"{peer.name}.log",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         try:
             self._answer()
         except BaseException:
@@ -96,17 +90,18 @@ class Offline:
 
     def _seconds(self, rows: int, prompt: int, tokens: int, seed: int) -> float:
         asked = {"rows": rows, "prompt_tokens": prompt, "new_tokens": tokens, "seed": seed}
-        assert self._process.stdin is not None, "the worker was started with pipes"
-        self._process.stdin.write(msgspec.json.encode(asked) + b"\n")
-        self._process.stdin.flush()
+        pipe = self.family.process.stdin
+        assert pipe is not None, "the worker was started with pipes"
+        pipe.write(msgspec.json.encode(asked) + b"\n")
+        pipe.flush()
         seconds = self._answer().seconds
         assert seconds is not None, "a worker answers a batch with its time"
         return seconds
 
     def _answer(self) -> _Answer:
-        assert self._process.stdout is not None, "the worker was started with pipes"
-        line = self._process.stdout.readline()
+        pipe = self.family.process.stdout
+        assert pipe is not None, "the worker was started with pipes"
+        line = pipe.readline()
         if not line:
-            lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-            raise SystemExit(f"{self.name} ended:\n" + "\n".join(lines))
+            raise SystemExit(f"{self.name} ended:\n{self.family.said()}")
         return msgspec.json.decode(line, type=_Answer)

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.peers.machine import Machine
+from benchmarks.machine import Machine
 
 __all__ = ["CLIENTS", "FIRST_TOKENS", "PeerResult", "PeersRun", "Ratio", "ratios"]
 

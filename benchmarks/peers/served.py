@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Final
 
-import httpx
 import msgspec
 
-from benchmarks.peers.family import Family
 from benchmarks.peers.results import FIRST_TOKENS, PeerResult
+from benchmarks.processes import Family, free_port
 from engine.bench.measures import Summary
 from engine.bench.plan import BenchPlan
 from engine.bench.run import run_bench
@@ -28,11 +25,8 @@ PROMPT_WORDS: Final = 127
 LONG_PROMPT_WORDS: Final = 511
 LONG_REQUESTS: Final = 3
 _START_TIMEOUT_S: Final = 900.0
-_LOOK_INTERVAL_S: Final = 0.05
-_LOOK_TIMEOUT_S: Final = 2.0
 _MEMORY_INTERVAL_S: Final = 0.5
 _IDLE_S: Final = 3.0
-_LOG_LINES: Final = 40
 _WARM_UP_CLIENTS: Final = 8
 _WARM_UP_TOKENS: Final = 8
 _FIRST_WORDS: Final = 8
@@ -67,22 +61,15 @@ class Served:
         self.name = peer.name
         self._peer, self._folder = peer, folder
         self.result = PeerResult(name=peer.name)
-        self._port = _free_port()
+        port = free_port()
+        self._url = f"http://127.0.0.1:{port}"
         self._memory: list[float] = []
         began = time.monotonic()
-        with log.open("wb") as output:
-            command = [*peer.command, "--port", str(self._port)]
-            process = subprocess.Popen(  # noqa: S603 - the user's servers
-                command,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **peer.environment},
-                cwd=peer.working_folder,
-            )
-        self.family = Family(process)
+        command = [*peer.command, "--port", str(port)]
+        self.family = Family(command, environment=peer.environment, log=log, cwd=peer.working_folder)
         try:
             with self.family.watched(_MEMORY_INTERVAL_S) as memory:
-                self._wait_healthy(began, log)
+                self.family.wait_for(self._url, _START_TIMEOUT_S)
                 self.result.start_s = time.monotonic() - began
                 self._ask(clients=1, requests=1, words=_FIRST_WORDS, tokens=1, seed=_WARM_UP_SEED)
                 self.result.first_answer_s = time.monotonic() - began
@@ -138,7 +125,7 @@ class Served:
     def _ask(self, *, clients: int, requests: int, words: int, tokens: int, seed: int) -> Summary:
         """Load the server; failures are counted."""
         plan = BenchPlan(
-            url=f"http://127.0.0.1:{self._port}",
+            url=self._url,
             model=str(self._folder),
             clients=clients,
             requests=requests,
@@ -151,15 +138,6 @@ class Served:
         summary = asyncio.run(run_bench(plan)).summary
         self.result.failed += summary.failed
         return summary
-
-    def _wait_healthy(self, began: float, log: Path) -> None:
-        # One client for all looks: each would make certificates ready, which takes half a core from the server.
-        with httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=_LOOK_TIMEOUT_S) as client:
-            while not _answers(client):
-                if self.family.ended or time.monotonic() - began > _START_TIMEOUT_S:
-                    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-                    raise SystemExit(f"{self.name} did not start:\n" + "\n".join(lines))
-                time.sleep(_LOOK_INTERVAL_S)
 
 
 def started(peer: ServedPeer, folder: Path, scratch: Path) -> Served:
@@ -176,17 +154,3 @@ def started(peer: ServedPeer, folder: Path, scratch: Path) -> Served:
     result.start_cpu_s = first.result.start_cpu_s
     result.load_mib = max(first.result.load_mib or 0.0, result.load_mib or 0.0)
     return second
-
-
-def _answers(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").is_success
-    except httpx.TransportError:
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

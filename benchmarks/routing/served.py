@@ -10,8 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import random
-import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +19,12 @@ from typing import Final
 import httpx
 import msgspec
 import numpy as np
-import transformers
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkpoints import make_checkpoint, save_tokenizer, vocabulary_of
-from benchmarks.engine_processes import engine_process, free_port, wait_for
-from benchmarks.peers.machine import Machine
+from benchmarks.checkpoints import checkpoint, vocabulary_of
+from benchmarks.machine import print_with_machine
+from benchmarks.measurement import in_turn
+from benchmarks.processes import engine_process, free_port
 from lockstep.interruption import interruptible
 
 POLICIES: Final = ("round-robin", "prefix")
@@ -91,12 +88,10 @@ async def _answers(url: str, asked: Sequence[Asked], output_tokens: int) -> list
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, list[Answered]]:
     """The answers under each policy."""
-    make_checkpoint(folder, "float32")
-    save_tokenizer(folder)
     answered: dict[str, list[Answered]] = {policy: [] for policy in POLICIES}
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(arguments.engines)]
-    processes: list[subprocess.Popen[bytes]] = []
-    with contextlib.ExitStack() as engines:
+    with contextlib.ExitStack() as stack:
+        engines = []
         for number, url in enumerate(urls):
             events = (f"ipc://{folder}/live{number}", f"ipc://{folder}/again{number}")
             words = (
@@ -104,17 +99,17 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, list[Answe
                 *("--max-total-tokens", str(arguments.cache_tokens), "--page-size", str(PAGE_TOKENS)),
                 *("--kv-events", "--kv-events-endpoint", events[0], "--kv-events-replay-endpoint", events[1]),
             )
-            processes.append(engines.enter_context(engine_process(*words)))
-        for url, process in zip(urls, processes, strict=True):
-            wait_for(url, process)
+            engines.append(stack.enter_context(engine_process(*words)))
+        for url, engine in zip(urls, engines, strict=True):
+            engine.wait_for(url)
         # Each begins as often as the other, because the engines are slower at first.
-        turns = [(turn, policy) for turn in range(arguments.rounds) for policy in POLICIES[:: (1, -1)[turn % 2]]]
+        turns = [(turn, policy) for turn in range(arguments.rounds) for policy in in_turn(POLICIES, turn)]
         for number, policy in turns:
             for url in urls:
                 httpx.post(f"{url}/flush_cache", timeout=REQUEST_S, trust_env=False).raise_for_status()
             port = free_port()
             with engine_process("route", *urls, "--port", str(port), "--policy", policy) as router:
-                wait_for(f"http://127.0.0.1:{port}", router)
+                router.wait_for(f"http://127.0.0.1:{port}")
                 asked = trace(arguments, arguments.seed + number)
                 answered[policy] += asyncio.run(_answers(f"http://127.0.0.1:{port}", asked, arguments.output_tokens))
     return answered
@@ -134,18 +129,15 @@ def main() -> None:
     parser.add_argument("--cache-tokens", type=int, default=20_000, help="KV cache of each engine")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as name:
-        answered = measure(Path(name), arguments)
+    with checkpoint("float32") as folder:
+        answered = measure(folder, arguments)
     table = Table("policy", "hit rate", "first token p50", "p90", "p99", "last token p50", "p99")
     for policy, answers in answered.items():
         hits = sum(one.cached_tokens for one in answers) / sum(one.prompt_tokens for one in answers)
         first = np.percentile([one.first_s * 1e3 for one in answers], (50, 90, 99))
         last = np.percentile([one.last_s * 1e3 for one in answers], (50, 99))
         table.add_row(policy, f"{hits:.1%}", *(f"{value:,.0f} ms" for value in (*first, *last)))
-    console = Console(width=120)
-    console.print(table)
-    console.print(f"{Machine.here().processor_class}: {Machine.here()}")
+    print_with_machine(table)
 
 
 if __name__ == "__main__":

@@ -18,16 +18,15 @@ from typing import Final
 
 import msgspec
 import psutil
-import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkpoints import SHAPES, make_checkpoint, save_tokenizer
-from benchmarks.live_loop import process_cpu_s
-from benchmarks.measurement import output_file
-from benchmarks.peers.machine import Machine
+from benchmarks.checkpoints import SHAPES, checkpoint
+from benchmarks.machine import Machine
+from benchmarks.measurement import in_turn, output_file
 from benchmarks.peers.results import CLIENTS
 from benchmarks.peers.served import Served, ServedPeer, Workload
+from benchmarks.processes import process_cpu_s
 from benchmarks.served_step.probed_server import PARTS, marks_of
 from lockstep.interruption import interruptible
 
@@ -101,13 +100,10 @@ def main() -> None:
     """Start a server for each tree, ask them in turns, print a table for each number of clients."""
     arguments = _arguments()
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    transformers.utils.logging.disable_progress_bar()
     machine = Machine.here()
-    with tempfile.TemporaryDirectory() as scratch_name, ExitStack() as stack:
-        scratch = Path(scratch_name)
-        folder = scratch / "model"
-        make_checkpoint(folder, arguments.dtype, arguments.shape)
-        save_tokenizer(folder, arguments.shape)
+    with ExitStack() as stack:
+        folder = stack.enter_context(checkpoint(arguments.dtype, arguments.shape))
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         options = ("--max-total-tokens", str(_KV_TOKENS[arguments.shape]), "--backend", arguments.backend)
         trees = [("this tree", _ROOT), *((tree.name, tree.absolute()) for tree in arguments.tree)]
         servers = []
@@ -118,9 +114,8 @@ def main() -> None:
             server.server.warm_up()
             servers.append(server)
         for number in range(arguments.rounds):
-            order = servers if number % 2 == 0 else servers[::-1]
             for clients in CLIENTS:
-                for server in order:
+                for server in in_turn(servers, number):
                     server.measure(clients, _WORKLOADS[arguments.shape], seed=1000 * number + clients)
     console.print(f"{arguments.shape}, {arguments.dtype}, {arguments.backend}; {machine}, {os.getloadavg()[0]:g} after")
     for clients in CLIENTS:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Generate", "answer_asked", "model_config"]
 
@@ -19,18 +20,23 @@ __all__ = ["Generate", "answer_asked", "model_config"]
 Generate = Callable[[list[list[int]], int], None]
 
 
-def model_config(folder: Path) -> dict[str, object]:
+def model_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's own description."""
-    config: dict[str, object] = json.loads((folder / "config.json").read_text())
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config
 
 
-def answer_asked(load: Callable[[], Generate], vocabulary: int) -> None:
-    """Load, say so, and generate what is asked until the pipe is closed. Prompts come from the asked seed."""
+def answer_asked(load: Callable[[Path, str], Generate]) -> None:
+    """Be the program ``FOLDER DTYPE``: load, say so, and generate what is asked until the pipe is closed.
+
+    Prompts come from the asked seed.
+    """
+    folder, dtype = Path(sys.argv[1]), sys.argv[2]
+    vocabulary = model_config(folder)["vocab_size"]
     # What libraries print goes to the log: the pipe belongs to the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    generate = load()
+    generate = load(folder, dtype)
     answers.write("{}\n")
     for line in sys.stdin:
         asked = json.loads(line)

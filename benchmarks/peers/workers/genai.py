@@ -5,7 +5,6 @@ Runs in an environment with openvino-genai and optimum-intel; the latter exports
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +12,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai
 
-from benchmarks.peers.workers.asked import Generate, answer_asked, model_config
+from benchmarks.peers.workers.asked import Generate, answer_asked
 
 _HINTS: Final = {"float32": "f32", "bfloat16": "bf16"}
 # 16 bits of weights are kept as 16 bits; the values are random either way.
@@ -64,13 +63,5 @@ def load(folder: Path, dtype: str) -> Generate:
     return generate
 
 
-def main() -> None:
-    """Answer until the pipe is closed."""
-    folder, dtype = Path(sys.argv[1]), sys.argv[2]
-    vocabulary = model_config(folder)["vocab_size"]
-    assert isinstance(vocabulary, int)
-    answer_asked(lambda: load(folder, dtype), vocabulary)
-
-
 if __name__ == "__main__":
-    main()
+    answer_asked(load)

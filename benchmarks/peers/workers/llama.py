@@ -9,7 +9,6 @@ import ctypes
 import json
 import mmap
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from benchmarks.peers.workers.asked import answer_asked, model_config
+from benchmarks.peers.workers.asked import Generate, answer_asked, model_config
 
 _ARCHITECTURE: Final = "qwen3"
 _BATCH_TOKENS: Final = 512
@@ -31,7 +30,7 @@ def written(folder: Path) -> Path:
     path = folder.parent / f"{folder.name}.gguf"
     if path.is_file():
         return path
-    config: Any = model_config(folder)
+    config = model_config(folder)
     layers = config["num_hidden_layers"]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
     writer = gguf.GGUFWriter(path, _ARCHITECTURE)
@@ -135,13 +134,12 @@ class Sequences:
         return chosen
 
 
-def main() -> None:
-    """Answer until the pipe is closed."""
-    folder = Path(sys.argv[1])
-    vocabulary: Any = model_config(folder)["vocab_size"]
+def load(folder: Path, dtype: str) -> Generate:
+    """Generates greedily, all rows at once, in the type that the checkpoint has."""
+    del dtype
     threads = len(os.sched_getaffinity(0))
-    answer_asked(lambda: Sequences(written(folder), vocabulary, threads).generate, vocabulary)
+    return Sequences(written(folder), model_config(folder)["vocab_size"], threads).generate
 
 
 if __name__ == "__main__":
-    main()
+    answer_asked(load)

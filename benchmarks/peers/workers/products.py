@@ -7,7 +7,6 @@ No attention, norms, sampling or scheduler, and the last layer ends with the tok
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,13 +76,5 @@ def load(folder: Path, dtype: str) -> Generate:
     return generate
 
 
-def main() -> None:
-    """Answer until the pipe is closed."""
-    folder, dtype = Path(sys.argv[1]), sys.argv[2]
-    vocabulary = model_config(folder)["vocab_size"]
-    assert isinstance(vocabulary, int)
-    answer_asked(lambda: load(folder, dtype), vocabulary)
-
-
 if __name__ == "__main__":
-    main()
+    answer_asked(load)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -11,10 +10,10 @@ import transformers
 from benchmarks.peers.workers.asked import Generate, answer_asked
 
 
-def load(folder: Path) -> Generate:
+def load(folder: Path, dtype: str) -> Generate:
     """Generates greedily, all rows at once."""
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     def generate(prompts: list[list[int]], new_tokens: int) -> None:
         ids = torch.tensor(prompts)
@@ -29,11 +28,5 @@ def load(folder: Path) -> Generate:
     return generate
 
 
-def main() -> None:
-    """Answer until the pipe is closed."""
-    folder = Path(sys.argv[1])
-    answer_asked(lambda: load(folder), transformers.AutoConfig.from_pretrained(folder).vocab_size)
-
-
 if __name__ == "__main__":
-    main()
+    answer_asked(load)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import transformers
 
-from benchmarks.checkpoints import make_checkpoint, save_tokenizer
+from benchmarks.checkpoints import make_checkpoint
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.decode import kind_of
 from benchmarks.gpu.device import read_bytes
@@ -21,9 +20,7 @@ MACHINE = {"GPU": "a GPU", "torch": "2"}
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     folder = tmp_path_factory.mktemp("model")
-    transformers.utils.logging.disable_progress_bar()
     make_checkpoint(folder, "bfloat16", "S")
-    save_tokenizer(folder, "S")
     small = Setting.small()
     return msgspec.structs.replace(small, checkpoint=str(folder), batches=(3,), new_tokens=4, rounds=1)
 

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 import psutil
+from rich.console import Console, RenderableType
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "print_with_machine"]
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _GIB: Final = 2**30
@@ -81,3 +82,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         features = ", ".join(self.features) or "no known features"
         return f"{self.cores} cores of {self.model} ({features}), {self.memory_gib:g} GiB, load {self.load:g}"
+
+
+def print_with_machine(table: RenderableType) -> None:
+    """Print a table, and below it what it was measured on."""
+    console = Console(width=120)
+    console.print(table)
+    console.print(f"{Machine.here().processor_class}: {Machine.here()}")

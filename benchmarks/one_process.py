@@ -1,4 +1,4 @@
-"""The engine in one process, without sockets: scheduler and runner in a loop whose parts are timed.
+"""The engine in one process, without sockets: scheduler, pipeline and all layers in a loop whose parts are timed.
 
 A step's parts are timed from outside, by wrapping the runner's methods. Computes on any device.
 """
@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from benchmarks.gpu.setting import Setting
 from engine.config import EngineConfig
 from engine.limits import Limits
 from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
 from engine.model.checkpoint import read_facts
 from engine.model.runner import StageRunner
-from engine.plan import ForwardMode
+from engine.pipeline.local import LocalPipeline
+from engine.plan import ForwardMode, Microbatch
 from engine.scheduler.scheduler import Scheduler
 
-__all__ = ["PARTS", "Engine", "Run", "StepTimes"]
+__all__ = ["PARTS", "Engine", "Run", "StepTimes", "prompts_of"]
 
 # The parts of a decode step, and the methods that do them. What a part calls of another one counts for that one.
 _METHODS: Final = {
@@ -36,11 +36,12 @@ PARTS: Final = (PLANNING, *_METHODS, REST)
 
 
 class StepTimes(msgspec.Struct):
-    """Wall time of one step in seconds, its parts, and how many tokens it computed."""
+    """From one microbatch's end to the next one's: seconds on the clock, of the CPU and by part; tokens computed."""
 
     mode: ForwardMode
     tokens: int
     seconds: float
+    cpu_s: float
     parts: dict[str, float]
 
 
@@ -51,74 +52,70 @@ class Run(msgspec.Struct):
     seconds: float
     steps: list[StepTimes]
 
-    @property
-    def count(self) -> int:
-        """Tokens that were generated."""
-        return sum(map(len, self.tokens.values()))
-
     def decodes(self, rows: int) -> list[StepTimes]:
         """The steps that decode all rows, without the first: it may still wait for what the prompts left."""
         return [step for step in self.steps if step.mode is ForwardMode.DECODE and step.tokens == rows][1:]
 
 
 class Engine:
-    """One engine of all layers. ``values`` are further fields of its configuration."""
+    """One engine of all layers. ``early`` is the runner's: whether it launches what is planned ahead."""
 
-    def __init__(self, setting: Setting, *, lean: bool = True, **values: Any) -> None:
-        given: dict[str, Any] = {"chunked_prefill_size": setting.context_tokens, "radix_cache": False}
-        self._setting = setting
-        config = EngineConfig(**(setting.engine_values | given | values))
-        self.limits = Limits.of(config, read_facts(config))
-        self.runner = StageRunner(config, self.limits, 0, lean=lean)
-        self._scheduler = Scheduler(self.limits)
+    def __init__(self, config: EngineConfig, *, lean: bool = True, early: bool | None = None) -> None:
+        limits = Limits.of(config, read_facts(config))
+        self.runner = StageRunner(config, limits, 0, lean=lean, early=early)
+        self.scheduler = Scheduler(limits)
+        self._pipeline = LocalPipeline(self.runner)
         self._times: dict[str, float] = defaultdict(float)
         self._runs = 0
         for part, methods in _METHODS.items():
             for method in methods:
                 _wrap(self.runner, method, part, self._times)
 
-    def prompts(self, rows: int, tokens: int, seed: int) -> list[list[int]]:
-        """Random words, the same for each seed."""
-        numbers = random.Random(seed)  # noqa: S311 - a workload, no secret
-        return [[numbers.randrange(self._setting.vocabulary) for _ in range(tokens)] for _ in range(rows)]
-
-    def run(self, prompts: list[list[int]], new_tokens: int, between: Callable[[], object] | None = None) -> Run:
-        """Generate greedily; ``between`` is called after every step. Raises RuntimeError for a request that fails."""
+    def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Run:
+        """Generate greedily. Raises RuntimeError for a request or a microbatch that fails."""
         self._runs += 1
         sampling = SamplingParams(max_new_tokens=new_tokens, temperature=0, ignore_eos=True)
-        rids = [f"{self._runs}.{number}" for number in range(len(prompts))]
+        said: dict[str, list[int]] = {f"{self._runs}.{number}": [] for number in range(len(prompts))}
         events: tuple[Event, ...] = tuple(
             Generate(rid=rid, prompt_ids=tuple(prompt), sampling=sampling)
-            for rid, prompt in zip(rids, prompts, strict=True)
+            for rid, prompt in zip(said, prompts, strict=True)
         )
-        said: dict[str, list[int]] = {rid: [] for rid in rids}
         steps: list[StepTimes] = []
-        began = time.perf_counter()
+        launched: deque[Microbatch] = deque()
+        began = since = time.perf_counter()
+        cpu_since = time.process_time()
         while True:
             step_began = time.perf_counter()
-            self._times.clear()
-            result = self._scheduler.step(events, step_began)
-            planned = time.perf_counter()
+            result = self.scheduler.step(events, step_began)
+            self._times[PLANNING] += time.perf_counter() - step_began
             for reply in result.replies:
                 if not isinstance(reply, TokenOutput) or reply.error is not None:
                     raise RuntimeError(f"a request must give tokens, got {reply}")
                 said[reply.rid] += reply.token_ids
-            if result.microbatch is None:
-                if not result.again and self._scheduler.is_fully_idle:
-                    return Run(said, time.perf_counter() - began, steps)
-                events = ()
+            if result.microbatch is not None:
+                launched.append(result.microbatch)
+                self._pipeline.launch(result.microbatch)
+            events = ()
+            if result.again:
                 continue
-            completion = self.runner.forward(result.microbatch)
-            ended = time.perf_counter()
+            completion = self._pipeline.next_completion(None)
+            if completion is None:
+                return Run(said, time.perf_counter() - began, steps)
             if not isinstance(completion, Completion) or completion.error is not None:
                 raise RuntimeError(f"a microbatch must give tokens, got {completion}")
-            parts = {PLANNING: planned - step_began} | {part: self._times[part] for part in _METHODS}
-            parts[REST] = ended - step_began - sum(parts.values())
-            microbatch = result.microbatch
-            steps.append(StepTimes(microbatch.mode, microbatch.tokens, ended - step_began, parts))
+            microbatch, now, cpu_now = launched.popleft(), time.perf_counter(), time.process_time()
+            parts = {part: self._times[part] for part in (PLANNING, *_METHODS)}
+            parts[REST] = now - since - sum(parts.values())
+            steps.append(StepTimes(microbatch.mode, microbatch.tokens, now - since, cpu_now - cpu_since, parts))
+            since, cpu_since = now, cpu_now
+            self._times.clear()
             events = (completion,)
-            if between is not None:
-                between()
+
+
+def prompts_of(rows: int, tokens: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """Random words, the same for each seed."""
+    numbers = random.Random(seed)  # noqa: S311 - a workload, no secret
+    return [[numbers.randrange(vocabulary) for _ in range(tokens)] for _ in range(rows)]
 
 
 def _wrap(owner: Any, path: str, part: str, times: dict[str, float]) -> None:
