@@ -35,6 +35,7 @@ from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.cli.replay import replay
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.replay import rerun, rerun_in_fresh_process, schedule_of_recording
@@ -399,7 +400,7 @@ def test_a_long_recording_without_a_failure_is_no_test(tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     starts = [Placed(1 + number, StartRequest(rid=f"r{number}", prompt=4, new=1)) for number in range(420)]
     record_to(path, Schedule(RACE.config, tuple(starts)))
-    with pytest.raises(RecordingError, match=r"at most 400 events.*give --until STEP"):
+    with pytest.raises(ScriptDefinitionError, match=r"at most 400 events.*give --until STEP"):
         replay(str(path), to_script=tmp_path / "test_it.py")
     replay(str(path), to_script=tmp_path / "test_it.py", until=40)
     test = load_test(str(tmp_path / "test_it.py"), "test_run")
