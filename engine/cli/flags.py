@@ -20,6 +20,7 @@ from engine.cli.flag_groups import kind_of, range_of
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import TracedSettings, trace_settings, unread_variables
+from lockstep.errors import UnwritableFileError
 
 EXIT_USAGE = 2
 # Flags that may be given several times, for fields whose values are separated by commas.
@@ -61,7 +62,7 @@ def refuse_bad_configuration() -> Iterator[None]:
     """Print what is wrong, a line each, and end the command."""
     try:
         yield
-    except ConfigError as exc:
+    except (ConfigError, UnwritableFileError) as exc:
         sys.stderr.write("".join(f"error: {line}\n" for line in str(exc).splitlines()))
         raise typer.Exit(EXIT_USAGE) from exc
 

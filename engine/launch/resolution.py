@@ -33,7 +33,7 @@ def openvino_is_likely(settings: ServerSettings) -> bool:
 
 
 def refuse_early(settings: ServerSettings) -> None:
-    """Raise EngineError for a model that is not there, numbers that the embedded one cannot have, files closed to it.
+    """Raise LockstepError for a model that is not there, numbers that the embedded one cannot have, files closed to it.
 
     Before the costly imports: a misspelled path is refused in a fraction of a second.
     """

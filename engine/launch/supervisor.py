@@ -50,6 +50,7 @@ from engine.process.watched import WatchedProcess
 from engine.scheduler_process.gate_context import load_attribute
 from engine.scheduler_process.main import SchedulerPlace, run_scheduler
 from engine.settings import ServerSettings
+from lockstep.errors import LockstepError
 from lockstep.interruption import EXIT_INTERRUPTED
 from lockstep.output_files import keep_private
 
@@ -96,7 +97,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         folder = PrivateDir(private_dir)
         meeting = place.open(settings, folder) if place is not None else None
         phases.begin("loading")
-    except EngineError as exc:
+    except LockstepError as exc:
         if listener is not None:
             listener.close()
         _report(_own_failure(str(exc)), private_dir, settings)
