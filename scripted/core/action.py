@@ -102,7 +102,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     ``is_start``: it begins the request of its ``rid``. ``is_control``: it acts on the world and not on the scheduler,
     before the completions of its step are taken. ``is_fatal``: nothing can be served after it. ``is_extra``: a search
     adds one with its default values; ``added_beside`` is the tag of an action that a workload must have for that.
-    ``is_strict``: its verb refuses to act on nothing. ``shell_words`` are short words that the shell has for verbs; it
+    ``is_strict``: its verb refuses to act on nothing. ``needs_open``: it acts on nothing when every request has ended
+    and every call is answered. ``shell_words`` are short words that the shell has for verbs; it
     knows any other verb by its name. ``search_turn`` orders what a search tries at one step; equal ones are tried in
     the order of their definition.
     """
@@ -116,6 +117,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     is_extra: ClassVar[bool] = False
     added_beside: ClassVar[str] = ""
     is_strict: ClassVar[bool] = False
+    needs_open: ClassVar[bool] = False
     shell_words: ClassVar[Mapping[str, str]] = {}
     search_turn: ClassVar[int] = 0
 
@@ -137,7 +139,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     def reaches(self, run: RunLike) -> bool:
         """Whether there is something for it to act on."""
-        return self.target_rid is None or run.is_live(self.target_rid)
+        return not (self.needs_open and run.is_settled) and (self.target_rid is None or run.is_live(self.target_rid))
 
     def verbs(self) -> tuple[Verb, ...]:
         """The calls of a script that do the same: the verb of its class, which takes its fields in their order."""

@@ -13,6 +13,7 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
     """Results stay away from this step on."""
 
     examples: ClassVar = ("hold",)
+    needs_open: ClassVar[bool] = True
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"hold": "hold_results"}
@@ -25,9 +26,6 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
 
     def apply(self, run: RunLike) -> None:
         run.hold_results()
-
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
 
 
 class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release"):

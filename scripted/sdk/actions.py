@@ -263,6 +263,7 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
     mode: str
 
     examples: ClassVar = ("pause mode=keep",)
+    needs_open: ClassVar[bool] = True
     shell_words: ClassVar = {"pause": "pause_generation"}
     event: ClassVar = Pause
 
@@ -282,9 +283,6 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
 
     def apply(self, run: RunLike) -> None:
         run.give(Pause(call_id=run.new_call_id(), mode=self.mode))
-
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
@@ -317,6 +315,7 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
     """The next batch fails; the engine goes on."""
 
     examples: ClassVar = ("fail",)
+    needs_open: ClassVar[bool] = True
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"fail": "fail_next_step"}
@@ -333,9 +332,6 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
 
     def apply(self, run: RunLike) -> None:
         run.device.fail_next_batch()
-
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
 
 
 # Whatever an adapter of the SDK may declare.

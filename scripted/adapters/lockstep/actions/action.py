@@ -55,7 +55,8 @@ class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     def reaches(self, run: RunLike) -> bool:
         """Whether there is something for it to act on: a request that is alive, or an engine that has not failed."""
-        return super().reaches(run) if self.target_rid is not None else run.machine.scheduler.failure is None
+        by_itself = self.needs_open or self.target_rid is not None
+        return super().reaches(run) if by_itself else run.machine.scheduler.failure is None
 
 
 class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=True):

@@ -79,6 +79,7 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
     """An abort of everything that is alive. In the shell it is ``abort all``."""
 
     examples: ClassVar = ("abort-all",)
+    needs_open: ClassVar[bool] = True
     event: ClassVar = AbortAll
     is_extra: ClassVar[bool] = True
     phrase: ClassVar = "abort all"
@@ -94,9 +95,6 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
     def body(self) -> Mapping[str, Any]:
         return {"abort_all": True}
 
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
-
 
 class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
     """Generation is paused."""
@@ -104,6 +102,7 @@ class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     mode: PauseMode = PauseMode.RETRACT
 
     examples: ClassVar = ("pause", "pause mode=in_place", "pause mode=abort")
+    needs_open: ClassVar[bool] = True
     event: ClassVar = PauseGeneration
     route: ClassVar = "/pause_generation"
     shell_words: ClassVar = {"pause": "pause_generation"}
@@ -123,9 +122,6 @@ class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     @property
     def body(self) -> Mapping[str, Any]:
         return {"mode": self.mode.value}
-
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:

@@ -37,6 +37,26 @@ _PRESSURE_SEED: Final = 97
 PREFILL_ENGINE: Final = "p0"
 DECODE_ENGINE: Final = "d0"
 _ANOTHER_REGEX: Final = "[p-z]{2}"
+# Fields of a request by the names that both its verb and its message have for them, and those of its sampling.
+_OF_MESSAGE: Final = {
+    "priority": "priority",
+    "timeout_s": "timeout_s",
+    "waiting_timeout_s": "waiting_timeout_s",
+    "lora": "lora",
+    "salt": "cache_salt",
+}
+_OF_SAMPLING: Final = {
+    "temperature": "temperature",
+    "draw": "seed",
+    "penalty": "frequency_penalty",
+    "presence": "presence_penalty",
+    "repetition": "repetition_penalty",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "new_least": "min_new_tokens",
+    "ignore_eos": "ignore_eos",
+}
 
 
 class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
@@ -316,37 +336,23 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return Grammar(GrammarKind.REGEX, self.regex)
 
     def message(self) -> Generate:
-        stop = () if self.stop is None else (self.stop,)
         sampling = SamplingParams(
             max_new_tokens=self.new,
-            min_new_tokens=self.new_least,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            frequency_penalty=self.penalty,
-            presence_penalty=self.presence,
-            repetition_penalty=self.repetition,
-            seed=self.draw,
-            stop_token_ids=stop,
-            ignore_eos=self.ignore_eos,
+            stop_token_ids=() if self.stop is None else (self.stop,),
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
             grammar=self.grammar,
+            **{name: getattr(self, field) for field, name in _OF_SAMPLING.items()},
         )
         first = self.logprobs_from
         return Generate(
             rid=self.rid,
             prompt_ids=self.prompt_ids,
             sampling=sampling,
-            priority=self.priority,
             return_logprob=first is not None or self.top_logprobs > 0,
             top_logprobs_num=self.top_logprobs,
             prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
             prompt_top_logprobs_num=0 if first is None else self.top_logprobs,
-            timeout_s=self.timeout_s,
-            waiting_timeout_s=self.waiting_timeout_s,
-            lora=self.lora,
-            cache_salt=self.salt,
+            **{name: getattr(self, field) for field, name in _OF_MESSAGE.items()},
         )
 
     def apply(self, run: RunLike) -> None:
@@ -362,31 +368,19 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             own = f"*prompt_of({max(0, self.prompt - self.shared)}, {self.tail})"
             text = f"[*prompt_of({min(self.shared, self.prompt)}, {self.seed}), {own}]"
             prompt = {"prompt_ids": Code(text, self.prompt_ids)}
-        more: dict[str, Any] = {"priority": self.priority} if self.priority else {}
+        named = {**_OF_MESSAGE, **_OF_SAMPLING}
+        changed = [one.name for one in msgspec.structs.fields(self) if getattr(self, one.name) != one.default]
+        more: dict[str, Any] = {named[field]: getattr(self, field) for field in changed if field in named}
         if self.first_page is not None:
-            more |= {"cache_salt": self.salt} if self.salt is not None else {}
+            more = {name: more[name] for name in ("priority", "cache_salt") if name in more}
             return (Verb("prefill", rid=self.rid, **prompt, first_page=self.first_page, **more),)
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
-        more |= {"temperature": self.temperature} if self.temperature else {}
-        more |= {"seed": self.draw} if self.draw is not None else {}
-        more |= {"frequency_penalty": self.penalty} if self.penalty else {}
-        more |= {"presence_penalty": self.presence} if self.presence else {}
-        more |= {"repetition_penalty": self.repetition} if self.repetition != 1 else {}
-        more |= {"top_p": self.top_p} if self.top_p != 1 else {}
-        more |= {"top_k": self.top_k} if self.top_k != -1 else {}
-        more |= {"min_p": self.min_p} if self.min_p else {}
         more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
-        more |= {"min_new_tokens": self.new_least} if self.new_least else {}
-        more |= {"ignore_eos": True} if self.ignore_eos else {}
         if self.logprobs_from is not None:
             more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
         more |= {"return_logprob": True, "top_logprobs_num": self.top_logprobs} if self.top_logprobs else {}
-        more |= {"timeout_s": self.timeout_s} if self.timeout_s is not None else {}
-        more |= {"waiting_timeout_s": self.waiting_timeout_s} if self.waiting_timeout_s is not None else {}
         if (grammar := self.grammar) is not None:
             more |= {"ebnf" if self.dead_end else "regex": grammar.text}
-        more |= {"lora": self.lora} if self.lora is not None else {}
-        more |= {"cache_salt": self.salt} if self.salt is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
@@ -435,52 +429,32 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
         """A request that is as long as it became, with a prompt that shares what it shared, sampled as it was."""
         recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
+        start = cls(
+            rid=reader.new_name_of(event.rid),
+            prompt=len(event.prompt_ids),
+            seed=recipe.seed,
+            shared=recipe.shared,
+            tail=recipe.tail,
+            **{field: getattr(event, name) for field, name in _OF_MESSAGE.items()},
+        )
         if event.deliver is not None:
-            return cls(
-                rid=reader.new_name_of(event.rid),
-                prompt=len(event.prompt_ids),
-                seed=recipe.seed,
-                shared=recipe.shared,
-                tail=recipe.tail,
-                priority=event.priority,
-                timeout_s=event.timeout_s,
-                waiting_timeout_s=event.waiting_timeout_s,
-                salt=event.cache_salt,
-                first_page=event.deliver.first_page,
-            )
+            return msgspec.structs.replace(start, first_page=event.deliver.first_page)
         regex = None if sampling.grammar is None else regex_before_dead_end(sampling.grammar)
         if regex is not None:
             # It is to come to its dead end, if it came there, and not to end with its length before that.
             new = min(new + 1, sampling.max_new_tokens)
         biased, bias = sampling.logit_bias[0] if len(sampling.logit_bias) == 1 else (None, 0.0)
-        return cls(
-            rid=reader.new_name_of(event.rid),
-            prompt=len(event.prompt_ids),
+        sampled = {field: getattr(sampling, name) for field, name in _OF_SAMPLING.items()}
+        return msgspec.structs.replace(
+            start,
             new=new,
-            seed=recipe.seed,
-            shared=recipe.shared,
-            tail=recipe.tail,
-            priority=event.priority,
-            temperature=sampling.temperature,
-            draw=sampling.seed,
-            penalty=sampling.frequency_penalty,
-            presence=sampling.presence_penalty,
-            repetition=sampling.repetition_penalty,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
             biased=biased,
             bias=bias,
-            new_least=min(sampling.min_new_tokens, new),
-            ignore_eos=sampling.ignore_eos,
             logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
             top_logprobs=event.top_logprobs_num,
-            timeout_s=event.timeout_s,
-            waiting_timeout_s=event.waiting_timeout_s,
             regex=None if sampling.grammar is None else regex or reader.regex_of(sampling.grammar),
-            lora=event.lora,
-            salt=event.cache_salt,
             dead_end=regex is not None,
+            **sampled | {"new_least": min(sampling.min_new_tokens, new)},
         )
 
     @classmethod

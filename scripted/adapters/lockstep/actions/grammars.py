@@ -22,6 +22,7 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     """No grammar becomes ready from this step on."""
 
     examples: ClassVar = ("hold-grammars",)
+    needs_open: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
 
     @staticmethod
@@ -32,9 +33,6 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     def apply(self, run: RunLike) -> None:
         run.device.hold_grammars()
-
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
@@ -67,6 +65,7 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     """The next grammar that would become ready cannot be compiled; the engine goes on."""
 
     examples: ClassVar = ("fail-grammar",)
+    needs_open: ClassVar[bool] = True
     event: ClassVar = GrammarReady
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"fail_grammar": "fail_next_grammar"}
@@ -80,9 +79,6 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
 
     def apply(self, run: RunLike) -> None:
         run.device.fail_next_grammar()
-
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:

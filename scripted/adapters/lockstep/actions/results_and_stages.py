@@ -27,6 +27,7 @@ class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     stage: int = 0
 
     examples: ClassVar = ("fail",)
+    needs_open: ClassVar[bool] = True
     event: ClassVar = Completion
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
@@ -42,9 +43,6 @@ class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
     def apply(self, run: RunLike) -> None:
         run.device.fail_next_step(self.stage % run.machine.limits.pp_size)
-
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
 
     @classmethod
     def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
@@ -63,6 +61,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     late: bool = False
 
     examples: ClassVar = ("kill", "kill stage=1")
+    needs_open: ClassVar[bool] = True
     event: ClassVar = PipelineFailed
     is_fatal: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
@@ -91,9 +90,6 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
         del base
         return cls(), cls(late=True)
 
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
-
     @classmethod
     def read_back(cls, event: PipelineFailed, reader: EventReader) -> KillStage | None:
         stage = event.process.removeprefix(_STAGE)
@@ -110,6 +106,7 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
     stage: int = 0
 
     examples: ClassVar = ("stall stage=1",)
+    needs_open: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"stall": "stall_stage"}
 
@@ -123,9 +120,6 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
 
     def apply(self, run: RunLike) -> None:
         run.stalled.add(self.stage % run.machine.limits.pp_size)
-
-    def reaches(self, run: RunLike) -> bool:
-        return not run.is_settled
 
 
 class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="resume"):

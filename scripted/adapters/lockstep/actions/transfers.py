@@ -29,6 +29,7 @@ class HoldTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True,
     """No page of KV leaves the engine or arrives from this step on."""
 
     examples: ClassVar = ("hold-transfers",)
+    needs_open: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
 
     @staticmethod
@@ -41,10 +42,6 @@ class HoldTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True,
     def apply(self, run: RunLike) -> None:
         """Keep back what is on its way."""
         run.device.transfers.is_holding = True
-
-    def reaches(self, run: RunLike) -> bool:
-        """There may be transfers."""
-        return not run.is_settled
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
