@@ -7,6 +7,7 @@ waits until a step takes it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple
@@ -17,6 +18,13 @@ from scripted.core.phrases import printable, short_rid
 
 # A text names this many requests or tokens, and counts the others.
 _NAMED: Final = 4
+
+
+def content_of(message: msgspec.Struct) -> int:
+    """A check sum of all that a message says but the id of a call, which clients make up."""
+    if getattr(message, "call_id", None):
+        message = msgspec.structs.replace(message, call_id="")
+    return zlib.crc32(msgspec.msgpack.encode(message))
 
 
 def some(names: list[str]) -> str:

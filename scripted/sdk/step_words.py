@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Sequence
 from typing import Final, assert_never
 
 import msgspec
 
 from scripted.core.phrases import plural, printable, short_rid
-from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog
+from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog, content_of
 from scripted.sdk.capabilities import Limits
 from scripted.sdk.messages import (
     Abort,
@@ -114,7 +113,7 @@ class _Reader:
         if isinstance(event, FlushCache | Pause | Resume):
             self._calls[event.call_id] = text
         is_result = isinstance(event, BatchResult | BatchFailed)
-        return Said(text=text, kind=kind, rid=rid, batch=batch, of_pipeline=is_result, content=_content(event))
+        return Said(text=text, kind=kind, rid=rid, batch=batch, of_pipeline=is_result, content=content_of(event))
 
     def _returned(self, batch_id: int) -> tuple[int | None, str]:
         """The number that the batch is shown by, and its name; a machine may be given a result of no launch."""
@@ -133,15 +132,15 @@ class _Reader:
                 words = [f"token {_some(reply.token_ids)}"] if reply.token_ids else []
                 words += [f"ends: {reply.finish_reason}"] if reply.finish_reason else []
                 text = f"{short_rid(reply.rid)} -> {', '.join(words) or 'nothing new'}"
-                return Said(text=text, kind=kind, rid=reply.rid, content=_content(reply))
+                return Said(text=text, kind=kind, rid=reply.rid, content=content_of(reply))
             case Refused():
                 self._begun.pop(reply.rid, None)
                 text = f"{short_rid(reply.rid)} -> refused: {printable(reply.reason)}"
-                return Said(text=text, kind="refused", rid=reply.rid, content=_content(reply))
+                return Said(text=text, kind="refused", rid=reply.rid, content=content_of(reply))
             case Answer():
                 said = f"{'ok' if reply.ok else 'not ok'}{f' ({printable(reply.text)})' if reply.text else ''}"
                 text = f"{self._calls.get(reply.call_id, 'call')} -> {said}"
-                return Said(text=text, kind="answer" if reply.ok else "refused", content=_content(reply))
+                return Said(text=text, kind="answer" if reply.ok else "refused", content=content_of(reply))
 
     def _launch(self, batch: Batch) -> ShownBatch:
         number = self._numbers[batch.id] = len(self._numbers)
@@ -160,7 +159,7 @@ class _Reader:
             shares=tuple(shares),
             tokens=sum(share.count for share in batch.shares),
             order="" if shares else "no request",
-            content=_content(msgspec.structs.replace(batch, id=0)),
+            content=content_of(msgspec.structs.replace(batch, id=0)),
         )
 
     def _share(self, share: Share) -> tuple[bool, ShownShare]:
@@ -174,13 +173,6 @@ class _Reader:
         note = f"{guesses} in blocks {_some(share.block_ids)}"
         is_decode = share.count == 1 and start >= len(tokens) - 1 > 0
         return is_decode, ShownShare(share.rid, positions, note, f"{printable(share.rid)}{positions}{note}")
-
-
-def _content(message: msgspec.Struct) -> int:
-    """A check sum of all that it says but the ids of calls."""
-    if getattr(message, "call_id", None):
-        message = msgspec.structs.replace(message, call_id="")
-    return zlib.crc32(msgspec.msgpack.encode(message))
 
 
 def _some(numbers: Sequence[int]) -> str:

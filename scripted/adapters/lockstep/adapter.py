@@ -177,7 +177,7 @@ class LockstepAdapter:
             return ReleaseTransfers()
         if run.stalled:
             return ResumeStage(stage=min(run.stalled))
-        if run.device.holds_grammars:
+        if run.device.grammars.is_holding:
             return ReleaseGrammars()
         scheduler = run.machine.scheduler
         if scheduler.books.sleep_level and scheduler.failure is None:

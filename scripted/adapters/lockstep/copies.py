@@ -10,6 +10,7 @@ from engine.routing import CachePicture
 from engine.scheduler import Launched, Scheduler
 from engine.scheduler.counters import Counters
 from scripted.adapters.lockstep.oracle.step_checks import EngineOracle
+from scripted.adapters.lockstep.simulated.grammar import HeldGrammars
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.adapters.lockstep.specification.calls import SpecifiedCalls
 from scripted.adapters.lockstep.specification.conformance import Conformance
@@ -46,6 +47,7 @@ STATES: Final = StateReader({
     Conformance: ("_load_at",),
     Counters: set(Counters.__slots__) - _USED_COUNTERS,
     EngineOracle: ("_sent", "conformance"),
+    HeldGrammars: ("failed",),
     Results: ("_has_kept", "_in_vain"),
     Scheduler: ("_handlers", "_replies", "digests", "last_microbatch"),
     SimulatedPipeline: ("_describes", "_failed", "_microbatches", "_tokens", "last_microbatch"),

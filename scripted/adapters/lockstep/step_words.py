@@ -6,11 +6,8 @@ What came from a client is made printable here.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
-
-import msgspec
 
 from engine.limits import Limits
 from engine.messages import (
@@ -50,7 +47,7 @@ from engine.plan import (
 from engine.scheduler.ports import StepRecord
 from scripted.adapters.lockstep.actions import name_in_answers, words_of
 from scripted.core.phrases import plural, printable, short_rid
-from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog, some
+from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog, content_of, some
 
 _BUSY_COUNT: Final = re.compile(r"\b[a-z_]+=\d+\b")
 
@@ -136,7 +133,7 @@ def _arrived(event: Event, controls: Collection[int]) -> Said:
         rid=event.rid if isinstance(event, Generate | Abort) else None,
         batch=getattr(event, "microbatch_id", None),
         of_pipeline=of_pipeline,
-        content=_content(event),
+        content=content_of(event),
     )
 
 
@@ -150,14 +147,7 @@ def _answered(reply: Reply, calls: Mapping[str, str]) -> Said:
     elif refused:
         kind = "refused"
     full = printable(reply.message) if isinstance(reply, CallAnswer) and refused else ""
-    return Said(text=reply_text(reply, calls), kind=kind, rid=rid, full=full, content=_content(reply))
-
-
-def _content(message: msgspec.Struct) -> int:
-    """A check sum of all that it says but the id of a call, which clients make up."""
-    if getattr(message, "call_id", None):
-        message = msgspec.structs.replace(message, call_id="")
-    return zlib.crc32(msgspec.msgpack.encode(message))
+    return Said(text=reply_text(reply, calls), kind=kind, rid=rid, full=full, content=content_of(reply))
 
 
 def _launched(microbatch: Microbatch) -> ShownBatch:
@@ -167,7 +157,7 @@ def _launched(microbatch: Microbatch) -> ShownBatch:
         shares=tuple([_share(segment, microbatch.mode) for segment in microbatch.segments]),
         tokens=microbatch.tokens,
         order=_order(microbatch) if microbatch.is_control else "",
-        content=_content(microbatch),
+        content=content_of(microbatch),
     )
 
 

@@ -29,10 +29,10 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     @verb
     def hold_grammars(t: Any) -> None:
         """From the next step on, no grammar becomes ready until it is released."""
-        t.run.grammars.hold()
+        t.run.act(HoldGrammars())
 
     def apply(self, run: RunLike) -> None:
-        run.device.hold_grammars()
+        run.device.grammars.hold()
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
@@ -52,13 +52,13 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
     def release_grammars(t: Any, n: int | None = None) -> None:
         """Let the oldest ``n`` grammars become ready, or all and stop holding."""
         t.check_released("release_grammars()", n)
-        t.run.grammars.release(n)
+        t.run.act(ReleaseGrammars(count=n))
 
     def apply(self, run: RunLike) -> None:
-        run.device.release_grammars(self.count)
+        run.device.grammars.release(self.count)
 
     def reaches(self, run: RunLike) -> bool:
-        return bool(run.device.holds_grammars)
+        return bool(run.device.grammars.is_holding)
 
 
 class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-grammar"):
@@ -74,11 +74,11 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     @verb
     def fail_next_grammar(t: Any) -> None:
         """Make the next grammar that would become ready fail to compile; the engine goes on."""
-        t.run.grammars.fail_next()
+        t.run.act(FailGrammar())
         t.count_in_vain("failures of a grammar that none met")
 
     def apply(self, run: RunLike) -> None:
-        run.device.fail_next_grammar()
+        run.device.grammars.fail_next()
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:

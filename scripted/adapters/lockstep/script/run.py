@@ -41,12 +41,12 @@ from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.script.execution import EngineExecution
 from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.followed_answers import FollowedAnswers
-from scripted.adapters.lockstep.script.grammars import HeldGrammars
 from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.adapters.lockstep.script.history import EngineHandles, check_answers, record_step
 from scripted.adapters.lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
 from scripted.adapters.lockstep.script.state import EngineState, take_state
 from scripted.adapters.lockstep.script.world import StageLink, World
+from scripted.adapters.lockstep.simulated.grammar import HeldGrammars
 from scripted.core.clock import VirtualClock
 from scripted.core.named import OWN
 from scripted.core.violation import Violation
@@ -83,7 +83,7 @@ class EngineRun(ScriptedRun):
         super().__init__(None, OWN, source, parts=(machine, world, EngineOracle(scheduler.limits, restores=True)))
         self.world, self.tier = world, world.tier
         self.handles: EngineHandles = EngineHandles()
-        self.grammars = HeldGrammars()
+        self.grammars = world.grammars = HeldGrammars()
         self.last_replies: tuple[Reply, ...] = ()
         self.landed: tuple[int, ...] = ()
         self.failure: PipelineFailed | None = None

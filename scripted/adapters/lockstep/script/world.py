@@ -16,6 +16,7 @@ from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent
 from engine.pipeline.wire import StageView
 from engine.scheduler.ports import Pipeline
 from scripted.adapters.lockstep.actions import AdministrativeCall
+from scripted.adapters.lockstep.simulated.grammar import HeldGrammars
 from scripted.adapters.lockstep.simulated.transfers import SimulatedTransfers
 from scripted.errors import BadCall
 from scripted.script.clients import Call, ClientView
@@ -79,6 +80,7 @@ class World(ABC):
     tier: ClassVar[str]
     clients: Clients
     pipeline: StagePipeline
+    grammars: HeldGrammars
 
     def limit_waits(self, seconds: float) -> None:  # noqa: B027 - where nothing waits there is nothing to limit
         """From now on, a process that must answer at once and is silent for ``seconds`` counts as hung."""

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from unittest.mock import patch
 
 import psutil
 
@@ -126,18 +127,10 @@ def _environment(folder: str) -> Iterator[None]:
     }
     # The driver shows the user's token, and gets on only with nodes that ask for it.
     settings |= ray_defaults()
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
     # Ray notes the address of the newest cluster there, for drivers that are given none.
     (Path(folder) / "ray").mkdir()
-    try:
+    with patch.dict(os.environ, settings):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Grammars of the simulated pipeline: which tokens may come at each place of an output.
+"""Grammars of the simulated pipeline: which tokens may come at each place of an output, and when one is ready.
 
 A regular expression of literals and classes with counts, such as ``[a-c]{5}x``, means what it says, and so does a
 grammar of one that goes on with a rule that needs itself: ``DEAD_END``. Any other is of some length that its text makes
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from engine.messages import Grammar, GrammarKind
+from engine.messages import Grammar, GrammarKind, GrammarReady
+from engine.plan import GrammarOrder
 from scripted.core.tokens import FIRST_TOKEN, TOKENS
 
 _MADE_UP_PLACES: Final = 6
@@ -46,6 +48,76 @@ class SimulatedGrammar:
                 return tokens
             place += count
         return self._ends if len(said) == place else ()
+
+
+class HeldGrammars:
+    """The orders to compile that are not answered, in their order: when the scheduler hears that one is compiled.
+
+    By default a grammar that a step orders is ready in the next one, however long it takes to compile.
+    """
+
+    def __init__(self) -> None:
+        self._open: deque[int] = deque()
+        self._may_come: int | None = None
+        self._fails = False
+        # How many answers were made errors.
+        self.failed = 0
+
+    def ordered(self, orders: Sequence[GrammarOrder]) -> None:
+        self._open += [order.id for order in orders if order.grammar is not None]
+
+    def take_due(self) -> Iterator[int]:
+        """The ids whose answers the next step gets."""
+        while self._open and self._may_come != 0:
+            if self._may_come is not None:
+                self._may_come -= 1
+            yield self._open.popleft()
+
+    def answer(self, ready: GrammarReady) -> GrammarReady:
+        """What the scheduler is told: what the last stage said, unless the next one is to fail."""
+        if not self._fails:
+            return ready
+        self._fails = False
+        self.failed += 1
+        why = f"grammar {ready.grammar_id} failed as it was told to"
+        return GrammarReady(grammar_id=ready.grammar_id, error=why)
+
+    def is_open(self, number: int) -> bool:
+        return number in self._open
+
+    @property
+    def is_holding(self) -> bool:
+        """True while an answer is kept back that nothing has released."""
+        return self._may_come == 0 and bool(self._open)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def hold(self) -> None:
+        """Keep back every answer that is not yet taken."""
+        self._may_come = 0
+
+    def release(self, count: int | None) -> None:
+        if count is None:
+            self._may_come = None
+        elif self._may_come is not None:
+            self._may_come += count
+
+    def fail_next(self) -> None:
+        self._fails = True
+
+    def spare_next(self) -> None:
+        """Take back a failure that no answer has met."""
+        self._fails = False
+
+    def lose(self) -> None:
+        self._open.clear()
+
+    def start_over(self) -> None:
+        self._open.clear()
+        self._fails = False
+        self.failed = 0
+        self.release(None)
 
 
 def regex_before_dead_end(grammar: Grammar) -> str | None:

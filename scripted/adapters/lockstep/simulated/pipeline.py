@@ -47,7 +47,7 @@ from engine.plan import (
     TransferOrder,
     WeightUpdate,
 )
-from scripted.adapters.lockstep.simulated.grammar import SimulatedGrammar
+from scripted.adapters.lockstep.simulated.grammar import HeldGrammars, SimulatedGrammar
 from scripted.adapters.lockstep.simulated.model import (
     alphabet_of,
     choose,
@@ -122,11 +122,9 @@ class SimulatedPipeline:
         self._failing_stage: int | None = None
         self._stalled: set[int] = set()
         self._dead: PipelineFailed | None = None
-        # What is compiled, by id; orders that are not answered, and how many of them may be: None for all.
+        # What is compiled, by id; and the orders that are not answered.
         self._grammars: dict[int, SimulatedGrammar] = {}
-        self._unanswered: deque[int] = deque()
-        self._answerable: int | None = None
-        self._failing_grammar = False
+        self.grammars = HeldGrammars()
         self.transfers = SimulatedTransfers(self._page_size)
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
@@ -187,40 +185,17 @@ class SimulatedPipeline:
             self._grammars.pop(order.id, None)
         else:
             self._grammars[order.id] = SimulatedGrammar(order.grammar, self._ends)
-            self._unanswered.append(order.id)
+            self.grammars.ordered((order,))
 
     def answers(self) -> Sequence[GrammarReady]:
         """The answers to orders of grammars, in their order, as far as they are not held."""
-        if not self._unanswered:
+        if not self.grammars:
             return ()
-        ready: list[GrammarReady] = []
-        while self._unanswered and self._answerable != 0:
-            number = self._unanswered.popleft()
-            error = f"grammar {number} failed as it was told to" if self._failing_grammar else None
-            self._failing_grammar = False
-            ready.append(GrammarReady(grammar_id=number, error=error))
-            if self._answerable is not None:
-                self._answerable -= 1
-        return ready
+        return [self.grammars.answer(GrammarReady(grammar_id=number)) for number in self.grammars.take_due()]
 
     def answer_source(self) -> int | None:
         """No source."""
         return None
-
-    @property
-    def holds_grammars(self) -> bool:
-        return self._answerable is not None and bool(self._unanswered)
-
-    def hold_grammars(self) -> None:
-        """Keep back all answers that are not taken yet."""
-        self._answerable = 0
-
-    def release_grammars(self, count: int | None) -> None:
-        """Let ``count`` more through, or all of them and stop holding."""
-        self._answerable = None if count is None else (self._answerable or 0) + count
-
-    def fail_next_grammar(self) -> None:
-        self._failing_grammar = True
 
     def close(self) -> None:
         pass
@@ -505,7 +480,7 @@ class SimulatedPipeline:
         """
         number, tokens = row.spec.grammar_id, self._tokens_of(end, row)
         grammar = self._grammars.get(number)
-        if grammar is None or number in self._unanswered:
+        if grammar is None or self.grammars.is_open(number):
             state = "is not compiled, or not any more" if grammar is None else "is not ready"
             self.corruptions.append(f"{segment.rid} (row {segment.row}) is masked by grammar {number}, which {state}")
             return self._ends
