@@ -47,7 +47,7 @@ __all__ = [
 # project did not write is searched without its engine. The messages on the wire are here for who speaks it himself.
 _ERRORS = "scripted.errors"
 _FAILURES = "scripted.report.failure"
-_WIRE = "scripted.adapters.lockstep.server.wire"
+_WIRE = "scripted.script.wire"
 _LAZY = {
     "BadCall": _ERRORS,
     "BudgetSpent": _ERRORS,
@@ -67,7 +67,7 @@ _LAZY = {
     "ScriptedSim": "scripted.adapters.lockstep.sim.runner",
     "ServerDied": _FAILURES,
     "ServerDirty": _FAILURES,
-    "Shutdown": _WIRE,
+    "Shutdown": "scripted.adapters.lockstep.server.wire",
     "UnknownName": _ERRORS,
     "scripted": "scripted.script.decorator",
 }

@@ -20,6 +20,7 @@ from scripted.core.protocol import Adapter
 from scripted.report.failure import ScriptError
 from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
+from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
 from scripted.sdk.live.machine import LiveEngine
 from scripted.sdk.live.parts import LiveDevice, LiveOracle, LiveRun
 from scripted.sdk.live.stops import LoopStops
@@ -29,11 +30,9 @@ from scripted.sdk.live.wire import (
     PORT_VARIABLE,
     SETTINGS_VARIABLE,
     SOCKET,
-    Failed,
+    Broken,
     Passed,
-    Ready,
     Reply,
-    RunLiveScript,
 )
 from scripted.sdk.script.runner import run_script
 
@@ -76,9 +75,9 @@ def _serve(stops: LoopStops, port: int, adapter: Adapter, config: Any, new_machi
         while not _listens(port):
             time.sleep(_FRONT_END_INTERVAL_S)
         stops.close()
-        pair.send(msgspec.msgpack.encode(Ready()))
+        pair.send(msgspec.msgpack.encode(HookReady()))
         while not stops.gate.is_open:
-            command = msgspec.msgpack.decode(pair.recv(), type=RunLiveScript)
+            command = msgspec.msgpack.decode(pair.recv(), type=RunScript)
             pair.send(msgspec.msgpack.encode(_reply_to(command, adapter, config, new_machine)))
 
 
@@ -88,7 +87,7 @@ def _listens(port: int) -> bool:
     return False
 
 
-def _reply_to(command: RunLiveScript, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> Reply:
+def _reply_to(command: RunScript, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> Reply:
     try:
         script = load_script(command.file, command.name, command.import_paths)
         limits, can = adapter.limits_of(config)
@@ -96,7 +95,7 @@ def _reply_to(command: RunLiveScript, adapter: Adapter, config: Any, new_machine
             outcome = run_script(
                 adapter,
                 script,
-                unpacked(command.arguments),
+                unpacked(command.kwargs),
                 config=config,
                 options=command.options,
                 mutant=command.mutant,
@@ -104,7 +103,7 @@ def _reply_to(command: RunLiveScript, adapter: Adapter, config: Any, new_machine
                 parts=(machine, LiveDevice(), LiveOracle(limits, can)),
             )
     except ScriptError as exc:
-        return Failed(report=exc.report)
+        return ScriptFailedReply(report=exc.report)
     except Exception:  # noqa: BLE001 - whatever it is, the test process shows it
-        return Failed(report=None, text=traceback.format_exc())
+        return Broken(text=traceback.format_exc())
     return Passed(outcome=outcome)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,12 +18,12 @@ import zmq
 
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.report.failure import error_of
-from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptedTest
 from scripted.script.execution import ScriptOutcome
 from scripted.script.options import ScriptOptions
+from scripted.script.wire import HookReady, ScriptFailedReply, command_to_run
 from scripted.sdk.live.launch import Launcher
-from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Failed, Passed, Ready, Reply, RunLiveScript
+from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Broken, Passed, Reply
 
 # An engine with all its imports, on a machine with two cores that others use as well.
 _BOOT_TIMEOUT_S: Final = 600.0
@@ -64,31 +63,23 @@ class LiveServer:
             self._socket.setsockopt(zmq.LINGER, 0)
             self._socket.connect(f"ipc://{folder / SOCKET}")
             reply = self._next_reply(_BOOT_TIMEOUT_S, "it did not come up")
-            assert isinstance(reply, Ready), f"the gate began with {reply}"
+            assert isinstance(reply, HookReady), f"the gate began with {reply}"
             self._stack = stack.pop_all()
 
     def run(
         self, test: ScriptedTest, arguments: dict[str, Any], options: ScriptOptions, mutant: str | None
     ) -> ScriptOutcome:
         """Run one script. Raises ScriptFailed, ScriptTimeout, or HarnessError with what the engine's process says."""
-        check_plain(arguments)
-        command = RunLiveScript(
-            file=test.file,
-            name=test.script.__qualname__,
-            arguments=packed(arguments),
-            options=options,
-            mutant=mutant,
-            import_paths=tuple(sys.path),
-        )
+        command = command_to_run(test.script, (), arguments, options, mutant)
         self.usable = False
         self._socket.send(msgspec.msgpack.encode(command))
         reply = self._next_reply(options.timeout_s + _PATIENCE_S, f"{command.name} did not end")
         if isinstance(reply, Passed):
             self.usable = True
             return reply.outcome
-        assert isinstance(reply, Failed), f"the gate answered a script with {reply}"
-        if reply.report is None:
+        if isinstance(reply, Broken):
             raise HarnessError(f"a live script failed, which says nothing about the engine: {reply.text}")
+        assert isinstance(reply, ScriptFailedReply), f"the gate answered a script with {reply}"
         raise error_of(reply.report)
 
     @property

@@ -36,8 +36,9 @@ from engine.placement.messages import Begin, StagePulse, decode_agent_message, d
 from engine.plan import Forward, ForwardMode, Segment
 from engine.process.control import Dying, decode_child_message
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
-from scripted.adapters.lockstep.server.wire import RunScript, decode_command
+from scripted.adapters.lockstep.server.wire import decode_command
 from scripted.adapters.lockstep.server.wire import decode_replies as decode_gate_reply
+from scripted.script.wire import RunScript
 
 PLAN = Forward(1, ForwardMode.PREFILL, (Segment("rid", 0, 0, (1, 2), 0, (0,), True),))
 LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)

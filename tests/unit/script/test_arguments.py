@@ -10,8 +10,9 @@ import pytest
 
 from engine.messages import encode
 from scripted import BadCall
-from scripted.adapters.lockstep.server.wire import RunScript, decode_command
+from scripted.adapters.lockstep.server.wire import decode_command
 from scripted.script.arguments import check_plain, packed, unpacked
+from scripted.script.wire import RunScript
 
 
 class Colour(enum.IntEnum):

@@ -17,10 +17,9 @@ from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.settings import LIVE_GATE, ServerSettings
-from scripted.adapters.lockstep.server.follower import FollowerOptions
 from scripted.adapters.lockstep.server.growth import ServerGrowth
 from scripted.adapters.lockstep.server.parent import FOLLOWER_GATE, no_process_left
-from scripted.adapters.lockstep.server.wire import EnginePlace, EngineWanted
+from scripted.adapters.lockstep.server.wire import EnginePlace, EngineWanted, GateOptions
 from scripted.core.violation import Violation
 
 _BOOT_TIMEOUT_S: Final = 120.0
@@ -55,7 +54,7 @@ class FleetServers:
                 prefill_retry_s=0,
                 port=0,
                 gate=self._gate,
-                gate_options=msgspec.json.encode(FollowerOptions(mutant=self._mutant)).decode(),
+                gate_options=msgspec.json.encode(GateOptions(mutant=self._mutant)).decode(),
                 profile_dir=str(folder),
             )
             process = self._parent.serve(settings, folder, folder / "server.log", remove_private_dir=True)

@@ -6,10 +6,8 @@ real scheduler, stages and front end. Decides nothing.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 import zmq
@@ -19,7 +17,6 @@ from engine.messages import encode
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
-from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.machine import EngineMachine
 from scripted.adapters.lockstep.server.follower_wire import (
     Answered,
@@ -31,50 +28,31 @@ from scripted.adapters.lockstep.server.follower_wire import (
     Reply,
     decode_command,
 )
+from scripted.adapters.lockstep.server.wire import GateSocket
 from scripted.adapters.lockstep.server.world import ServerWorld
 from scripted.errors import NoAnswer
-
-SERVING_TIMEOUT_S: Final = 120.0
-
-
-class FollowerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the harness tells the gate through the server's settings."""
-
-    mutant: str | None = None
-
-
-def follower_address(private_dir: Path) -> str:
-    return f"ipc://{private_dir}/follower"
 
 
 def follower_gate(context: GateContext) -> Follower:
     """The gate factory that the settings of a fleet's engine name."""
-    options = msgspec.json.decode(context.settings.gate_options or "{}", type=FollowerOptions)
-    return Follower(context, options)
+    return Follower(context)
 
 
 class Follower:
     """Steps as they are told, answers as they are asked for, messages as they arrive."""
 
-    def __init__(self, context: GateContext, options: FollowerOptions) -> None:
+    def __init__(self, context: GateContext) -> None:
         self._context = context
         self._world = ServerWorld(context)
         self._machine = EngineMachine(context.limits, digests=True, scheduler=context.scheduler)
-        self._mutant = options.mutant
-        self._stack = ExitStack()
-        zmq_context = self._stack.enter_context(zmq.Context())
-        self._socket = self._stack.enter_context(zmq_context.socket(zmq.PAIR))
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.set_hwm(0)
+        self._gate = GateSocket(context)
+        self._socket = self._gate.socket
         self._poller = zmq.Poller()
         for source in (context.inbox.socket, context.control.fileno(), self._socket):
             self._poller.register(source, zmq.POLLIN)
 
     def __enter__(self) -> Self:
-        self._context.control.wait_until_serving(SERVING_TIMEOUT_S)
-        if self._mutant is not None:
-            self._stack.enter_context(mutant_named(self._mutant).switched_on())
-        self._socket.bind(follower_address(self._context.private_dir))
+        self._gate.open()
         self._send(FollowerReady(limits=self._context.limits))
         return self
 
@@ -82,7 +60,7 @@ class Follower:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._world.close()
-        self._stack.close()
+        self._gate.close()
 
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Wait for the next step that is told; None after a shutdown. Raises ProcessDiedError."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +23,6 @@ from engine.process.control import ProcessDied
 from engine.process.control import Shutdown as SupervisorShutdown
 from engine.process.inheritance import adopt_orphans
 from engine.scheduler_process.gate_context import GateContext
-from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of
 from scripted.adapters.lockstep.script.fleet import Fleet
 from scripted.adapters.lockstep.script.run import EngineRun
@@ -35,10 +33,8 @@ from scripted.adapters.lockstep.server.wire import (
     EnginesKilled,
     EnginesServed,
     EnginesWanted,
-    HookReady,
+    GateSocket,
     Progress,
-    RunScript,
-    ScriptFailedReply,
     Shutdown,
     decode_command,
 )
@@ -51,29 +47,19 @@ from scripted.script.arguments import unpacked
 from scripted.script.execution import kind_of
 from scripted.script.loader import load_script
 from scripted.script.process_state import LeftChanged, ProcessState
+from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
 
-SERVING_TIMEOUT_S: Final = 120.0
 _Said = HookReady | Progress | ScriptSucceeded | ScriptFailedReply | EnginesWanted | EnginesKilled
 # The final message of a dying scheduler must leave its process.
 FINAL_MESSAGE_LINGER_MS: Final = 1000
 
 
-class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the harness tells the gate through the server's settings; ``relay`` is where that takes orders."""
-
-    mutant: str | None = None
-    relay: str | None = None
-
-
-def script_address(private_dir: Path) -> str:
-    return f"ipc://{private_dir}/script"
-
-
 def scripted_gate(context: GateContext) -> EngineRun:
     """The gate factory that a scripted server's settings name."""
-    options = msgspec.json.decode(context.settings.gate_options or "{}", type=GateOptions)
-    world = ServerWorld(context, Path(options.relay) if options.relay is not None else None)
-    source = WireSource(context, world, options)
+    gate = GateSocket(context, linger_ms=FINAL_MESSAGE_LINGER_MS)
+    relay = gate.options.relay
+    world = ServerWorld(context, Path(relay) if relay is not None else None)
+    source = WireSource(context, world, gate)
     run = EngineRun(context.scheduler, world, source)
     run.new_fleet = source.new_fleet
     return run
@@ -84,16 +70,13 @@ class WireSource:
 
     warms_up = True
 
-    def __init__(self, context: GateContext, world: ServerWorld, options: GateOptions) -> None:
+    def __init__(self, context: GateContext, world: ServerWorld, gate: GateSocket) -> None:
         self._control = context.control
         self._private_dir = context.private_dir
         self._world = world
-        self._mutant = options.mutant
-        self._stack = ExitStack()
-        zmq_context = self._stack.enter_context(zmq.Context())
-        self._socket = self._stack.enter_context(zmq_context.socket(zmq.PAIR))
-        self._socket.setsockopt(zmq.LINGER, FINAL_MESSAGE_LINGER_MS)
-        self._socket.set_hwm(0)
+        self._mutant = gate.options.mutant
+        self._gate = gate
+        self._socket = gate.socket
         self._poller = zmq.Poller()
         self._told = 0
         self._supervisor = os.getppid()
@@ -112,10 +95,7 @@ class WireSource:
         """
         adopt_orphans()
         os.register_at_fork(after_in_child=self._control.close)
-        self._control.wait_until_serving(SERVING_TIMEOUT_S)
-        if self._mutant is not None:
-            self._stack.enter_context(mutant_named(self._mutant).switched_on())
-        self._socket.bind(script_address(self._private_dir))
+        self._gate.open()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._control.fileno(), zmq.POLLIN)
 
@@ -212,7 +192,7 @@ class WireSource:
         if self._host is not None:
             self._host.close()
         self._world.close()
-        self._stack.close()
+        self._gate.close()
 
     def _load(self, command: RunScript) -> EngineExecution | None:
         """The run of a command; a script that cannot be loaded is a failure of the script."""

@@ -35,11 +35,9 @@ from engine.pipeline.kv_addresses import kv_addresses
 from engine.pipeline.wire import StageView
 from engine.plan import ReceivePages, SendPages, StopTransfer
 from engine.process.death import read_death_report
-from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler import Step, StepResult
 from scripted.adapters.lockstep.script.world import World
 from scripted.adapters.lockstep.server.clients import HttpClients
-from scripted.adapters.lockstep.server.follower import follower_address
 from scripted.adapters.lockstep.server.follower_wire import (
     Answered,
     Arrived,
@@ -50,7 +48,7 @@ from scripted.adapters.lockstep.server.follower_wire import (
     FollowerVerb,
     decode_reply,
 )
-from scripted.adapters.lockstep.server.wire import EnginePlace
+from scripted.adapters.lockstep.server.wire import EnginePlace, connected_socket
 from scripted.adapters.lockstep.simulated.transfers import PageContent, SimulatedTransfers
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NoAnswer
@@ -155,11 +153,7 @@ class RemoteWorld(World):
         # Readable when the supervisor is gone.
         self.pid = place.pid
         self.alive = os.pidfd_open(place.pid)
-        self.socket = context.socket(zmq.PAIR)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
-        self.socket.set_hwm(0)
-        self.socket.connect(follower_address(self._private_dir))
+        self.socket = connected_socket(context, self._private_dir)
         self.clients = self.clients_type(place.base_url, pause=pause)
         self.pipeline: Any = _Stages(self._ask)
 
@@ -216,13 +210,14 @@ class RemoteWorld(World):
             self.socket.close(linger=0)
             self.clients.close()
 
-    def wait_until(self, done: Callable[[], object], what: str) -> None:
-        """Wait with a bound. Raises NoAnswer."""
-        deadline = time.monotonic() + self._answer_timeout_s
+    def wait_until(self, done: Callable[[], object], what: str, within_s: float | None = None) -> None:
+        """Wait with a bound, which is the script's by itself. Raises NoAnswer."""
+        within_s = self._answer_timeout_s if within_s is None else within_s
+        deadline = time.monotonic() + within_s
         while not done():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise NoAnswer(f"engine {self.name}: {self._answer_timeout_s} s were waited in vain for {what}")
+                raise NoAnswer(f"engine {self.name}: {within_s} s were waited in vain for {what}")
             self._pause(left_s)
 
     def await_message(
@@ -382,12 +377,7 @@ class RemoteWorld(World):
         return None if kind is None else msgspec.msgpack.decode(answer.value, type=kind)
 
     def _next_answer(self, timeout_s: float, what: str) -> Answered | AskedInVain | FollowerReady:
-        deadline = time.monotonic() + timeout_s
-        while not self._answers:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise NoAnswer(f"engine {self.name}: {timeout_s} s were waited in vain for {what}")
-            self._pause(left_s)
+        self.wait_until(lambda: self._answers, what, timeout_s)
         return self._answers.pop(0)
 
     def _refuse_link(self, verb: str) -> NoReturn:

@@ -27,13 +27,11 @@ from engine.limits import Limits
 from engine.messages import encode
 from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
-from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
 from scripted.adapters.lockstep.server.fleet_servers import FleetServers
-from scripted.adapters.lockstep.server.gate import GateOptions, script_address
 from scripted.adapters.lockstep.server.growth import ServerGrowth
 from scripted.adapters.lockstep.server.parent import SCRIPTED_GATE, no_process_left, start_parent
 from scripted.adapters.lockstep.server.placed import PlacedStages
@@ -44,11 +42,10 @@ from scripted.adapters.lockstep.server.wire import (
     EnginesKilled,
     EnginesServed,
     EnginesWanted,
-    HookReady,
+    GateOptions,
     Progress,
-    RunScript,
-    ScriptFailedReply,
     Shutdown,
+    connected_socket,
     decode_replies,
 )
 from scripted.adapters.lockstep.step_words import log_of
@@ -56,10 +53,9 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.report.failure import FailureKind, FailureReport, ProcessStack, ScriptError
 from scripted.report.frames import Frame, definition_of
-from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
-from scripted.script.source import file_of
+from scripted.script.wire import HookReady, RunScript, ScriptFailedReply, command_to_run
 
 # How much a stage holds, before the first script and after each.
 STAGE_PROBE: Final = "scripted.core.sizes:sizes_of"
@@ -73,7 +69,6 @@ DEATH_TIMEOUT_S: Final = 3.0
 SHUTDOWN_TIMEOUT_S: Final = 5.0
 KEPT_STEPS: Final = 64
 LOG_TAIL_BYTES: Final = 4096
-UNBOUNDED: Final = 0
 
 
 class ScriptedServer(ScriptRunner):
@@ -116,7 +111,8 @@ class ScriptedServer(ScriptRunner):
             if placement != "local":
                 over = cluster if placement == "ray" else None
                 self._placed = stack.enter_context(PlacedStages(self._folder, config.pp_size, over))
-            self._socket = self._connect(stack)
+            context = stack.enter_context(zmq.Context())
+            self._socket = stack.enter_context(connected_socket(context, self._folder))
             self._process = stack.enter_context(
                 contextlib.closing(parent.serve(self._settings(), self._folder, self._log, remove_private_dir=True))
             )
@@ -168,18 +164,10 @@ class ScriptedServer(ScriptRunner):
                 f"{script.__qualname__} must be defined at the top of its file or in a class there, to be found "
                 "by its name"
             )
-        check_plain({f"argument {number}": value for number, value in enumerate(args, 1)} | kwargs)
+        command = command_to_run(script, args, kwargs, options)
         self._steps.clear()
         # Until the process that it runs in says where it stands.
         self._position = definition_of(script.__code__)
-        command = RunScript(
-            file=file_of(script),
-            name=script.__qualname__,
-            args=packed(list(args)),
-            kwargs=packed(kwargs),
-            options=options,
-            import_paths=tuple(sys.path),
-        )
         self._socket.send(encode(command))
         try:
             return self._await_result(command)
@@ -221,15 +209,6 @@ class ScriptedServer(ScriptRunner):
             stage_probe=STAGE_PROBE,
             profile_dir=str(self._folder),
         )
-
-    def _connect(self, stack: ExitStack) -> zmq.Socket[bytes]:
-        context = stack.enter_context(zmq.Context())
-        socket = stack.enter_context(context.socket(zmq.PAIR))
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.set_hwm(UNBOUNDED)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
-        socket.connect(script_address(self._folder))
-        return socket
 
     # -- waiting --
 

@@ -18,7 +18,8 @@ import psutil
 from engine.messages import encode
 from engine.process.control import Control
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
-from scripted.adapters.lockstep.server.wire import ScriptFailedReply, decode_replies
+from scripted.adapters.lockstep.server.wire import decode_replies
+from scripted.script.wire import ScriptFailedReply
 
 _PID: Final = "survivor"
 _RESULT: Final = "survivor-result"

@@ -1,44 +1,75 @@
-"""The harness's own wire: the messages between the test process and the scripted gate, over a private socket.
-
-Typed msgpack structs, never pickle. A script travels as the file and the name of its function, and plain arguments.
-"""
+"""The private socket of a scripted server, and what is said on it beside scripts and how they ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
+import zmq
 
 from engine.frames import decoder_of
 from engine.limits import Limits
+from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler import StepRecord
+from engine.scheduler_process.gate_context import GateContext
+from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
-from scripted.report.failure import FailureReport
 from scripted.report.frames import Frame
-from scripted.script.options import ScriptOptions
+from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
+
+_SERVING_TIMEOUT_S: Final = 120.0
 
 
-class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run the function ``name`` of the Python file ``file`` with ``t`` and these arguments, which are packed.
+class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the harness tells a gate through the server's settings; ``relay`` is where that takes orders."""
 
-    ``import_paths`` are the caller's import paths, so that the file imports in the engine what it imports in the test.
-    """
+    mutant: str | None = None
+    relay: str | None = None
 
-    file: str
-    name: str
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    options: ScriptOptions = ScriptOptions()
-    import_paths: tuple[str, ...] = ()
+
+def private_address(private_dir: Path) -> str:
+    """Where a server's gate listens to the harness."""
+    return f"ipc://{private_dir}/harness"
+
+
+def connected_socket(context: zmq.Context[Any], private_dir: Path) -> zmq.Socket[bytes]:
+    """The harness's end of the private socket of a server, which may still be starting."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
+    socket.set_hwm(0)
+    socket.connect(private_address(private_dir))
+    return socket
+
+
+class GateSocket:
+    """The gate's end. Its last message may take ``linger_ms`` to leave a process that ends."""
+
+    def __init__(self, context: GateContext, *, linger_ms: int = 0) -> None:
+        self.options = msgspec.json.decode(context.settings.gate_options or "{}", type=GateOptions)
+        self._context = context
+        self._stack = ExitStack()
+        zmq_context = self._stack.enter_context(zmq.Context())
+        self.socket = self._stack.enter_context(zmq_context.socket(zmq.PAIR))
+        self.socket.setsockopt(zmq.LINGER, linger_ms)
+        self.socket.set_hwm(0)
+
+    def open(self) -> None:
+        """Wait for the server to be open, switch the mutant on, and listen."""
+        self._context.control.wait_until_serving(_SERVING_TIMEOUT_S)
+        if self.options.mutant is not None:
+            self._stack.enter_context(mutant_named(self.options.mutant).switched_on())
+        self.socket.bind(private_address(self._context.private_dir))
+
+    def close(self) -> None:
+        self._stack.close()
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the server."""
-
-
-class HookReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The server is warmed up, drained and frozen; scripts may come."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -87,10 +118,6 @@ class EnginesServed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     places: tuple[EnginePlace, ...] = ()
     error: str = ""
-
-
-class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    report: FailureReport
 
 
 _Command = RunScript | Shutdown | EnginesServed
