@@ -305,14 +305,17 @@ class EngineRun(ScriptedRun):
 
     def slow_link(self, stage: int, delay_s: float) -> None:
         """Slow a stage's link. Its results come in the steps in which they are due."""
-        self._links[stage] = msgspec.structs.replace(self._links.get(stage, StageLink(stage=stage)), delay_s=delay_s)
-        self.world.set_link(self._links[stage], "slow_link")
+        self._set_link("slow_link", stage, delay_s=delay_s)
 
     def cut_link(self, stage: int) -> None:
         """Cut a stage's link. Nothing completes until it is healed or found to be lost."""
-        self._links[stage] = msgspec.structs.replace(self._links.get(stage, StageLink(stage=stage)), is_cut=True)
-        self.world.set_link(self._links[stage], "cut_link")
+        self._set_link("cut_link", stage, is_cut=True)
         self.results.cut.add(stage)
+
+    def _set_link(self, verb: str, stage: int, **changes: Any) -> None:
+        link = msgspec.structs.replace(self._links.get(stage, StageLink(stage=stage)), **changes)
+        self.world.set_link(link, verb)
+        self._links[stage] = link
 
     def heal_link(self, stage: int) -> None:
         """A stage's link is as it was at first."""
