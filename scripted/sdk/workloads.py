@@ -4,9 +4,28 @@ wrong. Further ones, for what is special about a scheduler, are given to its ``S
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
 
 from scripted.sdk.capabilities import Capabilities, Limits
+
+_SHARED: Final = re.compile(r"[A-Z][A-Z0-9-]*")
+
+
+def read_workloads(file: Path, prefix: str = "") -> tuple[dict[str, str], dict[str, str]]:
+    """The schedules of a file, and the settings or clauses that several of them share, whose names are in capitals."""
+    texts: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    for line in "\n".join(lines).replace("\n    ", " ").splitlines():
+        name, _, text = line.partition(": ")
+        table = shared if name.isupper() else texts
+        name = name if name.isupper() else f"{prefix}{name}"
+        assert name not in table, f"{file.name} has two workloads called {name}"
+        table[name] = _SHARED.sub(lambda word: shared.get(word[0], word[0]), text)
+    return texts, shared
 
 
 def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:

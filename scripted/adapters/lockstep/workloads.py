@@ -11,21 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from scripted.sdk.workloads import read_workloads
+
 FLAGSHIP: Final = "chunked-alone"
-
-
-def _read(file: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The schedules of a file, and the settings that several of them share, whose names are in capitals."""
-    texts: dict[str, str] = {}
-    shared: dict[str, str] = {}
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    for line in "\n".join(lines).replace("\n    ", " ").splitlines():
-        name, _, text = line.partition(": ")
-        settings, separator, actions = text.partition(";")
-        assert name not in texts, f"{file.name} has two workloads called {name}"
-        table = shared if name.isupper() else texts
-        table[name] = " ".join([shared.get(word, word) for word in settings.split(" ")]) + separator + actions
-    return texts, shared
 
 
 def _bounds(small: str, windowed: str) -> Iterator[tuple[str, str]]:
@@ -123,6 +111,6 @@ def _long_queues() -> Iterator[tuple[str, str]]:
         )
 
 
-_TEXTS, _SHARED = _read(Path(__file__).with_suffix(".txt"))
+_TEXTS, _SHARED = read_workloads(Path(__file__).with_suffix(".txt"))
 # In the order of a search.
 TEXTS: Final = _TEXTS | dict(_bounds(_SHARED["SMALL"], _SHARED["WINDOWED"])) | dict(_long_queues())

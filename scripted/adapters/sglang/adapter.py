@@ -34,12 +34,12 @@ from scripted.adapters.sglang.config import SglangSettings
 from scripted.adapters.sglang.live.launch import launch
 from scripted.adapters.sglang.machine import PAUSE_MODES, SglangMachine, check_loops
 from scripted.adapters.sglang.standalone import SglangStandalone
-from scripted.adapters.sglang.workloads import WORKLOADS
 from scripted.core.action import Action
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.states import UnreadableState
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
+from scripted.sdk.workloads import read_workloads
 
 check_loops()
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
@@ -147,7 +147,7 @@ def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[st
 ADAPTER: Final = adapter_of(
     "sglang",
     SglangSettings,
-    workloads=WORKLOADS,
+    workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "sglang-")[0],
     settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3), "hicache_ratio": (0.5, 1.0)},
     actions=ACTIONS,
     needed=NEEDED_BY_SETTINGS,

@@ -38,11 +38,11 @@ from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.live.launch import launch
 from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
 from scripted.adapters.vllm.standalone import VllmStandalone
-from scripted.adapters.vllm.workloads import WORKLOADS
 from scripted.core.action import Action
 from scripted.core.mutant import read_mutants
 from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.fresh import Fresh
+from scripted.sdk.workloads import read_workloads
 
 TRIED_VERSIONS: Final = ("0.33.0", "0.32.0", "0.31.0")
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
@@ -149,7 +149,7 @@ ADAPTER: Final = VllmAdapter(
     machine=VllmMachine,
     limits=_limits,
     can=_capabilities,
-    workloads=WORKLOADS,
+    workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "vllm-")[0],
     settings={
         # Too few for two requests that grow.
         "num_gpu_blocks": (9, 10),

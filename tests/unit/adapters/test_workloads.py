@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripted.adapters.lockstep import workloads
+from scripted.sdk.workloads import read_workloads
 
 
 def _write(folder: Path, text: str) -> Path:
@@ -16,16 +17,16 @@ def _write(folder: Path, text: str) -> Path:
 
 
 def test_shared_settings_and_wrapped_lines(tmp_path: Path) -> None:
-    text = "# Two.\nBOTH: a=1\n\none: BOTH b=2; 1 flush;\n    2 flush\n# The other.\nother: default\n"
-    texts, shared = workloads._read(_write(tmp_path, text))
-    assert texts == {"one": "a=1 b=2; 1 flush; 2 flush", "other": "default"}
-    assert shared == {"BOTH": "a=1"}
+    text = "# Two.\nBOTH: a=1\nEND: 2 flush;\n    3 flush\n\none: BOTH b=2; 1 flush;\n    END\n# The other.\nother: X\n"
+    texts, shared = read_workloads(_write(tmp_path, text), "my-")
+    assert texts == {"my-one": "a=1 b=2; 1 flush; 2 flush; 3 flush", "my-other": "X"}
+    assert shared == {"BOTH": "a=1", "END": "2 flush; 3 flush"}
 
 
 def test_each_workload_has_a_name_of_its_own(tmp_path: Path) -> None:
     """F: of two workloads of one name the search would run one."""
     with pytest.raises(AssertionError, match="two workloads called one"):
-        workloads._read(_write(tmp_path, "one: default; 1 flush\none: default; 2 flush\n"))
-    in_file, _ = workloads._read(Path(workloads.__file__).with_suffix(".txt"))
+        read_workloads(_write(tmp_path, "one: default; 1 flush\none: default; 2 flush\n"))
+    in_file, _ = read_workloads(Path(workloads.__file__).with_suffix(".txt"))
     at_bounds = set(workloads.TEXTS) - set(in_file)
     assert len(at_bounds) == 44
