@@ -10,7 +10,7 @@ import builtins
 import keyword
 import shlex
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -48,40 +48,42 @@ _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _PROMPTS: Final = ("prompt_len", "prompt_ids", "text")
 
 
-class Show(StrEnum):
+class Own(StrEnum):
+    """The session's own words, but for those that are statements."""
+
     STATE = "state"
     REQUESTS = "requests"
     HISTORY = "history"
     SCRIPT = "script"
     HELP = "help"
     QUIT = "quit"
-    VALUE = "show"
+    SHOW = "show"
+    UNDO = "undo"
+    SAVE = "save"
+
+
+OWN_WORDS: Final = (*Own, "step", "until")
+# What is counted, if nothing is said how often, and what it takes.
+_COUNTED: Final = {
+    "step": (1, f"1 to {MAX_STEPS_PER_COMMAND} steps"),
+    Own.UNDO: (1, "1 or more"),
+    Own.HISTORY: (DEFAULT_HISTORY_STEPS, "1 step or more"),
+}
 
 
 @dataclass(frozen=True)
-class Look:
-    """Show something; ``count`` rows of a history, or the value of ``expression``, or the help of ``word``.
+class Order:
+    """One of the session's own words, with the ``count`` or the ``text`` that it takes: an expression, a word, a file.
 
-    Leaving is the last look.
+    ``quit`` is the last one.
     """
 
-    what: Show
-    count: int = DEFAULT_HISTORY_STEPS
-    expression: str = ""
-    word: str = ""
+    word: Own
+    count: int = 0
+    text: str = ""
 
 
-@dataclass(frozen=True)
-class Undo:
-    count: int
-
-
-@dataclass(frozen=True)
-class Save:
-    path: Path
-
-
-Command = Statement | Look | Undo | Save
+Command = Statement | Order
 
 
 def read_command(
@@ -94,16 +96,16 @@ def read_command(
     word, _, rest = line.strip().partition(" ")
     if word == "until":
         return RunUntil(_expression(word, rest, words))
-    if word == Show.VALUE:
-        return Look(Show.VALUE, expression=_expression(word, rest, words))
+    if word == Own.SHOW:
+        return Order(Own.SHOW, text=_expression(word, rest, words))
     try:
         given = shlex.split(rest)
     except ValueError as exc:
         raise BadCommand(f"{line.strip()!r} has a quote that does not end: {exc}") from exc
-    if word == Show.HELP:
-        return _help_of(given, words)
-    if word in _READERS:
-        return _READERS[word](given)
+    if word == "step":
+        return StepOn(_count(word, given))
+    if word in OWN_WORDS:
+        return _order(Own(word), given, words)
     tags = [str(action.__struct_config__.tag) for action in actions]
     if word not in words and word not in tags:
         meant = _step_before(word, rest) or nearest(word, dict.fromkeys([*OWN_WORDS, *words, *tags]))
@@ -208,48 +210,24 @@ def _call_name(before: Sequence[Statement]) -> str:
     return f"call_{len(calls) + 1}"
 
 
-def _step(words: list[str]) -> StepOn:
-    count = _count("step", words, 1)
-    if not 1 <= count <= MAX_STEPS_PER_COMMAND:
-        raise BadCommand(f"step takes 1 to {MAX_STEPS_PER_COMMAND} steps, got {count}")
-    return StepOn(count)
-
-
-def _undo(words: list[str]) -> Undo:
-    count = _count("undo", words, 1)
-    if count < 1:
-        raise BadCommand(f"undo takes 1 or more, got {count}")
-    return Undo(count)
-
-
-def _history(words: list[str]) -> Look:
-    count = _count("history", words, DEFAULT_HISTORY_STEPS)
-    if count < 1:
-        raise BadCommand(f"history takes 1 step or more, got {count}")
-    return Look(Show.HISTORY, count)
-
-
-def _save(words: list[str]) -> Save:
-    path = Path(_only("save", words, "a file"))
-    if path.suffix != ".py" or not path.name.startswith("test_") or not path.stem.isidentifier():
-        raise BadCommand(f"save takes a file that pytest finds, test_<name>.py, got {str(path)!r}")
-    return Save(path)
-
-
-def _look(what: Show) -> Callable[[list[str]], Look]:
-    def read(words: list[str]) -> Look:
-        if words:
-            raise BadCommand(f"{what.value} stands alone, got {' '.join(words)!r} after it")
-        return Look(what)
-
-    return read
-
-
-def _help_of(given: list[str], words: Mapping[str, ShellWord]) -> Look:
-    word = _only("help", given, "one word, or none") if given else ""
-    if word and word not in words:
-        raise BadCommand(f"help takes a word of the scheduler, got {word!r}{nearest(word, words)}; help lists them")
-    return Look(Show.HELP, word=word)
+def _order(word: Own, given: list[str], words: Mapping[str, ShellWord]) -> Order:
+    match word:
+        case Own.UNDO | Own.HISTORY:
+            return Order(word, _count(word, given))
+        case Own.SAVE:
+            path = Path(_only("save", given, "a file"))
+            if path.suffix != ".py" or not path.name.startswith("test_") or not path.stem.isidentifier():
+                raise BadCommand(f"save takes a file that pytest finds, test_<name>.py, got {str(path)!r}")
+            return Order(word, text=str(path))
+        case Own.HELP if given:
+            asked = _only("help", given, "one word, or none")
+            if asked not in words:
+                meant = nearest(asked, words)
+                raise BadCommand(f"help takes a word of the scheduler, got {asked!r}{meant}; help lists them")
+            return Order(word, text=asked)
+    if given:
+        raise BadCommand(f"{word} stands alone, got {' '.join(given)!r} after it")
+    return Order(word)
 
 
 def _only(word: str, words: list[str], what: str) -> str:
@@ -259,24 +237,16 @@ def _only(word: str, words: list[str], what: str) -> str:
     return words[0]
 
 
-def _count(word: str, words: list[str], default: int) -> int:
-    if not words:
-        return default
-    text = _only(word, words, "a whole number")
+def _count(word: str, given: list[str]) -> int:
+    default, takes = _COUNTED[word]
+    text = _only(word, given, "a whole number") if given else str(default)
     try:
-        return int(text)
+        count = int(text)
     except ValueError as exc:
         raise BadCommand(f"{word} takes a whole number, got {text!r}") from exc
-
-
-_READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
-    **{show.value: _look(show) for show in (Show.STATE, Show.REQUESTS, Show.SCRIPT, Show.QUIT)},
-    "step": _step,
-    "undo": _undo,
-    "save": _save,
-    "history": _history,
-}
-OWN_WORDS: Final = (*_READERS, "until", "show", "help")
+    if count < 1 or (word == "step" and count > MAX_STEPS_PER_COMMAND):
+        raise BadCommand(f"{word} takes {takes}, got {count}")
+    return count
 
 
 def help_text(words: Mapping[str, ShellWord]) -> str:
@@ -291,7 +261,7 @@ def help_text(words: Mapping[str, ShellWord]) -> str:
 def completions(line: str, words: Mapping[str, ShellWord], before: Sequence[Statement]) -> list[str]:
     """What may stand where a line ends: a word; after one of the scheduler's, the rids and the names that it takes."""
     first, space, _ = line.lstrip().partition(" ")
-    if not space or first == Show.HELP:
+    if not space or first == Own.HELP:
         return sorted([*words] if space else [*OWN_WORDS, *words])
     if first not in words:
         return []

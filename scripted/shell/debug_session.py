@@ -27,7 +27,7 @@ from scripted.script.handles import BaseRequest
 from scripted.script.options import ScriptOptions
 from scripted.script.state import State
 from scripted.script.wait import Steps
-from scripted.shell.command_line import Command, Look, Save, Show, Undo, completions, help_text, read_command
+from scripted.shell.command_line import Command, Order, Own, completions, help_text, read_command
 from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session
@@ -128,12 +128,12 @@ class DebugSession:
             self._say(str(t.state))
             self._is_undone = False
         while (command := self._next_command(f"step {t.state.step}> ")) is not None:
-            if isinstance(command, Look):
-                self._look(command, names)
-            elif isinstance(command, (Undo, Save)):
+            if not isinstance(command, Order):
+                yield from self._go(command, t, names)
+            elif command.word in (Own.UNDO, Own.SAVE):
                 self._change(command)
             else:
-                yield from self._go(command, t, names)
+                self._look(command, names)
         self._left = True
 
     def _go(self, statement: Statement, t: BaseContext, names: Names) -> Steps:
@@ -177,53 +177,48 @@ class DebugSession:
             except BadCommand as exc:
                 self._refuse(str(exc))
                 continue
-            if isinstance(command, Undo) and command.count > len(self.statements):
+            if isinstance(command, Order) and command.word is Own.UNDO and command.count > len(self.statements):
                 self._refuse(f"there are {len(self.statements)} commands to undo, got undo {command.count}")
                 continue
-            return None if isinstance(command, Look) and command.what is Show.QUIT else command
+            return None if isinstance(command, Order) and command.word is Own.QUIT else command
         return None
 
-    def _look(self, look: Look, names: Names) -> None:
-        if look.what is Show.STATE:
+    def _look(self, order: Order, names: Names) -> None:
+        if order.word is Own.STATE:
             state = self.state()
             assert state is not None, "a session that looks has a run"
             self._say(render_text(state_table(state), TABLE_WIDTH_COLUMNS))
-        elif look.what is Show.REQUESTS:
+        elif order.word is Own.REQUESTS:
             handles = [value for value in names.values() if isinstance(value, BaseRequest)]
             self._say(render_text(requests_table(handles), TABLE_WIDTH_COLUMNS))
-        elif look.what is Show.HISTORY:
+        elif order.word is Own.HISTORY:
             assert self._t is not None, "a session that looks has a run"
-            self._say_history(self._adapter.as_log(self._t.history, self._config), look.count)
-        elif look.what is Show.VALUE:
-            self._show_value(look.expression, names)
+            self._say_history(self._adapter.as_log(self._t.history, self._config), order.count)
+        elif order.word is Own.SHOW:
+            try:
+                self._say(printable(repr(value_of(order.text, names))))
+            except Exception as exc:  # noqa: BLE001 - whatever the expression raises is its answer
+                self._refuse(_text_of(exc, names))
         else:
-            self._say(self._text_of_show(look))
+            self._say(self._text_of_order(order))
 
     def _say_history(self, log: StepLog, count: int) -> None:
         self._say(render_text(step_table(log, last=count), TABLE_WIDTH_COLUMNS))
 
-    def _show_value(self, expression: str, names: Names) -> None:
-        try:
-            self._say(printable(repr(value_of(expression, names))))
-        except Exception as exc:  # noqa: BLE001 - whatever the expression raises is its answer
-            self._refuse(_text_of(exc, names))
+    def _text_of_order(self, order: Order) -> str:
+        if order.word is Own.SCRIPT:
+            return "\n".join(lines_of(self.statements)) or "nothing yet"
+        return self.words[order.text].help if order.text else help_text(self.words)
 
-    def _text_of_show(self, look: Look) -> str:
-        if look.word:
-            return self.words[look.word].help
-        return (
-            help_text(self.words) if look.what is Show.HELP else "\n".join(lines_of(self.statements)) or "nothing yet"
-        )
-
-    def _change(self, command: Undo | Save) -> None:
+    def _change(self, order: Order) -> None:
         """Note what to do, and end the run: nothing else may run in the scheduler while it is done."""
-        if isinstance(command, Undo):
-            undone = self.statements[-command.count :]
-            del self.statements[-command.count :]
+        if order.word is Own.UNDO:
+            undone = self.statements[-order.count :]
+            del self.statements[-order.count :]
             self._is_undone = True
             self._say("undone: " + "; ".join(lines_of(undone)))
         else:
-            self._saving = command.path
+            self._saving = Path(order.text)
         raise _RunAgain("the session goes on in a new run")
 
     def _save(self) -> None:
@@ -246,18 +241,18 @@ class DebugSession:
         self._t, self._died_with = None, report
         self._say("The scheduler is dead. undo takes the last command back; history, script, save, help and quit work.")
         while (command := self._next_command("dead> ")) is not None:
-            if isinstance(command, Look) and command.what is Show.HISTORY:
+            word = command.word if isinstance(command, Order) else None
+            if isinstance(command, Order) and word is Own.HISTORY:
                 assert report.log is not None, "a scheduler that has died had steps"
                 self._say_history(report.log, command.count)
-            elif isinstance(command, Look) and command.what in (Show.HELP, Show.SCRIPT):
-                self._say(self._text_of_show(command))
-            elif isinstance(command, Save):
-                self._saving = command.path
-                self._save()
-            elif isinstance(command, Undo):
+            elif isinstance(command, Order) and word in (Own.HELP, Own.SCRIPT):
+                self._say(self._text_of_order(command))
+            elif isinstance(command, Order) and word in (Own.SAVE, Own.UNDO):
                 with contextlib.suppress(_RunAgain):
                     self._change(command)
-                return
+                if word is Own.UNDO:
+                    return
+                self._save()
             else:
                 self._refuse("the scheduler is dead; undo first")
         self._left = True

@@ -7,20 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from scripted.script.wait import Steps
 
 Names = dict[str, Any]
 """The variables of a script: ``t``, handles by their rid, calls by their number."""
-
-
-class Statement(Protocol):
-    def lines(self) -> list[str]: ...
-
-    def perform(self, names: Names) -> Steps:
-        """Do it, and yield for each step of it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,8 @@ class VerbCall:
         return [self.expression if self.name is None else f"{self.name} = {self.expression}"]
 
     def perform(self, names: Names) -> Steps:
-        value = _evaluate(self.expression, names)
+        """Do it, and yield for each step of it."""
+        value = value_of(self.expression, names)
         if self.name is not None:
             names[self.name] = value
         yield from ()
@@ -65,12 +58,15 @@ class RunUntil:
 
     def perform(self, names: Names) -> Steps:
         """Wait. The expression is asked at once, so that one that cannot be asked is found before anything moves."""
-        _evaluate(self.expression, names)
-        yield from _evaluate(self._wait, names)
+        value_of(self.expression, names)
+        yield from value_of(self._wait, names)
 
     @property
     def _wait(self) -> str:
         return f"t.run_until(lambda: {self.expression})"
+
+
+Statement = VerbCall | StepOn | RunUntil
 
 
 def lines_of(statements: list[Statement]) -> Iterator[str]:
@@ -80,8 +76,4 @@ def lines_of(statements: list[Statement]) -> Iterator[str]:
 
 def value_of(expression: str, names: Names) -> Any:
     """What an expression of a script is worth now."""
-    return _evaluate(expression, names)
-
-
-def _evaluate(expression: str, names: Names) -> Any:
     return eval(expression, names)  # noqa: S307 - it is the user's own script, in the user's own process
