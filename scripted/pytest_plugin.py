@@ -244,24 +244,27 @@ def _finalizers_later() -> Iterator[None]:
 
 def _told(failure: pytest.ExceptionInfo[BaseException], report: FailureReport, config: pytest.Config) -> Any:
     """The script's report in the place of a traceback, and its first line where pytest shows one line of a failure."""
-    told: Any = failure.getrepr(style="value", chain=False)
     terminal = config.get_terminal_writer().fullwidth if sys.stdout.isatty() else None
-    told.reprtraceback.reprentries[0].lines = report.render(terminal).splitlines()
-    if told.reprcrash is not None:
-        told.reprcrash.message = report.headline
-        if report.frames:
-            told.reprcrash.path, told.reprcrash.lineno = report.frames[-1].file, report.frames[-1].line
-    return told
+    at = (report.frames[-1].file, report.frames[-1].line) if report.frames else None
+    return _instead(failure, report.render(terminal).splitlines(), report.headline, at)
 
 
 def _refused(failure: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> Any:
     """What the harness refuses before a script begins, told of the test: the harness's own lines say nothing."""
-    told: Any = failure.getrepr(style="value", chain=False)
     path, line, _ = item.location
     text = f"{type(failure.value).__name__}: {failure.value}"
-    told.reprtraceback.reprentries[0].lines = [f"{path}: in {item.name}", f"E       {text}"]
+    return _instead(failure, [f"{path}: in {item.name}", f"E       {text}"], text, (path, (line or 0) + 1))
+
+
+def _instead(
+    failure: pytest.ExceptionInfo[BaseException], lines: list[str], headline: str, at: tuple[str, int] | None
+) -> Any:
+    told: Any = failure.getrepr(style="value", chain=False)
+    told.reprtraceback.reprentries[0].lines = lines
     if told.reprcrash is not None:
-        told.reprcrash.path, told.reprcrash.lineno, told.reprcrash.message = path, (line or 0) + 1, text
+        told.reprcrash.message = headline
+        if at is not None:
+            told.reprcrash.path, told.reprcrash.lineno = at
     return told
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from scripted.core.refusals import HarnessError
+from scripted.core.states import slots_of
 
 _T = TypeVar("_T")
 _Shell = Callable[[Any], Any]
@@ -112,15 +113,12 @@ class _CopyList:
         self.made: list[bool] = []
         self._places: dict[int, int] = {}
         self._items: list[tuple[int, Any, int]] = []  # a container, an index or a key of it, what belongs there
-        self._attributes: list[tuple[int, str, int]] = []  # a container, an attribute of it, what belongs there
-        self._fills: list[
-            tuple[int, _Fill, tuple[int, ...]]
-        ] = []  # an object, what sets attributes, what belongs there
-        self._members: list[tuple[int, list[Any]]] = []  # a set, its members
-        self._pairs: list[tuple[int, list[Any], list[Any]]] = []  # a dict, its keys and values
+        # An object, what sets attributes, what belongs there.
+        self._fills: list[tuple[int, _Fill, tuple[int, ...]]] = []
+        # What is filled last, because its members may have to be hashed: what fills it, and with what.
+        self._late: list[tuple[int, Callable[[Any, list[Any]], object], list[Any]]] = []
         self._instances: deque[tuple[int, Any, tuple[str, ...]]] = deque()  # objects whose attributes are still to come
         self._cells: deque[tuple[int, types.CellType]] = deque()  # cells whose contents are still to come
-        self._contents: list[tuple[int, Any]] = []  # a cell, what it holds
         self._builds: list[tuple[int, _Build, Any, list[Any]]] = []  # what holds others and cannot be filled later
 
     def thaw(self) -> list[Any]:
@@ -131,20 +129,12 @@ class _CopyList:
             raise HarnessError(self._what_cannot_be_copied()) from exc
         for place, build, what, items in self._builds:
             new[place] = build(what, [new[item.place] if type(item) is _At else item for item in items])
-        for place, held in self._contents:
-            new[place].cell_contents = new[held.place] if type(held) is _At else held
         for place, key, item in self._items:
             new[place][key] = new[item]
         for place, fill, places in self._fills:
             fill(new[place], new, places)
-        for place, name, item in self._attributes:
-            setattr(new[place], name, new[item])
-        for place, members in self._members:
-            new[place].update([new[item.place] if type(item) is _At else item for item in members])
-        for place, keys, values in self._pairs:
-            into = new[place]
-            for key, value in zip(keys, values, strict=True):
-                into[new[key.place] if type(key) is _At else key] = new[value.place] if type(value) is _At else value
+        for place, late, items in self._late:
+            late(new[place], [new[item.place] if type(item) is _At else item for item in items])
         return new
 
     def _what_cannot_be_copied(self) -> str:
@@ -199,7 +189,7 @@ class _CopyList:
         if all(type(key) in self._atoms or self.add(key) is None for key in value):
             return self._indexed(value, dict.copy, value.items())
         place = self._append(value, _empty, dict, made=False)
-        self._pairs.append((place, [self._at(key) for key in value], [self._at(item) for item in value.values()]))
+        self._late.append((place, _fill_dict, [self._at(one) for one in (*value, *value.values())]))
         return place
 
     def _indexed(self, value: Any, shell: _Shell, items: Any) -> int:
@@ -216,7 +206,7 @@ class _CopyList:
         if not any(type(item) is _At for item in members):
             return self._append(value, set.copy, value)
         place = self._append(value, _empty, set, made=False)
-        self._members.append((place, members))
+        self._late.append((place, set.update, members))
         return place
 
     def add_bytearray(self, value: bytearray) -> int:
@@ -276,7 +266,7 @@ class _CopyList:
         for name, item in getattr(value, "__dict__", {}).items():
             into = self.add(item)
             if into is not None:
-                self._attributes.append((place, name, into))
+                self._fills.append((place, _filling(type(value), (name,)), (into,)))  # type: ignore[arg-type]
         return place
 
     def add_opaque(self, value: Any, shell: _Shell = copy.copy) -> int:
@@ -296,7 +286,7 @@ class _CopyList:
             if self._cells:
                 place, cell = self._cells.popleft()
                 if cell != types.CellType():
-                    self._contents.append((place, self._at(cell.cell_contents)))
+                    self._late.append((place, _fill_cell, [self._at(cell.cell_contents)]))
                 continue
             place, instance, names = self._instances.popleft()
             into = {name: self.add(getattr(instance, name)) for name in names}
@@ -350,6 +340,15 @@ def _empty(kind: type) -> Any:
     return kind()
 
 
+def _fill_cell(into: types.CellType, items: list[Any]) -> None:
+    (into.cell_contents,) = items
+
+
+def _fill_dict(into: dict[Any, Any], items: list[Any]) -> None:
+    half = len(items) // 2
+    into.update(zip(items[:half], items[half:], strict=True))
+
+
 def _build_tuple(kind: Any, items: list[Any]) -> Any:
     return tuple(items) if kind is tuple else kind._make(items) if hasattr(kind, "_make") else kind(items)
 
@@ -401,25 +400,19 @@ _PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
 _UNIFORM_PLANNERS: Final = _PLANNERS | {list: _CopyList.add_uniform_list, tuple: _CopyList.add_uniform_tuple}
 
 
-def _planner_of(kind: type) -> Callable[[_CopyList, Any], int | None]:
+def _planner_of(kind: Any) -> Callable[[_CopyList, Any], int | None]:
     """How to copy objects of a class that can change."""
     if issubclass(kind, tuple):
         return _CopyList.add_tuple
     if issubclass(kind, list | dict | set | deque):
         return _CopyList.add_container
-    slots = tuple(name for base in kind.__mro__ for name in _slots_of(base))
+    slots = slots_of(kind)
     if (not slots and not kind.__dictoffset__) or issubclass(kind, random.Random):
         return _CopyList.add_opaque
     return lambda plan, value: plan.add_instance(
         value,
         tuple(name for name in slots if hasattr(value, name)) + tuple(getattr(value, "__dict__", ())),
     )
-
-
-def _slots_of(base: type) -> tuple[str, ...]:
-    slots = base.__dict__.get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 @functools.cache

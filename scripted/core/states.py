@@ -76,7 +76,7 @@ class StateReader:
         known = self._shapes.get(shape)
         if known is None:
             out = {name for base in kind.__mro__ for name in self._left_out.get(base, ())}
-            fields = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else _slots_of(kind)
+            fields = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else slots_of(kind)
             # A class that says nothing of a slot leaves it empty in some objects; those are read with what they have.
             names = tuple(sorted({name for name in (*fields, *shape[1:]) if hasattr(value, name)} - out))
             known = names, attrgetter(*names, "__class__", "__class__")
@@ -161,7 +161,7 @@ def _reader_of(kind: Any) -> Callable[[_Reading, Any], Any]:
         return _function
     if issubclass(kind, int | str | float | bytes):
         return lambda _, value: repr(value)
-    if kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, list | dict | tuple | set | deque):
+    if kind.__dictoffset__ or slots_of(kind) or issubclass(kind, list | dict | tuple | set | deque):
         return _Reading.instance
     if kind is object:
         return _Reading.instance
@@ -183,7 +183,7 @@ def _unreadable(_: _Reading, value: Any) -> Any:
 
 
 @functools.cache
-def _slots_of(kind: Any) -> tuple[str, ...]:
+def slots_of(kind: Any) -> tuple[str, ...]:
     names: list[str] = []
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
