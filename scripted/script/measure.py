@@ -6,6 +6,8 @@ counters beside each assertion. Lines, names and messages stay as they are. The 
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import dis
 import functools
 import gc
@@ -33,6 +35,11 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 # Where a counted module keeps whether its assertions can be turned round, and what its functions import.
 _TURNABLE: Final = "@scripted_turnable"
 _IMPORTED: Final = "@scripted_imports"
+# Where functions are found, beside modules, their classes and other functions.
+_HOLDERS: Final = (
+    dict, list, tuple, set, frozenset, property, staticmethod, classmethod, functools.partial, types.MethodType,
+    types.CellType, ScriptedTest,
+)  # fmt: skip
 _Made: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _STATES: Final[dict[type, tuple[Callable[[Any], str], str]]] = {
     types.GeneratorType: (inspect.getgeneratorstate, inspect.GEN_CREATED),
@@ -246,16 +253,13 @@ class tell_lies:  # noqa: N801 - a context manager that is read as a verb
         return frozenset(map(_hooks.site, self._liar.deaf))
 
 
-class turn_round:  # noqa: N801 - a context manager that is read as a verb
+@contextlib.contextmanager
+def turn_round(site: Site) -> Iterator[None]:
     """Ask this assertion the other way round for as long as this is open."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    def __enter__(self) -> None:
-        _hooks.turned = self._site
-
-    def __exit__(self, *_exc: object) -> None:
+    _hooks.turned = site
+    try:
+        yield
+    finally:
         _hooks.turned = None
 
 
@@ -336,38 +340,23 @@ def _functions_of(names: dict[str, Any]) -> Iterator[types.FunctionType]:
 
     It does not know what was frozen.
     """
-    seen: set[int] = set()
+    seen = {id(names), id(vars(builtins))}
     left: list[Any] = [*names.values(), *gc.get_referrers(names)]
     while left:
         value = left.pop()
-        if id(value) in seen or value is names:
+        if id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, types.FunctionType):
             if value.__globals__ is names:
                 yield value
-            left += [*vars(value).values(), *_contents(value)]
-        elif isinstance(value, type):
-            left += vars(value).values() if value.__module__ == names.get("__name__") else ()
-        elif isinstance(value, property):
-            left += [value.fget, value.fset, value.fdel]
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            left += value
-        elif isinstance(value, dict):
-            left += value.values()
-        else:
-            kinds = (staticmethod, classmethod, types.MethodType)
-            left += [value.__func__] if isinstance(value, kinds) else []
-            left += [value.script] if isinstance(value, ScriptedTest) else []
-            left += [value.func] if isinstance(value, functools.partial) else []
-
-
-def _contents(function: types.FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not set yet
+            seen.add(id(value.__globals__))  # of a decorator: what it holds is of interest, and not its module
+        elif not isinstance(value, type):
+            if not isinstance(value, _HOLDERS):
+                continue
+        elif value.__module__ != names.get("__name__"):
             continue
+        left += gc.get_referents(value)
 
 
 def _functions_in(code: types.CodeType) -> dict[tuple[str, int], types.CodeType | None]:
@@ -399,8 +388,6 @@ def _add_rewriting(names: dict[str, Any]) -> None:
         import _pytest.assertion.rewrite as rewrite
     except ImportError:
         return
-    import builtins
-
     names.setdefault("@py_builtins", builtins)
     names.setdefault("@pytest_ar", rewrite)
 
