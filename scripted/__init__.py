@@ -45,38 +45,27 @@ __all__ = [
 
 # Loaded at first use: a file that only decorates scripts does not pay for what runs them, and a scheduler that this
 # project did not write is searched without its engine. The messages on the wire are here for who speaks it himself.
-_ERRORS = "scripted.errors"
-_FAILURES = "scripted.report.failure"
-_WIRE = "scripted.script.wire"
 _LAZY = {
-    "BadCall": _ERRORS,
-    "BudgetSpent": _ERRORS,
-    "HookReady": _WIRE,
-    "RequestHandle": "scripted.adapters.lockstep.script.handle",
-    "RequestRefused": _ERRORS,
-    "RunScript": _WIRE,
-    "ScriptContext": "scripted.adapters.lockstep.script.context",
-    "ScriptDefinitionError": "scripted.core.refusals",
-    "ScriptError": _FAILURES,
-    "ScriptFailed": _FAILURES,
-    "ScriptFailedReply": _WIRE,
-    "ScriptOptions": "scripted.script.options",
-    "ScriptSucceeded": "scripted.adapters.lockstep.script.execution",
-    "ScriptTimeout": _FAILURES,
-    "ScriptedServer": "scripted.adapters.lockstep.server.runner",
-    "ScriptedSim": "scripted.adapters.lockstep.sim.runner",
-    "ServerDied": _FAILURES,
-    "ServerDirty": _FAILURES,
-    "Shutdown": "scripted.adapters.lockstep.server.wire",
-    "UnknownName": _ERRORS,
-    "scripted": "scripted.script.decorator",
+    "scripted.adapters.lockstep.script.context": ("ScriptContext",),
+    "scripted.adapters.lockstep.script.execution": ("ScriptSucceeded",),
+    "scripted.adapters.lockstep.script.handle": ("RequestHandle",),
+    "scripted.adapters.lockstep.server.runner": ("ScriptedServer",),
+    "scripted.adapters.lockstep.server.wire": ("Shutdown",),
+    "scripted.adapters.lockstep.sim.runner": ("ScriptedSim",),
+    "scripted.core.refusals": ("ScriptDefinitionError",),
+    "scripted.errors": ("BadCall", "BudgetSpent", "RequestRefused", "UnknownName"),
+    "scripted.report.failure": ("ScriptError", "ScriptFailed", "ScriptTimeout", "ServerDied", "ServerDirty"),
+    "scripted.script.decorator": ("scripted",),
+    "scripted.script.options": ("ScriptOptions",),
+    "scripted.script.wire": ("HookReady", "RunScript", "ScriptFailedReply"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'scripted' has no attribute {name!r}")
     import importlib
 
-    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-    return value
+    for module, names in _LAZY.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(module), name)
+            return value
+    raise AttributeError(f"module 'scripted' has no attribute {name!r}")

@@ -5,10 +5,11 @@ Owns the layout of a row; the words come from the timeline's wording. Never colo
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 
 from rich.box import Box
 from rich.console import Console, RenderableType
@@ -16,11 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from scripted.core.phrases import printable, short_rid
-from scripted.report.step_log import Launch, Note, ShownStep, StepLog, own_file
+from scripted.report.step_log import Note, ShownPipeline, ShownStep, StepLog, own_file
 
 # Steps shown on each side of the one in question.
 AROUND_STEPS: Final = 8
 _STEP_COLUMN: Final = 1
+_ARRIVED: Final = "arrived"
 # Steps in a row that show the same, from which on those in the middle are only counted.
 _LONG_RUN: Final = 4
 # More stages than this share one column: each column of its own costs five characters of a CI log.
@@ -43,14 +45,18 @@ def step_table(
     shown = _chosen(log.steps, last, around)
     table = Table(box=_BOX, pad_edge=False, padding=(0, 1, 0, 0))
     lines = _lines_of(notes, {step.step for step in shown})
-    _add_columns(table, log.stages, has_lines=bool(lines))
+    columns = _columns(log, around, lines, marks_window=_is_about_the_window(shown))
+    for title, style, _ in columns:
+        table.add_column(title, **style)
     launched = log.launches()
-    marks_window = _is_about_the_window(shown)
-    rows = [(step, _row(step, log, launched, around, lines, marks_window=marks_window)) for step in shown]
-    rows = _collapsed(rows, _STEP_COLUMN + 1 + bool(lines))[-(last or len(rows)) :]
+    rows = []
+    for step in shown:
+        pipeline = log.pipeline_at(step, launched)
+        rows.append((step, [Text(cell(step, pipeline)) for _, _, cell in columns]))
+    arrived = [title for title, _, _ in columns].index(_ARRIVED)
+    rows = _collapsed(rows, arrived)[-(last or len(rows)) :]
     for step, cells in rows:
-        style = "bold red" if step.error else "bold yellow" if step.step == around else None
-        table.add_row(*cells, style=style)
+        table.add_row(*cells, style="bold red" if step.error else "bold yellow" if step.step == around else None)
     table.caption, table.caption_justify = _caption([step for step, _ in rows], log, has_lines=bool(lines)), "left"
     return table
 
@@ -96,58 +102,47 @@ def _lines_of(notes: Sequence[Note], steps: Collection[int]) -> dict[int, str]:
     return {step: "\n".join(places) for step, places in lines.items()}
 
 
-def _add_columns(table: Table, stages: int, *, has_lines: bool) -> None:
-    """Narrow columns fold rather than end in an ellipsis, which is no ASCII and loses what a reader looks for."""
-    table.add_column("", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    if has_lines:
-        table.add_column("line", justify="right", overflow="fold")
-    table.add_column("arrived", ratio=5, overflow="fold")
-    table.add_column("launched", ratio=4, overflow="fold")
-    for title in _stage_titles(stages):
-        table.add_column(title, overflow="fold")
-    table.add_column("result\nwaits", overflow="fold")
-    table.add_column("queues", min_width=9, ratio=1, overflow="fold")
-    table.add_column("answered", ratio=5, overflow="fold")
+def _columns(
+    log: StepLog, around: int | None, lines: dict[int, str], *, marks_window: bool
+) -> list[tuple[str, dict[str, Any], Callable[[ShownStep, ShownPipeline], str]]]:
+    """The title of each column, its style, and what it shows of a step.
 
+    Narrow ones fold rather than end in an ellipsis, which is no ASCII and loses what a reader looks for.
+    """
+    folds: dict[str, Any] = {"overflow": "fold"}
 
-def _stage_titles(stages: int) -> list[str]:
-    if stages <= _STAGE_COLUMNS:
-        return [f"s{stage}" for stage in range(stages)]
-    return [f"in stages 0 to {stages - 1}"]
+    def marks(step: ShownStep, _: ShownPipeline) -> str:
+        """The step that failed, the window, the step that was asked for."""
+        in_window = step.in_window and marks_window
+        return "X" * bool(step.error) + "*" * in_window + ">" * (step.step == around)
 
+    def answers(step: ShownStep, _: ShownPipeline) -> str:
+        return "\n".join([said.text for said in step.answered] + (["DIED HERE"] if step.error else []))
 
-def _row(
-    step: ShownStep,
-    log: StepLog,
-    launched: dict[int, Launch],
-    around: int | None,
-    lines: dict[int, str],
-    *,
-    marks_window: bool,
-) -> list[Text]:
-    pipeline = log.pipeline_at(step, launched)
-    cells = [
-        # The step that failed, the window, the step that was asked for.
-        ("X" if step.error else "")
-        + ("*" if step.in_window and marks_window else "")
-        + (">" if step.step == around else ""),
-        str(step.step),
-        *([lines.get(step.step, "")] if lines else []),
-        "\n".join(said.text for said in step.arrived),
-        step.launched.text if step.launched else "",
-        *_stage_cells(pipeline.stages),
-        " ".join(f"#{batch}" for batch in pipeline.results),
-        _queues(step),
-        "\n".join([said.text for said in step.answered] + (["DIED HERE"] if step.error else [])),
+    if log.stages <= _STAGE_COLUMNS:
+        stages = [(f"s{stage}", folds, functools.partial(_in_stage, stage)) for stage in range(log.stages)]
+    else:
+        stages = [(f"in stages 0 to {log.stages - 1}", folds, _in_all_stages)]  # type: ignore[list-item]
+    return [
+        ("", {"no_wrap": True}, marks),
+        ("step", {"justify": "right", "no_wrap": True}, lambda step, _: str(step.step)),
+        *([("line", folds | {"justify": "right"}, lambda step, _: lines.get(step.step, ""))] if lines else []),
+        (_ARRIVED, folds | {"ratio": 5}, lambda step, _: "\n".join(said.text for said in step.arrived)),
+        ("launched", folds | {"ratio": 4}, lambda step, _: step.launched.text if step.launched else ""),
+        *stages,
+        ("result\nwaits", folds, lambda _, pipeline: " ".join(f"#{batch}" for batch in pipeline.results)),
+        ("queues", folds | {"min_width": 9, "ratio": 1}, lambda step, _: _queues(step)),
+        ("answered", folds | {"ratio": 5}, answers),
     ]
-    return [Text(cell) for cell in cells]
 
 
-def _stage_cells(stages: tuple[int | None, ...]) -> list[str]:
-    if len(stages) <= _STAGE_COLUMNS:
-        return ["." if microbatch_id is None else f"#{microbatch_id}" for microbatch_id in stages]
-    return [" ".join(f"{stage}:#{i}" for stage, i in enumerate(stages) if i is not None) or "."]
+def _in_stage(stage: int, _: ShownStep, pipeline: ShownPipeline) -> str:
+    batch = pipeline.stages[stage]
+    return "." if batch is None else f"#{batch}"
+
+
+def _in_all_stages(_: ShownStep, pipeline: ShownPipeline) -> str:
+    return " ".join(f"{stage}:#{batch}" for stage, batch in enumerate(pipeline.stages) if batch is not None) or "."
 
 
 def _queues(step: ShownStep) -> str:

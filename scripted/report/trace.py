@@ -103,23 +103,17 @@ def read_trace(path: str | Path) -> Trace:
     path = Path(path)
     first, *rest = path.read_bytes().splitlines() or [b""]
     header = _read_header(path, first)
+    lines = [_read_line(path, number, data) for number, data in enumerate(rest, start=2)]
     steps: list[ShownStep] = []
-    notes: list[Note] = []
-    engines: list[EngineLog] = []
-    messages: list[Message] = []
-    for number, data in enumerate(rest, start=2):
-        line = _read_line(path, number, data)
-        if line.note is not None:
-            notes.append(line.note)
-        elif line.engine is not None:
-            engines.append(line.engine)
-        elif line.message is not None:
-            messages.append(line.message)
-        elif line.step is not None:
+    for number, line in enumerate(lines, start=2):
+        if line.step is not None:
             _check_order(path, number, steps, line.step)
             steps.append(line.step)
-    fleet = FleetLog(tuple(engines), tuple(messages)) if engines else None
-    return Trace(header.header, StepLog(header.stages, header.depth, tuple(steps)), tuple(notes), fleet)
+    notes = tuple(line.note for line in lines if line.note is not None)
+    engines = tuple(line.engine for line in lines if line.engine is not None)
+    messages = tuple(line.message for line in lines if line.message is not None)
+    fleet = FleetLog(engines, messages) if engines else None
+    return Trace(header.header, StepLog(header.stages, header.depth, tuple(steps)), notes, fleet)
 
 
 def _read_header(path: Path, data: bytes) -> _HeaderLine:

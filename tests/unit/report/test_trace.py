@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from race_records import LIMITS, PP4, race_traces
 
-from engine.errors import EngineError
+from lockstep.errors import LockstepError
 from scripted.report.trace import Trace, TraceError, read_trace, write_trace
 
 
@@ -69,7 +69,7 @@ def test_a_damaged_file_is_refused_with_its_name_and_line(trace: Trace, tmp_path
     with pytest.raises(TraceError, match=says) as caught:
         read_trace(path)
     assert str(path) in str(caught.value)
-    assert isinstance(caught.value, EngineError)
+    assert isinstance(caught.value, LockstepError)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
