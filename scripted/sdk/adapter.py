@@ -31,11 +31,10 @@ from scripted.sdk.as_schedule import plan_of, schedule_of
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.live.launch import Launcher
-from scripted.sdk.messages import Abort, Event, FlushCache, Stepped
+from scripted.sdk.messages import Abort, Event, FlushCache, Record, Step, Stepped
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 from scripted.sdk.recording import read_recording, replayed
-from scripted.sdk.records import Record, Step
 from scripted.sdk.shape import wrong_in_machine, wrong_in_step
 from scripted.sdk.space import SchedulerSpace
 from scripted.sdk.standalone import Standalone, write_standalone

@@ -8,8 +8,7 @@ from typing import Any
 from scripted.core.schedule import Schedule
 from scripted.core.translation import ENDLESS, RecordedStep, Translated, Translator
 from scripted.sdk.capabilities import Capabilities, Limits
-from scripted.sdk.messages import Add, BatchFailed, BatchResult, Event, Tokens
-from scripted.sdk.records import Record
+from scripted.sdk.messages import Add, BatchFailed, BatchResult, Event, Record, Tokens
 
 _ENDED = ("length", "stop")
 

@@ -299,3 +299,22 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     verified: tuple[tuple[str, int], ...] = ()
     again: bool = False
     deadline: float | None = None
+
+
+# -- a step written down --
+
+
+class Step(msgspec.Struct, frozen=True):
+    """The input of one step."""
+
+    events: tuple[Event, ...]
+    now: float
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One step written down; without ``stepped`` the machine died in it, of ``error``."""
+
+    step: Step
+    stepped: Stepped | None
+    counts: dict[str, int]
+    error: str | None = None

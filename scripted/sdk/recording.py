@@ -14,8 +14,7 @@ import msgspec
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.rerun import Rerun
-from scripted.sdk.messages import Event, Stepped
-from scripted.sdk.records import Record, Step
+from scripted.sdk.messages import Event, Record, Step, Stepped
 
 FORMAT: Final = "lockstep-steps-1"
 # Where the format stands in the first line, and how long that is at most.

@@ -21,6 +21,7 @@ from scripted.sdk.messages import (
     Event,
     FlushCache,
     Pause,
+    Record,
     Refused,
     Reply,
     Resume,
@@ -28,7 +29,6 @@ from scripted.sdk.messages import (
     Signal,
     Tokens,
 )
-from scripted.sdk.records import Record
 
 # Blocks and tokens shown of a request; the others are counted.
 _SHOWN: Final = 12

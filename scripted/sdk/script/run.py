@@ -19,8 +19,7 @@ from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState
 from scripted.script.values import Listed, Word
 from scripted.script.wait import Steps
 from scripted.sdk.actions import ACTIONS, actions_of
-from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Refused, Share, Stepped, Tokens
-from scripted.sdk.records import Record
+from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Record, Refused, Share, Stepped, Tokens
 from scripted.sdk.script.handle import SdkRequest
 
 _VERBS: Final = tuple(name for action in ACTIONS for name in verbs_of(action))

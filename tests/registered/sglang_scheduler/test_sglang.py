@@ -34,7 +34,7 @@ from scripted.core.mutant import Mutant
 from scripted.core.named import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.sdk.records import Record
+from scripted.sdk.messages import Record
 from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute, record
 

@@ -23,7 +23,7 @@ from scripted.sdk import (
     Stepped,
     Tokens,
 )
-from scripted.sdk.records import Record, Step
+from scripted.sdk.messages import Record, Step
 from scripted.sdk.step_words import log_of
 
 LIMITS = Limits(block_size=4, blocks=40, batch_tokens=64, batch_requests=8, context_tokens=128, depth=2)

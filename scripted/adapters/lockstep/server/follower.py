@@ -18,17 +18,17 @@ from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
 from scripted.adapters.lockstep.machine import EngineMachine
-from scripted.adapters.lockstep.server.follower_wire import (
+from scripted.adapters.lockstep.server.wire import (
     Answered,
     Arrived,
     Ask,
     AskedInVain,
     Do,
     FollowerReady,
-    Reply,
-    decode_command,
+    FollowerReply,
+    GateSocket,
+    decode_asked,
 )
-from scripted.adapters.lockstep.server.wire import GateSocket
 from scripted.adapters.lockstep.server.world import ServerWorld
 from scripted.errors import NoAnswer
 
@@ -78,7 +78,7 @@ class Follower:
             if messages := self._context.inbox.drain():
                 self._send(Arrived(messages=tuple(messages)))
             if self._socket in readable:
-                command = decode_command(self._socket.recv())
+                command = decode_asked(self._socket.recv())
                 if isinstance(command, Do):
                     return command.step
                 self._answer(command)
@@ -101,5 +101,5 @@ class Follower:
         of = self._world.pipeline if asked.verb in ("spare_next_step", "describe") else self._world
         return getattr(of, asked.verb)(*asked.numbers)
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: FollowerReply) -> None:
         self._socket.send(encode(reply))

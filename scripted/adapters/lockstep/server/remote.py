@@ -38,17 +38,18 @@ from engine.process.death import read_death_report
 from engine.scheduler import Step, StepResult
 from scripted.adapters.lockstep.script.world import World
 from scripted.adapters.lockstep.server.clients import HttpClients
-from scripted.adapters.lockstep.server.follower_wire import (
+from scripted.adapters.lockstep.server.wire import (
     Answered,
     Arrived,
     Ask,
     AskedInVain,
     Do,
+    EnginePlace,
     FollowerReady,
     FollowerVerb,
+    connected_socket,
     decode_reply,
 )
-from scripted.adapters.lockstep.server.wire import EnginePlace, connected_socket
 from scripted.adapters.lockstep.simulated.transfers import PageContent, SimulatedTransfers
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NoAnswer

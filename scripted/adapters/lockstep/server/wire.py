@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import zmq
 
 from engine.frames import decoder_of
 from engine.limits import Limits
+from engine.messages import ClientMessage, Refusal
 from engine.process.private_dir import RECONNECT_INTERVAL_MS
-from engine.scheduler import StepRecord
+from engine.scheduler import Step, StepRecord
 from engine.scheduler_process.gate_context import GateContext
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.script.execution import ScriptSucceeded
@@ -135,3 +136,67 @@ def decode_command(data: bytes) -> _Command:
 def decode_replies(data: bytes) -> _Reply:
     """Decode a reply of the gate. Raises BadFrameError for anything else."""
     return _reply_of(data)
+
+
+# -- an engine of a fleet, and the script's process --
+
+# What an engine of a fleet can be asked between two of its steps.
+FollowerVerb = Literal[
+    "take_completion",
+    "take_grammar",
+    "take_transfer",
+    "answer",
+    "fail_next_step",
+    "spare_next_step",
+    "describe",
+    "kill_stage",
+    "stall_stage",
+    "resume_stage",
+    "limit_waits",
+    "start_over",
+]
+
+
+class Do(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Make this step. It is answered with the step's result."""
+
+    step: Step
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Do this, or give this, without a step."""
+
+    verb: FollowerVerb
+    numbers: tuple[int | float, ...] = ()
+    replies: tuple[Refusal, ...] = ()
+
+
+class FollowerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine is up and stands still."""
+
+    limits: Limits
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The front end has sent these to the scheduler, which has not seen them. Nobody asked."""
+
+    messages: tuple[ClientMessage, ...]
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What was told is done, what was asked for is this."""
+
+    value: msgspec.Raw
+
+
+class AskedInVain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What was asked for did not come."""
+
+    error: str
+
+
+FollowerReply = FollowerReady | Arrived | Answered | AskedInVain
+
+# Raises BadFrameError for anything else, as the one below.
+decode_asked: Callable[[bytes], Do | Ask] = decoder_of(Do | Ask)
+decode_reply: Callable[[bytes], FollowerReply] = decoder_of(FollowerReply)

@@ -10,7 +10,6 @@ from typing import Final, Protocol
 
 from engine.limits import Limits
 from scripted.adapters.lockstep.specification.calls import SpecifiedCalls
-from scripted.adapters.lockstep.specification.chunks import next_part
 from scripted.adapters.lockstep.specification.drafts import drafts_of
 from scripted.adapters.lockstep.specification.grammars import SpecifiedGrammars
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
@@ -85,7 +84,7 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
                     break
                 continue
         start = request.planned_tokens
-        end = start + next_part(engine.limits, plan, start, request.goal_tokens - start, budget)
+        end = start + _next_part(engine.limits, plan, start, request.goal_tokens - start, budget)
         if not engine.memory.extend(request, end):
             break
         request.planned_tokens, request.in_flight = end, request.in_flight + 1
@@ -210,3 +209,21 @@ def _preempt_for(engine: _Engine, request: Request) -> None:
         victim = max(victims, key=gives_way)
         victims.remove(victim)
         engine.retract(victim)
+
+
+def _next_part(limits: Limits, plan: Sequence[Part], prefix: int, rest: int, room: int) -> int:
+    """**Chunks**: all that there is room for. **Even**: as many pages as the microbatch can bear, at least one."""
+    if not limits.dynamic_chunking:
+        return min(rest, room)
+    most, page = _cost(limits, 0, limits.prefill_budget_tokens), limits.page_size
+    spent = sum([_cost(limits, start, end - start) for _, start, end in plan])
+    end = prefix - prefix % page
+    while spent + _cost(limits, prefix, end + page - prefix) <= most:
+        end += page
+    tokens = max(page, end - prefix)
+    return min(rest if rest < tokens + page else tokens, room)
+
+
+def _cost(limits: Limits, prefix: int, tokens: int) -> int:
+    """**Even**: what a part of a prompt costs: its tokens, each by the prefix that it attends to."""
+    return tokens * (2 * limits.chunk_parity_tokens + 2 * prefix + tokens)

@@ -22,9 +22,8 @@ from scripted.adapters.lockstep.specification.grammars import SpecifiedGrammars
 from scripted.adapters.lockstep.specification.loras import SpecifiedLoras, Told
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.plan import Part, plan_of
-from scripted.adapters.lockstep.specification.queue import why_refused
+from scripted.adapters.lockstep.specification.queue import next_deadline, out_of_time, why_refused
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
-from scripted.adapters.lockstep.specification.time import next_deadline, out_of_time
 from scripted.adapters.lockstep.specification.transfers import SpecifiedTransfers
 
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
