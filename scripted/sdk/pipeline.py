@@ -316,12 +316,11 @@ class SimulatedRunner:
         if not load.missing:
             tables += [(one.begins(end) // self._size * self._size, one.block_ids) for one in load.windows]
         for start, block_ids in tables:
-            for position, fingerprint in enumerate(fingerprints[start + 1 :], start):
-                index, slot = divmod(position, self._size)
-                block = block_ids[index]
-                is_lost = block in load.missing
-                self._blocks.setdefault(block, [0] * self._size)[slot] = _SPOILT if is_lost else fingerprint
-                self._written[block] = self._flushes
+            there = fingerprints[start + 1 :]
+            if load.missing:
+                lost = {index for index, block in enumerate(block_ids) if block in load.missing}
+                there = [_SPOILT if at // self._size in lost else one for at, one in enumerate(there, start)]
+            self._store(block_ids, start, there)
         for ring in () if load.missing else load.rings:
             self._fill(ring, fingerprints, ring.begins(end - 1), end)
         for state in () if load.missing else load.states:
@@ -339,10 +338,18 @@ class SimulatedRunner:
 
     def _spoil(self, share: Share) -> None:
         self.spoilt.add(share.rid)
-        for position in range(share.start, min(share.start + share.count, len(share.block_ids) * self._size)):
-            index, slot = divmod(position, self._size)
-            self._blocks.setdefault(share.block_ids[index], [0] * self._size)[slot] = _SPOILT
-            self._written[share.block_ids[index]] = self._flushes
+        end = min(share.start + share.count, len(share.block_ids) * self._size)
+        self._store(share.block_ids, share.start, [_SPOILT] * (end - share.start))
+
+    def _store(self, block_ids: Sequence[int], first: int, there: Sequence[int]) -> None:
+        """This is in the slots from position ``first`` on."""
+        size, done = self._size, 0
+        while done < len(there):
+            index, slot = divmod(first + done, size)
+            block, more = block_ids[index], there[done : done + size - slot]
+            self._blocks.setdefault(block, [0] * size)[slot : slot + len(more)] = more
+            self._written[block] = self._flushes
+            done += len(more)
 
     def _nonsense(self, share: Share) -> tuple[int, ...]:
         """What a share that reads nothing samples, if it samples; the request does not have it."""
@@ -380,11 +387,9 @@ class SimulatedRunner:
         if drafts:
             fingerprints += links_of(fingerprints[-1], share.draft_ids)[1:]
         for block_ids, first in share.written:
-            for position, fingerprint in enumerate(fingerprints[first - share.start :], first):
-                index, slot = divmod(position, self._size)
-                self._blocks.setdefault(block_ids[index], [0] * self._size)[slot] = fingerprint
-                self._written[block_ids[index]] = self._flushes
-                self._states.pop(block_ids[index], None)
+            self._store(block_ids, first, fingerprints[first - share.start :])
+            for block in block_ids[first // self._size : -(-end // self._size)]:
+                self._states.pop(block, None)
         if share.crossed is not None and share.start == 0:
             there = self._made_of(share)
             if len(there) > len(share.crossed) * self._size:
@@ -392,8 +397,7 @@ class SimulatedRunner:
                     f"{share.rid} reads what its encoder made of its image, {len(there)} tokens, but has room for "
                     f"{len(share.crossed) * self._size} in its blocks {list(share.crossed)}"
                 )
-            for place, made in enumerate(there):
-                self._blocks.setdefault(share.crossed[place // self._size], [0] * self._size)[place % self._size] = made
+            self._store(share.crossed, 0, there)
         for ring in share.rings:
             self._fill(ring, [*tokens.fingerprints[: share.start + 1], *fingerprints], share.start, end)
         tokens.ends, tokens.ahead = end, 0

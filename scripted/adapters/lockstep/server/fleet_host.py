@@ -112,8 +112,7 @@ class FleetHost:
         worlds = [world for world in self._engines.values() if world.alive >= 0]
         sources: dict[Any, Callable[[], None]] = {self._wires.fileno(): self._wires.clear}
         for world in worlds:
-            sources |= {world.socket: world.receive, world.clients.fileno(): world.clients.clear}
-            sources |= {world.alive: world.check_alive}
+            sources |= world.sources
         return self._world.pause(timeout_s, sources)
 
 

@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own, which can wake the thread that waits for what it does."""
+"""An asyncio loop in a thread of its own, which can wake the thread that waits for what it does; and that wait."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
+
+import zmq
 
 _CLOSE_TIMEOUT_S: Final = 2.0
 _WAKE_BYTES: Final = 4096
 _T = TypeVar("_T")
+
+
+def poll(sources: Mapping[Any, Callable[[], object]], timeout_s: float) -> bool:
+    """Wait until one of these is readable, and call what is to be called then; False when none was."""
+    poller = zmq.Poller()
+    for source in sources:
+        poller.register(source, zmq.POLLIN)
+    readable = poller.poll(int(timeout_s * 1000) + 1 if timeout_s else 0)
+    for source, _ in readable:
+        sources[source]()
+    return bool(readable)
 
 
 class LoopThread:

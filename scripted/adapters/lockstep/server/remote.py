@@ -189,6 +189,15 @@ class RemoteWorld(World):
             else:
                 self._answers.append(reply)
 
+    @property
+    def sources(self) -> dict[Any, Callable[[], None]]:
+        """What is readable when anything has happened to the engine or its clients, and what is to be done then."""
+        return {
+            self.socket: self.receive,
+            self.clients.fileno(): self.clients.clear,
+            self.alive: self.check_alive,
+        }
+
     def check_alive(self) -> None:
         """Raise Violation for an engine whose supervisor is gone, unless the script killed it."""
         if not self.is_dead:

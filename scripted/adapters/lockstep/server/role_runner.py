@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,7 @@ from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.script.runner import error_of
 from scripted.adapters.lockstep.server.fleet_servers import FleetServers
+from scripted.adapters.lockstep.server.loop_thread import poll
 from scripted.adapters.lockstep.server.parent import start_parent
 from scripted.adapters.lockstep.server.role_world import RolePeer, RoleWorld
 from scripted.adapters.lockstep.server.wire import EngineWanted
@@ -111,7 +111,7 @@ class ScriptedRole(ScriptedSim):
     @property
     def is_alive(self) -> bool:
         """False once its supervisor is gone."""
-        return not _readable([self._world.alive], 0)
+        return not poll({self._world.alive: bool}, 0)
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -119,26 +119,10 @@ class ScriptedRole(ScriptedSim):
 
     def _pause(self, timeout_s: float) -> bool:
         world, peer = self._world, self._peer
-        sources: dict[Any, Callable[[], None]] = {
-            peer.fileno(): peer.clear,
-            world.socket: world.receive,
-            world.clients.fileno(): world.clients.clear,
-            world.alive: world.check_alive,
-        }
-        readable = _readable(sources, int(timeout_s * 1000) + 1)
-        for one in readable:
-            sources[one]()
-        return bool(readable)
+        return poll({peer.fileno(): peer.clear, **world.sources}, timeout_s)
 
 
 def _path_of(config: EngineConfig) -> str:
     """By which an engine is updated to the weights that it was started with."""
     seed = embedded_seed(config.model, config.seed)
     return config.model if seed is None else f"embedded:{seed}"
-
-
-def _readable(sources: Iterable[Any], timeout_ms: int) -> list[Any]:
-    poller = zmq.Poller()
-    for one in sources:
-        poller.register(one, zmq.POLLIN)
-    return [one for one, _ in poller.poll(timeout_ms)]

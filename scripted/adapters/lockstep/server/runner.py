@@ -33,6 +33,7 @@ from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
 from scripted.adapters.lockstep.server.fleet_servers import FleetServers
 from scripted.adapters.lockstep.server.growth import ServerGrowth
+from scripted.adapters.lockstep.server.loop_thread import poll
 from scripted.adapters.lockstep.server.parent import SCRIPTED_GATE, no_process_left, start_parent
 from scripted.adapters.lockstep.server.placed import PlacedStages
 from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
@@ -302,9 +303,7 @@ class ScriptedServer(ScriptRunner):
     @property
     def is_alive(self) -> bool:
         """False once the server's supervisor is gone."""
-        poller = zmq.Poller()
-        poller.register(self._process.fileno(), zmq.POLLIN)
-        return not poller.poll(0)
+        return not poll({self._process.fileno(): bool}, 0)
 
     # -- reports --
 

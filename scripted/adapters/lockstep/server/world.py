@@ -10,12 +10,11 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
 import psutil
-import zmq
 
 from engine.config import embedded_seed
 from engine.errors import EngineError, ProcessDiedError
@@ -38,6 +37,7 @@ from scripted.adapters.lockstep.script.followed_answers import ByteDecoder
 from scripted.adapters.lockstep.script.world import StageLink, StagePipeline, World
 from scripted.adapters.lockstep.server.clients import HttpClients
 from scripted.adapters.lockstep.server.links import order_link
+from scripted.adapters.lockstep.server.loop_thread import poll
 from scripted.adapters.lockstep.server.survivor import survive
 from scripted.core.sizes import sizes_of
 from scripted.errors import BadCall, NoAnswer
@@ -53,6 +53,10 @@ def decoder_of(settings: ServerSettings) -> Decoder:
     if embedded_seed(settings.model, settings.seed) is not None:
         return ByteDecoder()
     return load_tokenizer(settings)[0]
+
+
+def _only_wakes() -> None:
+    """What is readable is read by who waits for it."""
 
 
 class ShutdownAsked(Exception):
@@ -76,16 +80,6 @@ class ServerWorld(World):
         self._is_alone = False
         self._answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
         self.clients = HttpClients(context.base_url, pause=self._pause)
-        self._poller = zmq.Poller()
-        for source in (context.inbox.socket, self._control.fileno(), self.clients.fileno()):
-            self._poller.register(source, zmq.POLLIN)
-        self._results = zmq.Poller()
-        for source in (self._control.fileno(), *self.pipeline.wake_sources()):
-            self._results.register(source, zmq.POLLIN)
-        self._compiled = zmq.Poller()
-        for source in (self._control.fileno(), *self.pipeline.wake_sources(), self.pipeline.answer_source()):
-            if source is not None:
-                self._compiled.register(source, zmq.POLLIN)
         # Answers of the stages that were not asked for yet.
         self._grammars: dict[int, GrammarReady] = {}
         self._transfers: dict[int, TransferEvent] = {}
@@ -120,18 +114,16 @@ class ServerWorld(World):
             )
 
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
-        deadline = time.monotonic() + self._answer_timeout_s
-        while self._dead_stage is None:
+        came: list[PipelineEvent] = []
+
+        def has_come() -> bool:
             completion = self._early.popleft() if self._early else self.pipeline.next_completion(0)
-            if completion is not None:
-                return completion
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise NoAnswer(
-                    f"microbatch {microbatch_id} did not come back within {self._answer_timeout_s} s: a stage hangs"
-                )
-            self._listen_if(dict(self._results.poll(int(left_s * 1000) + 1)))
-        return self._dead_stage
+            came.extend([] if completion is None else [completion])
+            return bool(came)
+
+        what = f"microbatch {microbatch_id} did not come back"
+        self._await(has_come, self.pipeline.wake_sources(), what, ": a stage hangs")
+        return came[0] if came else cast(PipelineFailed, self._dead_stage)
 
     def take_grammar(self, grammar_id: int) -> GrammarReady:
         """Wait for the answer to the order that is open for longest."""
@@ -145,8 +137,10 @@ class ServerWorld(World):
 
     def _await_answer(self, number: int, answers: Mapping[int, object], what: str) -> None:
         """Wait until an answer is there or a stage has died."""
-        deadline = time.monotonic() + self._answer_timeout_s
-        while number not in answers:
+
+        def has_come() -> bool:
+            if number in answers:
+                return True
             if self._context.stage_pids and (early := self.pipeline.next_completion(0)) is not None:
                 self._early.append(early)
             for answer in self.pipeline.answers():
@@ -154,12 +148,19 @@ class ServerWorld(World):
                     self._transfers[answer.transfer] = answer
                 else:
                     self._grammars[answer.grammar_id] = answer
-            if number in answers or self._dead_stage is not None:
-                return
+            return number in answers
+
+        own = self.pipeline.answer_source()
+        self._await(has_come, [*self.pipeline.wake_sources(), *([] if own is None else [own])], what)
+
+    def _await(self, has_come: Callable[[], bool], sources: Iterable[Any], what: str, why: str = "") -> None:
+        """Wait until it has come or a stage has died. Raises NoAnswer."""
+        deadline = time.monotonic() + self._answer_timeout_s
+        while self._dead_stage is None and not has_come():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise NoAnswer(f"{what} within {self._answer_timeout_s} s")
-            self._listen_if(dict(self._compiled.poll(int(left_s * 1000) + 1)))
+                raise NoAnswer(f"{what} within {self._answer_timeout_s} s{why}")
+            poll({self._control.fileno(): self._listen, **dict.fromkeys(sources, _only_wakes)}, left_s)
 
     def answer(self, replies: Sequence[Reply]) -> None:
         self._context.outbox.send(replies)
@@ -191,10 +192,7 @@ class ServerWorld(World):
         self.clients.stop()
         survive(self._context.private_dir, self._control)
         self.clients.go_on()
-        # Nothing else that was listened to is this process's.
         self._is_alone = True
-        self._poller = zmq.Poller()
-        self._poller.register(self.clients.fileno(), zmq.POLLIN)
         deadline = time.monotonic() + TOLD_WITHIN_S
         while not is_told() and (left_s := deadline - time.monotonic()) > 0:
             self._pause(left_s)
@@ -241,29 +239,19 @@ class ServerWorld(World):
         pids = self._context.stage_pids
         return pids[stage] if pids else os.getpid()
 
-    def pause(self, timeout_s: float, sources: Mapping[Any, Callable[[], None]]) -> bool:
+    def pause(self, timeout_s: float, sources: Mapping[Any, Callable[[], object]]) -> bool:
         """Wait until one of these is readable, and call what is to be called then; False when none was."""
-        poller = zmq.Poller()
-        for source in (self._control.fileno(), *sources):
-            poller.register(source, zmq.POLLIN)
-        readable = dict(poller.poll(int(timeout_s * 1000) + 1))
-        self._listen_if(readable)
-        for source in readable:
-            if source in sources:
-                sources[source]()
-        return bool(readable)
+        return poll({self._control.fileno(): self._listen, **sources}, timeout_s)
 
     def _pause(self, timeout_s: float) -> bool:
         """Wait until anything happens; False when nothing did."""
-        readable = dict(self._poller.poll(int(timeout_s * 1000) + 1))
-        self.clients.clear()
-        self._listen_if(readable)
-        return bool(readable)
+        heard: dict[Any, Callable[[], object]] = {self.clients.fileno(): self.clients.clear}
+        if self._is_alone:  # Nothing else that was listened to is this process's.
+            return poll(heard, timeout_s)
+        return self.pause(timeout_s, {self._context.inbox.socket: _only_wakes, **heard})
 
-    def _listen_if(self, readable: dict[Any, int]) -> None:
-        """Read the supervisor's message, if any: a dead stage is an event, any other death ends this process."""
-        if self._is_alone or self._control.fileno() not in readable:
-            return
+    def _listen(self) -> None:
+        """Read the supervisor's message: a dead stage is an event, any other death ends this process."""
         message = self._control.receive()
         if isinstance(message, ProcessDied) and message.process.startswith(STAGE_PREFIX):
             self._dead_stage = PipelineFailed(process=message.process, cause=message.cause, node=message.node)
