@@ -335,9 +335,10 @@ class StageRunner:
                 doing = "profile"
         is_expected = isinstance(exc, EngineError)
         why = str(exc) if is_expected else f"{type(exc).__name__}: {exc}"
-        _log.warning("stage %d could not %s: %s", self.stage, doing, why, exc_info=None if is_expected else exc)
+        # Requests wait for a LoRA, and its clients are not told where it is; any other caller is told all.
         if is_expected and not isinstance(control, LoraUpdate):
             return f"stage {self.stage}: {why}"
+        _log.warning("stage %d could not %s: %s", self.stage, doing, why, exc_info=None if is_expected else exc)
         return f"stage {self.stage} could not {doing}: {why}"
 
     def _load_beside(self, source: str | None) -> Rest:

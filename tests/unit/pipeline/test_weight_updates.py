@@ -151,6 +151,13 @@ def test_a_folder_may_be_overwritten_once_it_is_loaded(said: dict[int, list[int]
 
 
 @pytest.mark.usefixtures("_one_torch_thread")
+def test_what_the_caller_is_told_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A client may send any path, as often as it likes: the log is not its to fill."""
+    runner = StageRunner(EngineConfig(device="cpu"), limits(), 0)
+    assert "no folder here" in str(runner.prepare(update("no/such\x00")))
+    assert not caplog.records
+
+
 def test_the_sanitizer_finds_kv_of_the_weights_before() -> None:
     """B15: the epoch of a page is that of the engine."""
     runner = StageRunner(EngineConfig(device="cpu", kv_sanitizer=True, page_size=4), limits(), 0)
