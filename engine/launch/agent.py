@@ -210,8 +210,7 @@ class _Agent:
         """Look at the checkpoint, and at the memory for KV."""
         from engine.model.backend import takes_openvino
         from engine.model.capacity import measure_kv_tokens
-        from engine.model.checkpoint import read_facts, require_files
-        from engine.model.checkpoint_digest import checkpoint_digest
+        from engine.model.checkpoint import checkpoint_digest, read_facts, require_files
 
         settings = ServerSettings.model_validate_json(order.settings)
         if self._order.model:

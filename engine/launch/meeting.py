@@ -83,7 +83,7 @@ class MeetingPlace:
 
     def open(self, settings: ServerSettings, folder: PrivateDir) -> Meeting:
         """Listen for stages. ``settings`` are the resolved ones; a new secret goes into ``folder``."""
-        from engine.model.checkpoint_digest import checkpoint_digest
+        from engine.model.checkpoint import checkpoint_digest
 
         draft = checkpoint_digest(settings.draft_config()) if settings.speculative_draft_model else ""
         digests = (checkpoint_digest(settings), draft)

@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 import psutil
-from safetensors import safe_open
 
 from engine.config import EngineConfig, embedded_seed
 from engine.errors import ConfigError
 from engine.limits import Limits, ModelFacts
 from engine.model.arithmetic import stage_devices
 from engine.model.checkpoint import read_quantization, resolve_folder
+from engine.model.stored import stored_tensors
 
 # Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
 # all other processes on the machine.
@@ -133,14 +133,11 @@ def weight_bytes(folder: Path) -> int:
     scheme = read_quantization(folder)
     if scheme is None:
         return kept
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 - a file of tensors is no mapping
-                view = file.get_slice(name)
-                stored = _QUANTIZED_BITS.get(view.get_dtype(), 0)
-                values_each = stored // scheme.bits if stored == _WORD_BITS else 1
-                if stored:
-                    kept += math.prod(view.get_shape()) * (2 * values_each - stored // 8)
+    for _, kind, shape in stored_tensors(folder):
+        stored = _QUANTIZED_BITS.get(kind, 0)
+        values_each = stored // scheme.bits if stored == _WORD_BITS else 1
+        if stored:
+            kept += math.prod(shape) * (2 * values_each - stored // 8)
     return kept
 
 
@@ -149,15 +146,10 @@ def _lora_bytes(folder: Path, rank: int) -> int:
 
     One more than may be held is counted by the caller, for the one that is read before another makes room for it.
     """
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(str(file), framework="np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                tensor = tensors.get_slice(name)
-                shape = tensor.get_shape()
-                if _LAYER in name and len(shape) == _MATRIX:
-                    total += rank * sum(shape) * _BYTES.get(tensor.get_dtype(), _WIDEST_BYTES)
-    return total
+    matrices = [
+        (kind, shape) for name, kind, shape in stored_tensors(folder) if _LAYER in name and len(shape) == _MATRIX
+    ]
+    return sum(rank * sum(shape) * _BYTES.get(kind, _WIDEST_BYTES) for kind, shape in matrices)
 
 
 class _CudaMemory(msgspec.Struct, frozen=True):

@@ -7,11 +7,14 @@ that happens to a model name, before any process is forked.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
 
 from engine.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
 from engine.errors import CheckpointError
@@ -19,6 +22,7 @@ from engine.limits import ModelFacts, embedded_facts
 from engine.model.embedded import embedded_folder
 from engine.model.pooling import PoolingKind, read_pooling
 from engine.model.quantization import Quantization, quantization_of
+from engine.model.stored import read_json, stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -38,6 +42,7 @@ _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # What goes with numbers of 8 bits: two in fp32.
 _SCALE_AND_OFFSET_BYTES = 8
+_DIGEST_BYTES = 16
 
 
 def resolve_folder(config: EngineConfig) -> Path:
@@ -142,12 +147,12 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
 def read_quantization(folder: Path) -> Quantization | None:
     """How the folder's weights are quantized, None where they are plain. Raises CheckpointError when unservable."""
     path = folder / "config.json"
-    return quantization_of(_read_json(path), path)
+    return quantization_of(_said(path), path)
 
 
 def is_text_part(folder: Path) -> bool:
     """Whether the folder's model takes more than text, of which the part for text is served."""
-    return "text_config" in _read_json(_require_config(folder))
+    return "text_config" in _said(_require_config(folder))
 
 
 def read_model_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -186,13 +191,13 @@ def require_trust(folder: Path, exc: Exception, *, trust_remote_code: bool) -> N
 def read_never_sampled_ids(folder: Path) -> tuple[int, ...]:
     """The ids that the checkpoint's generation config forbids (``suppress_tokens``)."""
     path = folder / "generation_config.json"
-    ids = _read_json(path).get("suppress_tokens")
+    ids = _said(path).get("suppress_tokens")
     return () if ids is None else _token_ids(path, "suppress_tokens", ids)
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, object]:
     """What the checkpoint's generation config says of sampling, by the names of a request's fields."""
-    said = _read_json(folder / "generation_config.json")
+    said = _said(folder / "generation_config.json")
     return {name: said[name] for name in _SAMPLING_FIELDS if said.get(name) is not None}
 
 
@@ -225,6 +230,22 @@ def require_tokenizer(folder: Path) -> None:
             f"a model folder must hold a tokenizer ({', '.join(_TOKENIZER_FILES)}), but {folder} holds none; "
             "copy the tokenizer's files there"
         )
+
+
+def checkpoint_digest(config: EngineConfig) -> str:
+    """What tells one checkpoint from another without its weights: what is computed, and names, types and shapes of all.
+
+    Two checkpoints of one model with different weights have the same one. Raises CheckpointError for a folder without
+    one of them.
+    """
+    folder = resolve_folder(config)
+    described = {name: value for name, value in read_json(folder / "config.json").items() if name not in ORIGIN_FIELDS}
+    try:
+        weights = {name: [kind, shape] for name, kind, shape in stored_tensors(folder)}
+    except (OSError, SafetensorError) as exc:
+        raise CheckpointError(f"{folder} must hold *.safetensors that can be read, but: {exc}") from exc
+    text = json.dumps([described, weights], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def require_same_model(running: Mapping[str, object], other: Mapping[str, object], folder: Path) -> None:
@@ -353,7 +374,7 @@ def _size(model: PreTrainedConfig, field: str, path: Path) -> object:
 
 def _eos_token_ids(folder: Path, model: PreTrainedConfig) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    said = _read_json(path)
+    said = _said(path)
     if "eos_token_id" not in said:
         path, said = folder / "config.json", {"eos_token_id": getattr(model, "eos_token_id", None)}
     ids = said["eos_token_id"]
@@ -375,11 +396,7 @@ def _token_ids(path: Path, field: str, value: object) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as exc:
-        raise CheckpointError(f"{path} must be JSON, but: {exc}; fetch the file again") from exc
-    return content if isinstance(content, dict) else {}
+def _said(path: Path) -> dict[str, object]:
+    """What a file says that need not be there."""
+    said: dict[str, object] = read_json(path) if path.is_file() else {}
+    return said

@@ -5,7 +5,6 @@ Reads ``adapter_config.json`` only. A field that is not known here must be unset
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 from engine.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.errors import CheckpointError
 from engine.model.embedded_lora import embedded_lora_folder
+from engine.model.stored import read_json
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
@@ -37,7 +37,7 @@ class LoraConfig:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / CONFIG_FILE
-        self._said = _read(self.path)
+        self._said: dict[str, Any] = read_json(self.path, remedy="save the LoRA again")
         self._refuse_unsupported()
         self._alpha = _number(self.path, "lora_alpha", self._said.get("lora_alpha", 8))
         self._alphas = {
@@ -103,16 +103,6 @@ def lora_folder(path: str) -> Path:
 def require_lora(path: str) -> None:
     """Raise CheckpointError unless there is a LoRA whose configuration can be served."""
     LoraConfig(lora_folder(path))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise CheckpointError(f"{path} must be readable JSON, but: {exc}; save the LoRA again") from exc
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold an object, got {content!r:.200}; save the LoRA again")
-    return content
 
 
 def _number(path: Path, field: str, value: object) -> float:

@@ -5,12 +5,12 @@ Reads configuration files only, never a weight.
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from engine.errors import CheckpointError
+from engine.model.stored import read_json
 
 _MODULES: Final = "modules.json"
 _POOLING: Final = "config.json"
@@ -44,7 +44,7 @@ def read_pooling(folder: Path) -> Pooling | None:
     if not path.is_file():
         return None
     kind, is_normalized = None, False
-    for module in _read(path, list):
+    for module in read_json(path, list):
         name = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else repr(module)
         if name == "Pooling":
             kind = _kind_of(folder / str(module.get("path", "")) / _POOLING)
@@ -58,20 +58,10 @@ def read_pooling(folder: Path) -> Pooling | None:
 
 
 def _kind_of(path: Path) -> PoolingKind:
-    said = _read(path, dict)
+    said = read_json(path)
     mode = said.get("pooling_mode")
     modes = [mode] if mode is not None else [name for name, on in said.items() if name.startswith("pooling_") and on]
     kinds = [_KINDS.get(str(name)) for name in modes]
     if len(kinds) != 1 or kinds[0] is None:
         raise CheckpointError(f"{path} must say a pooling that is served, got {modes!r:.200}; {_SERVED}")
     return kinds[0]
-
-
-def _read(path: Path, kind: type) -> Any:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise CheckpointError(f"{path} must be JSON, but: {exc}; fetch the file again") from exc
-    if not isinstance(content, kind):
-        raise CheckpointError(f"{path} must hold a {kind.__name__}, got {content!r:.100}; fetch the file again")
-    return content

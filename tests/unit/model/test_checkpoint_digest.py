@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
-from engine.model.checkpoint import resolve_folder
-from engine.model.checkpoint_digest import checkpoint_digest
+from engine.model.checkpoint import checkpoint_digest, resolve_folder
 
 
 @pytest.fixture
@@ -57,5 +56,5 @@ def test_another_model_is_another(folder: Path) -> None:
 def test_a_file_that_is_none_is_named(folder: Path) -> None:
     (weights,) = folder.glob("*.safetensors")
     weights.write_bytes(b"\xff" * 100)
-    with pytest.raises(CheckpointError, match="must have at most 100000000 bytes"):
+    with pytest.raises(CheckpointError, match="that can be read, but"):
         digest(folder)

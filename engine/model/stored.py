@@ -1,0 +1,35 @@
+"""What the files of a folder say: JSON of the kind that is expected there, and names, types and shapes of its tensors.
+
+Never reads a weight. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from engine.errors import CheckpointError
+
+
+def read_json(path: Path, kind: type = dict, *, remedy: str = "fetch the file again") -> Any:
+    """The content of a file. Raises CheckpointError, with a remedy, for one that is not there or of another kind."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise CheckpointError(f"{path} must be JSON, but: {exc}; {remedy}") from exc
+    if not isinstance(content, kind):
+        raise CheckpointError(f"{path} must hold a {kind.__name__}, got {content!r:.200}; {remedy}")
+    return content
+
+
+def stored_tensors(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, type and shape of each tensor in the safetensors of a folder. Raises what the library raises."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - a file of tensors is no mapping
+                tensor = file.get_slice(name)
+                yield name, tensor.get_dtype(), tensor.get_shape()
