@@ -15,7 +15,7 @@ from engine.limits import Limits
 from engine.memory import PLAIN, HostPage, HostTier, KvKey, KVMemory, Node, SlidingWindowPool
 from engine.messages import Grammar, PauseMode
 from engine.scheduler.counters import Counters
-from engine.scheduler.lora import Lora
+from engine.scheduler.request import Lora
 from engine.scheduler.scheduler import Scheduler
 from engine.stats import EngineStats
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from engine.limits import Limits
 from engine.messages import (
     CallAnswer,
-    FlushCache,
     LoadLora,
     Sleep,
     StartProfile,
     StopProfile,
     UnloadLora,
-    UpdateWeights,
     Wake,
 )
 from engine.plan import LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
@@ -23,9 +21,8 @@ from engine.scheduler.books import Books
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.loras import Loras
 from engine.scheduler.profiles import Profiles
+from engine.scheduler.replies import ControlCall
 from engine.scheduler.sleeping import Sleeping
-
-ControlCall = FlushCache | UpdateWeights | StartProfile | StopProfile | LoadLora | UnloadLora | Sleep | Wake
 
 
 class Controls:

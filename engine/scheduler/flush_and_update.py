@@ -10,8 +10,7 @@ from engine.messages import CallAnswer, FlushCache, UpdateWeights
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
-
-_NAMES = {FlushCache: "flush", UpdateWeights: "weight update"}
+from engine.scheduler.replies import CALL_NAMES, done, refused
 
 
 class FlushAndUpdate:
@@ -30,9 +29,9 @@ class FlushAndUpdate:
         if self._books.is_quiescent:
             return self._do(call)
         if call.timeout_s is None:
-            return _refusal(call, f"the engine is busy: {self._books.what_is_busy()}")
+            return refused(call, f"the engine is busy: {self._books.what_is_busy()}")
         if self._deferred is not None:
-            return _refusal(call, f"another {_NAMES[type(self._deferred)]} waits for the engine to be idle")
+            return refused(call, f"another {CALL_NAMES[type(self._deferred)]} waits for the engine to be idle")
         self._deferred = call
         self.deadline = now + call.timeout_s
         return None
@@ -49,7 +48,7 @@ class FlushAndUpdate:
         self._deferred = self.deadline = None
         if quiescent:
             return self._do(call)
-        return _refusal(call, f"still busy after {call.timeout_s} s: {self._books.what_is_busy()}")
+        return refused(call, f"still busy after {call.timeout_s} s: {self._books.what_is_busy()}")
 
     def finish_update(self, error: str | None, *, is_dead: bool = False) -> CallAnswer:
         """The stages have answered: all of them have the new weights, or with ``error`` all of them the old ones.
@@ -60,12 +59,12 @@ class FlushAndUpdate:
         assert update is not None, "an update came back that was never asked for"
         if error is not None:
             fault = None if update.model_path is None or is_dead else "model_path"
-            return _refusal(update, f"{error}; the weights are as they were", fault=fault)
+            return refused(update, f"{error}; the weights are as they were", fault=fault)
         pages = self._drop_cache()
         self._books.weights = update.model_path or ""
         self._counters.weights_version += 1
         message = f"updated the weights to version {self._counters.weights_version}, flushed {pages} cached pages"
-        return CallAnswer(call_id=update.call_id, ok=True, message=message)
+        return done(update, message)
 
     def _do(self, call: FlushCache | UpdateWeights) -> CallAnswer | None:
         if isinstance(call, FlushCache):
@@ -75,13 +74,9 @@ class FlushAndUpdate:
 
     def _flush(self, flush: FlushCache) -> CallAnswer:
         self._grammars.forget_unused()
-        return CallAnswer(call_id=flush.call_id, ok=True, message=f"flushed {self._drop_cache()} cached pages")
+        return done(flush, f"flushed {self._drop_cache()} cached pages")
 
     def _drop_cache(self) -> int:
         pages = self._memory.pages.cached
         self._memory.reset()
         return pages
-
-
-def _refusal(call: FlushCache | UpdateWeights, why: str, *, fault: str | None = None) -> CallAnswer:
-    return CallAnswer(call_id=call.call_id, ok=False, message=f"{_NAMES[type(call)]} refused: {why}", fault=fault)

@@ -18,9 +18,9 @@ from engine.plan import LoraChange, LoraUpdate
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
-from engine.scheduler.lora import Lora
 from engine.scheduler.policy import policy_named
-from engine.scheduler.request import Place, Request
+from engine.scheduler.replies import done, refused
+from engine.scheduler.request import Lora, Place, Request
 
 LoraCall = LoadLora | UnloadLora
 
@@ -98,7 +98,7 @@ class Loras:
     def ask(self, call: LoraCall, now: float) -> CallAnswer | None:
         """Refuse a call, or defer it; None when its answer comes later."""
         if not self._most:
-            return _refusal(call, "this server holds no LoRAs; start it with --max-loras N or --lora NAME=PATH")
+            return refused(call, "this server holds no LoRAs; start it with --max-loras N or --lora NAME=PATH")
         return self._ask_load(call) if isinstance(call, LoadLora) else self._ask_unload(call, now)
 
     def answer_due(self, now: float) -> CallAnswer | None:
@@ -115,26 +115,26 @@ class Loras:
             self._due.append(call)
             return None
         self.known[call.name].leaving = False
-        return _refusal(call, f"{call.name!r} is still in use after {call.timeout_s} s: {self._counts(users)}")
+        return refused(call, f"{call.name!r} is still in use after {call.timeout_s} s: {self._counts(users)}")
 
     def _ask_load(self, call: LoadLora) -> CallAnswer | None:
         coming = [one.call for one in (self._launched,) if one is not None]
         if call.name in self.known or any(one is not None and one.name == call.name for one in (*self._due, *coming)):
-            return _refusal(call, f"the LoRA {call.name!r} has already been loaded; unload it first", fault="name")
+            return refused(call, f"the LoRA {call.name!r} has already been loaded; unload it first", fault="name")
         self._due.append(call)
         return None
 
     def _ask_unload(self, call: UnloadLora, now: float) -> CallAnswer | None:
         lora = self.known.get(call.name)
         if lora is None:
-            return _refusal(call, f"the LoRA {call.name!r} cannot be found", not_found=True, fault="name")
+            return refused(call, f"the LoRA {call.name!r} cannot be found", not_found=True, fault="name")
         if lora.leaving:
-            return _refusal(call, f"the LoRA {call.name!r} is being unloaded by another call")
+            return refused(call, f"the LoRA {call.name!r} is being unloaded by another call")
         users = self._users_of(lora)
         if users and call.timeout_s is None:
-            return _refusal(call, f"{call.name!r} is in use: {self._counts(users)}")
+            return refused(call, f"{call.name!r} is in use: {self._counts(users)}")
         if users and self._deferred is not None:
-            return _refusal(call, f"{call.name!r} is in use, and another unload waits: {self._counts(users)}")
+            return refused(call, f"{call.name!r} is in use, and another unload waits: {self._counts(users)}")
         lora.leaving = True
         if users:
             assert call.timeout_s is not None
@@ -175,7 +175,7 @@ class Loras:
                 lora.leaving = False
             if launched.victim is not None:
                 launched.victim.version = change.drop
-            return None if call is None else _refusal(call, error, fault=None if change.path is None else "path")
+            return None if call is None else refused(call, error, fault=None if change.path is None else "path")
         if change.path is None:
             del self.known[lora.name]
             return _answer(change, "removed", call)
@@ -197,7 +197,7 @@ class Loras:
         calls = [call for call in (launched, *self._due, self._deferred) if call is not None]
         self._due.clear()
         self._launched = self._deferred = self.deadline = None
-        return [_refusal(call, why) for call in calls]
+        return [refused(call, why) for call in calls]
 
     def _of_call(self, call: LoraCall) -> _Launched:
         if isinstance(call, UnloadLora):
@@ -263,13 +263,4 @@ def _requests_in(launched: Launched) -> set[Request]:
 
 
 def _answer(change: LoraChange, what: str, call: LoraCall | None) -> CallAnswer | None:
-    if call is None:
-        return None
-    message = f"Success: LoRA adapter {change.name!r} {what} successfully."
-    return CallAnswer(call_id=call.call_id, ok=True, message=message)
-
-
-def _refusal(call: LoraCall, why: str, *, not_found: bool = False, fault: str | None = None) -> CallAnswer:
-    what = "load" if isinstance(call, LoadLora) else "unload"
-    message = f"LoRA {what} refused: {why}"
-    return CallAnswer(call_id=call.call_id, ok=False, message=message, not_found=not_found, fault=fault)
+    return None if call is None else done(call, f"Success: LoRA adapter {change.name!r} {what} successfully.")

@@ -18,7 +18,6 @@ from engine.scheduler.chunk_sizes import ChunkSizes
 from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import Drafts
 from engine.scheduler.grammars import Grammars
-from engine.scheduler.planning_ahead import may_go_ahead
 from engine.scheduler.policy import policy_named
 from engine.scheduler.prompt_logprobs import NOTHING, next_asked
 from engine.scheduler.request import CHUNKED, DISPATCHED, NO_LOGPROBS_DUE, RECEIVING, RETRACTING, RUNNING, Request
@@ -357,7 +356,7 @@ class Planner:
         """
         if self._limits.priority_preemption and self._books.waiting:
             return ()
-        return [request for request in self._books.running.values() if may_go_ahead(request)]
+        return [request for request in self._books.running.values() if request.may_go_ahead]
 
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
         """Extend a request by one token, retracting others, latest first, until it fits; False when it does not yet.

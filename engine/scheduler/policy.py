@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.memory import KVMemory
-from engine.scheduler.depth_first import depth_first
 from engine.scheduler.request import Request
 
 # A request that waits is overtaken by this many later ones; then it takes its turn by arrival.
@@ -72,6 +71,29 @@ class DepthFirst(Policy):
             return waiting
         due = [one for one in waiting if self.is_overdue(one)]
         return due + depth_first([one for one in waiting if not self.is_overdue(one)], memory)
+
+
+def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
+    """The requests, given in order of arrival, in the order of a walk through the prefix tree, depth first, by weight.
+
+    A node weighs as much as requests hit it. Of its children the heaviest comes first, of equal ones that of the
+    earliest request. What hits a longer part of a prefix comes before what ends there; what hits nothing comes last.
+    """
+    hits = {one: memory.cached_nodes(one.ids, one.hit_limit_tokens, one.kv_key) for one in waiting}
+    weight: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for one, nodes in hits.items():
+        for node, _ in nodes:
+            weight[node] = weight.get(node, 0) + 1
+            first.setdefault(node, one.arrival)
+
+    def key(one: Request) -> list[tuple[int, int, int]]:
+        nodes = hits[one]
+        # No node weighs nothing, so a walk that goes on sorts before one that ends.
+        end = 0, -sum([pages for _, pages in nodes]), one.arrival
+        return [*[(-weight[node], first[node], 0) for node, _ in nodes], end]
+
+    return sorted(waiting, key=key)
 
 
 class HighestPriority(Policy):

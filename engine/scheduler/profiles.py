@@ -6,6 +6,7 @@ Decides only whether a call is in order; the stages measure and write. A call wa
 from __future__ import annotations
 
 from engine.messages import CallAnswer, StartProfile, StopProfile
+from engine.scheduler.replies import done, refused
 
 
 class Profiles:
@@ -25,11 +26,11 @@ class Profiles:
     def ask(self, call: StartProfile | StopProfile) -> CallAnswer | None:
         """Refuse a call that is out of order; None when it is answered with its result."""
         if self.is_open:
-            return _refusal(call, "another profile call is not answered yet; wait for its answer")
+            return refused(call, "another profile call is not answered yet; wait for its answer")
         if isinstance(call, StartProfile) and self.folder is not None:
-            return _refusal(call, f"one is being taken into {self.folder}; POST /stop_profile first")
+            return refused(call, f"one is being taken into {self.folder}; POST /stop_profile first")
         if isinstance(call, StopProfile) and self.folder is None:
-            return _refusal(call, "none is being taken; POST /start_profile first")
+            return refused(call, "none is being taken; POST /start_profile first")
         self.due = call
         return None
 
@@ -45,10 +46,6 @@ class Profiles:
         assert call is not None, "a profile call came back that was never made"
         folder, self.folder = self.folder, call.folder if isinstance(call, StartProfile) and error is None else None
         if error is not None:
-            return _refusal(call, error)
+            return refused(call, error)
         what = f"profiling into {call.folder}" if isinstance(call, StartProfile) else f"wrote the profile into {folder}"
-        return CallAnswer(call_id=call.call_id, ok=True, message=what)
-
-
-def _refusal(call: StartProfile | StopProfile, why: str) -> CallAnswer:
-    return CallAnswer(call_id=call.call_id, ok=False, message=f"profile refused: {why}")
+        return done(call, what)

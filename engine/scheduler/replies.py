@@ -1,11 +1,40 @@
-"""The reply to a request's client after a step. Reads the request and changes nothing."""
+"""Replies: to a request's client after a step, and the answers to administrative calls. Changes nothing."""
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-from engine.messages import STOP, PromptLogprob, TokenLogprob, TokenOutput
+from engine.messages import (
+    STOP,
+    CallAnswer,
+    FlushCache,
+    LoadLora,
+    PromptLogprob,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    TokenLogprob,
+    TokenOutput,
+    UnloadLora,
+    UpdateWeights,
+    Wake,
+)
 from engine.scheduler.request import Request
+
+ControlCall = FlushCache | UpdateWeights | StartProfile | StopProfile | LoadLora | UnloadLora | Sleep | Wake
+
+CALL_NAMES: Final[dict[type, str]] = {
+    FlushCache: "flush",
+    UpdateWeights: "weight update",
+    StartProfile: "profile",
+    StopProfile: "profile",
+    LoadLora: "LoRA load",
+    UnloadLora: "LoRA unload",
+    Sleep: "sleep",
+    Wake: "wake",
+}
 
 
 def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
@@ -27,3 +56,12 @@ def part_of(request: Request, values: tuple[PromptLogprob, ...]) -> TokenOutput:
     """The reply with the logprobs of a part of a request's prompt."""
     output = output_of(request, token=None, logprob=None)
     return msgspec.structs.replace(output, prompt_logprobs=values)
+
+
+def done(call: ControlCall, message: str) -> CallAnswer:
+    return CallAnswer(call_id=call.call_id, ok=True, message=message)
+
+
+def refused(call: ControlCall, why: str, *, not_found: bool = False, fault: str | None = None) -> CallAnswer:
+    message = f"{CALL_NAMES[type(call)]} refused: {why}"
+    return CallAnswer(call_id=call.call_id, ok=False, message=message, not_found=not_found, fault=fault)

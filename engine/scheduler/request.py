@@ -13,7 +13,6 @@ from typing import Final
 from engine.memory import KvKey, Lease
 from engine.messages import Delivery, FinishReason, Grammar
 from engine.plan import SamplingSpec
-from engine.scheduler.lora import Lora
 
 # Beyond every position.
 NO_LOGPROBS_DUE: Final = 1 << 62
@@ -54,6 +53,29 @@ class KnownGrammar:
     grammar: Grammar
     is_ready: bool = False
     users: dict[Request, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lora:
+    """A LoRA adapter: its name, where its weights are, and whether the stages have them.
+
+    ``version`` is the number of the load that the stages hold, 0 while they hold none: it is not *resident* then.
+
+    ``used`` is the number of the last microbatch with it, or of the first that could have it. One that
+    is ``leaving`` is about to be unloaded, and no further request may ask for it.
+    """
+
+    name: str
+    path: str
+    version: int = 0
+    used: int = -1
+    leaving: bool = False
+
+    def use(self, microbatch: int) -> int:
+        """Note that a microbatch is computed with it; returns the version that the stages know it by."""
+        assert self.version, f"{self} is not resident, but microbatch {microbatch} is to be computed with it"
+        self.used = microbatch
+        return self.version
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -131,6 +153,22 @@ class Request:
     def is_prefilled(self) -> bool:
         """True when all that it ever computes is launched: only for a request of no new token."""
         return self.planned_tokens == self.limit_tokens
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether it may be planned, while it runs, although its newest token is not known: the stage keeps that.
+
+        One decode of it is in flight, and no second one. The token on its way is not the last that it may have: then
+        the next one would be computed for nothing. That it is a stop token cannot be known; its result is dropped then.
+        Where a choice depends on what was said before, by a grammar or by penalties, that has to be known when it is
+        launched.
+        """
+        return (
+            self.in_flight == 1
+            and len(self.ids) + 1 < self.limit_tokens
+            and self.grammar is None
+            and not self.spec.has_penalty
+        )
 
     @property
     def hit_limit_tokens(self) -> int:

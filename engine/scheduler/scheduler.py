@@ -42,7 +42,7 @@ from engine.messages import (
 from engine.plan import DECODE, Forward, LoraUpdate, Microbatch, Segment, TransferOrder, WeightUpdate
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
-from engine.scheduler.controls import ControlCall, Controls
+from engine.scheduler.controls import Controls
 from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import note_verified
 from engine.scheduler.flush_and_update import FlushAndUpdate
@@ -52,7 +52,7 @@ from engine.scheduler.loras import Loras
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
 from engine.scheduler.prompt_logprobs import parts_told
-from engine.scheduler.replies import output_of
+from engine.scheduler.replies import ControlCall, output_of
 from engine.scheduler.request import CHUNKED, DISPATCHED, GONE, RELEASING, RETRACTING, RUNNING, Request
 from engine.scheduler.sizes import sizes_of, stats_of
 from engine.scheduler.sleeping import Sleeping

@@ -1,6 +1,6 @@
-"""The sizes of everything at the end of a step: for the digest of the step, and for the statistics.
+"""The sizes of everything at the end of a step: for the digest of the step, and for the statistics; and the load.
 
-It only looks.
+Counted when it is asked for, so that no event can make it drift. It only looks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from engine.memory import KVMemory
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
-from engine.scheduler.load import pending_prefill_tokens
 from engine.stats import EngineStats
 
 _COUNTERS: Final = tuple(field.name for field in fields(Counters))
@@ -67,4 +66,20 @@ def stats_of(
         host_pages_cached=0 if host is None else host.pages.cached,
         open_transfers=books.open_transfers,
         **dict(zip(_COUNTERS, _counted(counters), strict=True)),
+    )
+
+
+def pending_prefill_tokens(books: Books, memory: KVMemory) -> int:
+    """The load, as a router asks for it: tokens that must still be launched before every request decodes.
+
+    What the cache could serve now is not counted. Of a request that was sent back to the queue its output counts as
+    well: it is computed again with the prompt.
+    """
+    chunked = books.chunked
+    rest = 0 if chunked is None else chunked.prefill_tokens - chunked.planned_tokens
+    rest += sum([one.prefill_tokens - one.planned_tokens for one in books.transferring.values()])
+    if not books.waiting:
+        return rest
+    return rest + sum(
+        [len(one.ids) - memory.cached_tokens(one.ids, one.hit_limit_tokens, one.kv_key) for one in books.waiting]
     )

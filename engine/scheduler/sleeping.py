@@ -8,6 +8,7 @@ from __future__ import annotations
 from engine.memory import KVMemory
 from engine.messages import CallAnswer, Sleep, Wake
 from engine.scheduler.books import Books
+from engine.scheduler.replies import done, refused
 
 
 class Sleeping:
@@ -24,12 +25,12 @@ class Sleeping:
         books = self._books
         if isinstance(call, Wake):
             if not books.turns and not books.sleep_level:
-                return CallAnswer(call_id=call.call_id, ok=True, message="awake")
+                return done(call, "awake")
             if max(books.sleep_level, *[_level_of(turn) for turn in books.turns], 0) > 1:
                 why = (
                     "its weights were dropped (level=2); POST /update_weights_from_disk first, with those to wake with"
                 )
-                return _refusal(call, why)
+                return refused(call, why)
         books.turns.append(call)
         books.is_awake = False
         return None
@@ -48,9 +49,9 @@ class Sleeping:
             self._memory.reset()
         books.is_awake = not (books.turns or books.sleep_level)
         if error is not None:
-            return _refusal(call, error)
-        done = f"asleep (level={books.sleep_level}), dropped {pages} cached pages" if books.sleep_level else "awake"
-        return CallAnswer(call_id=call.call_id, ok=True, message=done)
+            return refused(call, error)
+        state = f"asleep (level={books.sleep_level}), dropped {pages} cached pages" if books.sleep_level else "awake"
+        return done(call, state)
 
     def note_update(self) -> None:
         """The stages know the weights of an update, and wake with them."""
@@ -59,12 +60,8 @@ class Sleeping:
     def give_up(self, why: str) -> list[CallAnswer]:
         """Give up every call: nothing can be launched any more."""
         calls, self._books.turns = self._books.turns, []
-        return [_refusal(call, why) for call in calls]
+        return [refused(call, why) for call in calls]
 
 
 def _level_of(call: Sleep | Wake) -> int:
     return call.level if isinstance(call, Sleep) else 0
-
-
-def _refusal(call: Sleep | Wake, why: str) -> CallAnswer:
-    return CallAnswer(call_id=call.call_id, ok=False, message=f"{type(call).__name__.lower()} refused: {why}")

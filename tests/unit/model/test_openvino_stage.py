@@ -191,9 +191,9 @@ def test_after_an_update_the_stages_are_those_of_the_other_weights(pp_size: int)
 def test_a_profile_shows_the_time_in_openvino(tmp_path: Path) -> None:
     """C06"""
     runner = (chain := chain_of()).runners[0]
-    assert runner.profile(ProfileSwitch(90, str(tmp_path))) is None
+    assert runner.prepare(ProfileSwitch(90, str(tmp_path))) is None
     chain.forward(chain.segment(0, PROMPT))
-    assert runner.profile(ProfileSwitch(91, None)) is None
+    assert runner.prepare(ProfileSwitch(91, None)) is None
     events = json.loads((tmp_path / "stage-0.json").read_text())["traceEvents"]
     assert "stage on openvino" in {event["name"] for event in events}
 

@@ -38,7 +38,7 @@ from engine.plan import (
     TransferOrder,
 )
 from engine.scheduler import Scheduler, StepResult
-from engine.scheduler.load import pending_prefill_tokens
+from engine.scheduler.sizes import pending_prefill_tokens
 from engine.stats import EngineStats
 from scripted.adapters.lockstep.specification.expected import Expected, ExpectedSegment, SpecifiedOrder
 from scripted.adapters.lockstep.specification.host_tier import SpecifiedHostTier
