@@ -29,12 +29,8 @@ class AsleepStage:
     is_lean = False
 
     def __init__(self, stage: ComputingStage, limits: Limits) -> None:
-        self.backend = stage.backend
-        self.folder, self.description = stage.folder, stage.description
-        self.is_first, self.is_last = stage.is_first, stage.is_last
-        self.device, self.dtype, self.hidden_size = stage.device, stage.dtype, stage.hidden_size
-        self.lora, self.pooling = stage.lora, stage.pooling
-        self.pool = KVPool(limits, layers=0, kv_heads=0, head_dim=0, dtype=self.dtype, device=self.device)
+        self.backend, self.facts, self.device, self.lora = stage.backend, stage.facts, stage.device, stage.lora
+        self.pool = KVPool(limits, layers=0, kv_heads=0, head_dim=0, dtype=torch.uint8, device=self.device)
 
     def batch(self, segments: Sequence[Segment]) -> Batch:
         raise IntegrityError(f"a batch of {len(segments)} segments is to be made by a stage that sleeps")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import torch
@@ -23,9 +22,9 @@ from engine.model.batch import Batch
 from engine.model.checkpoint import dtype_name, read_model_config, resolve_folder
 from engine.model.kv_pool import KVPool
 from engine.model.lora import StageLoras
-from engine.model.pooling import Pooling, read_pooling
+from engine.model.pooling import read_pooling
 from engine.model.prompt_logprobs import ScoreTaker
-from engine.model.stage_slice import OnLoad
+from engine.model.stage_slice import OnLoad, StageFacts
 from engine.plan import Segment
 
 _log = logging.getLogger(__name__)
@@ -42,16 +41,10 @@ class ComputingStage(Protocol):
     """What a runner needs of a backend: the layers of one stage with their weights and their KV pool."""
 
     backend: str
-    folder: Path
-    description: Mapping[str, object]
-    is_first: bool
-    is_last: bool
+    facts: StageFacts
     device: torch.device
-    dtype: torch.dtype
-    hidden_size: int
     pool: KVPool
     lora: StageLoras | None
-    pooling: Pooling | None
 
     @property
     def is_lean(self) -> bool:

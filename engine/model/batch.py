@@ -28,50 +28,8 @@ class Batch(Protocol):
     tokens: int
     token_ids_array: Slots
     positions_array: Slots
-
-    @property
-    def slots_array(self) -> Slots:
-        """The slots that are written."""
-
-    @property
-    def emitters(self) -> list[Segment]:
-        """The segments that choose a token, in order: see ``emitters_of``."""
-
-
-class LayersView(Protocol):
-    """What attention needs to know of a pool: the slots that are written, and where the keys are.
-
-    A kernel that follows page tables reads ``table``, every other attention ``groups``.
-    """
-
-    new_slots: torch.Tensor
-    table: PageTable | None
-
-    @property
-    def groups(self) -> Sequence[AttentionGroup]:
-        """The rows that attend together."""
-
-
-class LayersBatch(Protocol):
-    """What the layers of torch need of a batch. ``last_position`` is no smaller than the position of any token."""
-
-    segments: Sequence[Segment]
-    tokens: int
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    emitting: torch.Tensor
-
-    @property
-    def last_position(self) -> int:
-        """See above."""
-
-    @property
-    def full(self) -> LayersView:
-        """Of the layers that see everything."""
-
-    @property
-    def window(self) -> LayersView | None:
-        """Of the window layers, if the pool has such."""
+    # The slots that are written.
+    slots_array: Slots
 
 
 class AttentionGroup:
@@ -153,33 +111,63 @@ class PageTable(NamedTuple):
     most_keys: int
 
 
-class PoolView:
-    """Where a batch's tokens and keys lie in one pool: ``groups``, ``new_slots`` [tokens], and page tables as sent.
+class LayersView(NamedTuple):
+    """What attention needs to know of a pool: the slots [tokens] that are written, and where the keys are.
 
-    A pool that keeps its pages first has a ``table`` and no groups: the slots of all keys, which those list, are most
-    of the work for a long context, and the kernel does not ask for them.
+    A kernel that follows page tables reads ``table``, every other attention ``groups``, the rows that attend together.
+    """
+
+    new_slots: torch.Tensor
+    table: PageTable | None = None
+    groups: Sequence[AttentionGroup] = ()
+
+
+class LayersBatch(NamedTuple):
+    """What the layers of torch need of a batch: ``token_ids`` and ``positions`` of shape [1, tokens].
+
+    ``emitting`` holds the indices of the tokens whose logits choose a next token, in the order of the segments.
+    ``last_position`` is no smaller than the position of any token. ``full`` is the view of the layers that see
+    everything, ``window`` that of the window layers, if the pool has such. Without ``segments`` no token of theirs is
+    asked for prompt logprobs, or computed with a LoRA.
+    """
+
+    tokens: int
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    emitting: torch.Tensor
+    last_position: int
+    full: LayersView
+    window: LayersView | None = None
+    segments: Sequence[Segment] = ()
+
+
+class _Places:
+    """Where a batch's tokens and keys lie in one pool, as numbers: ``arrays`` are sent to the device.
+
+    A pool that keeps its pages first has a table and no groups: the slots of all keys, which those list, are most of
+    the work for a long context, and the kernel does not ask for them.
     """
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
         self._pool = pool
-        self.groups: list[AttentionGroup] = []
+        self._groups: list[AttentionGroup] = []
         if pool.pages_first:
             rows, self.positions_array = _places_of(segments)
             self.slots_array = pool.slots_at(rows, self.positions_array)
             self.arrays = [self.slots_array, *self._table_arrays(segments)]
         else:
-            self.groups = list(_groups(segments, pool, device))
-            self.positions_array = _joined([group.positions_array for group in self.groups])
-            self.slots_array = _joined([group.new_slots_array for group in self.groups])
+            self._groups = list(_groups(segments, pool, device))
+            self.positions_array = _joined([group.positions_array for group in self._groups])
+            self.slots_array = _joined([group.new_slots_array for group in self._groups])
             self.arrays = [self.slots_array]
 
-    def take(self, sent_arrays: Sequence[torch.Tensor]) -> None:
-        """Go on with ``arrays`` as they are on the device."""
-        self.new_slots, *rest = sent_arrays
-        self.table: PageTable | None = None
-        if rest:
-            starts, lengths, pages = [tensor.to(torch.int32) for tensor in rest]
-            self.table = PageTable(starts, lengths, pages, self._most_queries, self._most_keys)
+    def view(self, sent_arrays: Sequence[torch.Tensor]) -> LayersView:
+        """With ``arrays`` as they are on the device."""
+        new_slots, *rest = sent_arrays
+        if not rest:
+            return LayersView(new_slots, groups=self._groups)
+        starts, lengths, pages = [tensor.to(torch.int32) for tensor in rest]
+        return LayersView(new_slots, PageTable(starts, lengths, pages, self._most_queries, self._most_keys))
 
     def _table_arrays(self, segments: Sequence[Segment]) -> list[Slots]:
         """First queries, lengths and pages. A row of a window begins with the page of the first key that it sees."""
@@ -198,44 +186,32 @@ class PoolView:
 
 
 class ForwardBatch:
-    """The tensors of one microbatch: ``token_ids`` and ``positions`` of shape [1, tokens].
-
-    ``emitting`` holds the indices of the tokens whose logits choose a next token, in the order of the segments.
-    ``full`` is the view of the layers that see everything, ``window`` that of the window layers, if the pool has such.
-    """
+    """One microbatch as numbers, and as the tensors ``layers``."""
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
         self.segments = segments
         self.tokens = sum([len(segment.token_ids) for segment in segments])
-        self.full = PoolView(segments, pool, device)
-        self.window = None if pool.window is None else PoolView(segments, pool.window, device)
+        full = _Places(segments, pool, device)
+        window = None if pool.window is None else _Places(segments, pool.window, device)
         self.token_ids_array = np.array([token for segment in segments for token in segment.token_ids], np.int64)
-        self.positions_array = self.full.positions_array
-        emitting = np.array(list(self._emitting()), np.int64)
-        arrays = [self.token_ids_array, self.positions_array, emitting, *self.full.arrays]
-        first = len(arrays)
-        if self.window is not None:
-            arrays += self.window.arrays
-        token_ids, positions, self.emitting, *rest = sent(arrays, device)
-        self.token_ids, self.positions = token_ids[None], positions[None]
-        self.full.take(rest[: first - 3])
-        if self.window is not None:
-            self.window.take(rest[first - 3 :])
+        self.positions_array, self.slots_array = full.positions_array, full.slots_array
+        emitting_array = np.array(list(self._emitting()), np.int64)
+        others = [] if window is None else window.arrays
+        arrays = [self.token_ids_array, self.positions_array, emitting_array, *full.arrays, *others]
+        token_ids, positions, emitting, *rest = sent(arrays, device)
+        self.layers = LayersBatch(
+            self.tokens,
+            token_ids[None],
+            positions[None],
+            emitting,
+            int(self.positions_array.max()),
+            full.view(rest[: len(full.arrays)]),
+            None if window is None else window.view(rest[len(full.arrays) :]),
+            segments,
+        )
 
     def take_ahead(self, ahead: AheadIds) -> None:
-        ahead.fill(self.token_ids[0])
-
-    @property
-    def last_position(self) -> int:
-        return int(self.positions_array.max())
-
-    @property
-    def slots_array(self) -> Slots:
-        return self.full.slots_array
-
-    @property
-    def emitters(self) -> list[Segment]:
-        return emitters_of(self.segments)
+        ahead.fill(self.layers.token_ids[0])
 
     def _emitting(self) -> Iterator[int]:
         end = 0
@@ -275,10 +251,6 @@ class DecodeBatch:
 
     def _lines(self) -> tuple[Slots, Slots, Slots, Slots]:
         return self.token_ids_array, self.positions_array, self.slots_array, self.positions_array + 1
-
-    @property
-    def emitters(self) -> list[Segment]:
-        return emitters_of(self.segments)
 
 
 def require_hidden(hidden: torch.Tensor | None, tokens: int, hidden_size: int) -> torch.Tensor:

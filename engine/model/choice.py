@@ -1,6 +1,7 @@
 """What was chosen for one microbatch: tokens and the logprobs that were asked for, as tensors of the device.
 
-Computed there without waiting for it; told to the host as numbers once they have come. Chooses nothing itself.
+Computed there without waiting for it; told to the host as numbers once they have come: then the host is to do the rest
+of a microbatch that was launched. Chooses nothing itself.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import numpy as np
 import torch
 
 from engine.messages import TokenLogprob
-from engine.model.transfer import sent
-from engine.plan import SamplingSpec
+from engine.model.batch import DecodeBatch, ForwardBatch
+from engine.model.transfer import Fetch, sent
+from engine.plan import Microbatch, SamplingSpec, Segment
 
 # A token for each segment that chooses one; logprobs, None for those whose request asked for none, or nothing at all.
 Sampled = tuple[tuple[int, ...], tuple[TokenLogprob | None, ...]]
@@ -66,6 +68,36 @@ class Choice:
                 pairs = [pair for pair in zip(tokens, logprobs, strict=True) if pair[1] > float("-inf")]
                 found[self._asked[line]] = TokenLogprob(said[line], tuple(pairs))
         return ids, tuple(found)
+
+
+class LaunchedStep:
+    """``batch`` was handed to the device, and its tokens are on their way; or ``failure`` was raised meanwhile."""
+
+    def __init__(self, microbatch: Microbatch) -> None:
+        self.microbatch = microbatch
+        self.failure: Exception | None = None
+        self._batch: ForwardBatch | DecodeBatch | None = None
+        self._choice: Choice | None = None
+        self._fetch: Fetch | None = None
+
+    def note(self, batch: ForwardBatch | DecodeBatch, choice: Choice, device: torch.device) -> None:
+        self._batch, self._choice = batch, choice
+        self._fetch = Fetch(choice.tensors, device)
+
+    def learn(self, segments: Sequence[Segment]) -> ForwardBatch | DecodeBatch:
+        """The batch with the ids of ``segments``, some of which the host did not know when it was launched."""
+        batch = self._batch
+        assert batch is not None, f"microbatch {self.microbatch.id} was not launched"
+        if segments is not self.microbatch.segments:
+            batch.segments = segments
+            batch.token_ids_array[:] = [token for segment in segments for token in segment.token_ids]
+        return batch
+
+    def sampled(self) -> Sampled:
+        """The tokens and logprobs. Waits for the device."""
+        assert self._choice is not None, f"microbatch {self.microbatch.id} was not launched"
+        assert self._fetch is not None, f"microbatch {self.microbatch.id} was not launched"
+        return self._choice.told(self._fetch.wait())
 
 
 def rows_of(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from engine.model.batch import DecodeBatch, LayersBatch, PageTable, require_hidden
+from engine.model.batch import DecodeBatch, LayersBatch, LayersView, PageTable, require_hidden
 from engine.model.kv_pool import KVPool
 from engine.model.transfer import sent
 from engine.plan import Segment
@@ -121,10 +121,13 @@ class _Buffers:
         self._last_position = pool.row_places * pool.page_size - 1
         self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=device) if hidden_size else None
 
-    def batch(self, size: int) -> _StaticBatch:
+    def batch(self, size: int) -> LayersBatch:
         most_keys = self._last_position + 1
         table = PageTable(self._starts[: size + 1], self._lengths[:size], self._pages[:size], 1, most_keys)
-        return _StaticBatch(self._numbers[:, :size], self._rows[:size], table, self._last_position)
+        token_ids, positions, slots = self._numbers[:, :size]
+        # Prompt logprobs and LoRAs, which need segments, are computed eagerly.
+        emitting, view = self._rows[:size], LayersView(slots, table)
+        return LayersBatch(size, token_ids[None], positions[None], emitting, self._last_position, view)
 
     def hidden_of(self, size: int) -> torch.Tensor | None:
         return None if self._hidden is None else self._hidden[:size]
@@ -140,28 +143,6 @@ class _Buffers:
         if self._hidden is None:
             return
         self._hidden[: batch.tokens].copy_(require_hidden(hidden, batch.tokens, self._hidden.shape[1]))
-
-
-class _StaticBatch:
-    """A ``LayersBatch`` over tensors that stay where they are."""
-
-    window = None
-    # Prompt logprobs and LoRAs are computed eagerly, and nothing else asks for them.
-    segments: Sequence[Segment] = ()
-
-    def __init__(self, numbers: torch.Tensor, rows: torch.Tensor, table: PageTable, last_position: int) -> None:
-        self.tokens = numbers.shape[1]
-        self.token_ids, self.positions = numbers[0][None], numbers[1][None]
-        self.emitting, self.last_position = rows, last_position
-        self.full = _StaticView(numbers[2], table)
-
-
-class _StaticView:
-    groups = ()
-
-    def __init__(self, new_slots: torch.Tensor, table: PageTable) -> None:
-        self.new_slots = new_slots
-        self.table: PageTable | None = table
 
 
 def cuda_recorder(device: torch.device) -> Recorder:

@@ -23,7 +23,7 @@ from engine.limits import Limits
 from engine.messages import Completion
 from engine.model.asleep import AsleepStage, FileStates, give_back, require_as_read, states_of
 from engine.model.backend import ComputingStage, make_stage
-from engine.model.batch import Batch, DecodeBatch, ForwardBatch
+from engine.model.batch import Batch, DecodeBatch, ForwardBatch, emitters_of
 from engine.model.checkpoint import (
     local_folder,
     read_model_config,
@@ -32,9 +32,9 @@ from engine.model.checkpoint import (
     resolve_folder,
     tokenizer_reader,
 )
+from engine.model.choice import LaunchedStep
 from engine.model.drafting import DraftModel
 from engine.model.host_pool import HostPool
-from engine.model.launched import LaunchedStep
 from engine.model.lora import LoadedLora, StageLoras
 from engine.model.newest_tokens import DeviceTokens, NewestTokens
 from engine.model.page_image import PageImages
@@ -102,25 +102,26 @@ class StageRunner:
         self._limits = limits
         self._lean = lean
         self.model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
+        self.facts = self.model.facts
         # Where the weights are from, None for the configured model, and what the files were when they were read.
         self._source: str | None = None
-        self._files = states_of(self.model.folder)
+        self._files = states_of(self.facts.folder)
         # What is left to do of each control that was prepared, by its number.
         self._prepared: dict[int, Rest] = {}
         self._profile: StageProfile | None = None
         self._host = HostPool(self.model.pool, limits) if limits.host_pages else None
         self._record = SlotRecord(self.model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
-        self._never = never = read_never_sampled_ids(self.model.folder)
+        self._never = never = read_never_sampled_ids(self.facts.folder)
         self.grammars = CompiledGrammars(
-            tokenizer_reader(self.model.folder, trust_remote_code=config.trust_remote_code, now=self.model.is_last),
+            tokenizer_reader(self.facts.folder, trust_remote_code=config.trust_remote_code, now=self.facts.is_last),
             vocab_size=limits.vocab_size,
             eos_token_ids=limits.eos_token_ids,
         )
         self._sampler = Sampler(
             never=never, vocab_size=limits.vocab_size, device=self.model.device, grammars=self.grammars
         )
-        pooling = self.model.pooling
-        self._vectors = PromptVectors(pooling) if pooling is not None and self.model.is_last else None
+        pooling = self.facts.pooling
+        self._vectors = PromptVectors(pooling) if pooling is not None and self.facts.is_last else None
         self._draft_model = self._new_draft_model()
         self._fail_next = False
         self._newest: NewestTokens | None = None
@@ -262,7 +263,7 @@ class StageRunner:
         assert isinstance(batch, ForwardBatch | DecodeBatch), "only torch launches"
         if ahead is not None:
             batch.take_ahead(ahead)
-        emitters = batch.emitters
+        emitters = emitters_of(segments)
         choice = self._sampler.choose(self._forward(batch, None), emitters, self._record.history)
         on_device.keep(emitters, choice.ids)
         launched.note(batch, choice, self.model.device)
@@ -346,13 +347,13 @@ class StageRunner:
         self._fail_if_told()
         config, folder = self._place_of(source)
         other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
-        require_same_model(self.model.description, other.to_dict(), folder)
+        require_same_model(self.facts.description, other.to_dict(), folder)
         # Trying the new weights must write into no page that is in use.
         pages = self._limits.pages_for(PROBED_TOKENS)
         window_pages = pages if self._limits.window_tokens else 0
         limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
         made = self._make_alike(config, limits)
-        files = states_of(made.folder)
+        files = states_of(made.facts.folder)
         if not isinstance(self.model, AsleepStage):
             return partial(self._take_weights, source, files, made)
         del made
@@ -397,7 +398,7 @@ class StageRunner:
         give_back(made.device)
 
     def _new_draft_model(self) -> DraftModel | None:
-        if not (self._limits.has_draft_model and self.model.is_last):
+        if not (self._limits.has_draft_model and self.facts.is_last):
             return None
         return DraftModel(self._config, self._limits, never=self._never, device=self.model.device)
 
@@ -442,7 +443,7 @@ class StageRunner:
         """
         values = {
             "backend": self.model.backend,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": str(self.facts.dtype).removeprefix("torch."),
             "model": source or self._config.model,
         }
         config = self._config.model_copy(update=values)
@@ -478,7 +479,7 @@ class StageRunner:
 
         For comparing with another implementation; unlike ``forward`` it raises what goes wrong.
         """
-        assert self.model.is_last, f"stage {self.stage} has no head; ask the last stage"
+        assert self.facts.is_last, f"stage {self.stage} has no head; ask the last stage"
         self._adopt(microbatch)
         return self.model.forward(self._batch(microbatch), hidden).clone()
 
@@ -505,15 +506,15 @@ class StageRunner:
             self._record.carry_out(microbatch.copies)
         batch = self._batch(microbatch)
         scores = None
-        if self.model.is_last and any(segment.logprobs_from >= 0 for segment in microbatch.segments):
+        if self.facts.is_last and any(segment.logprobs_from >= 0 for segment in microbatch.segments):
             scores = PromptScores(microbatch.segments, self._sampler.spec_of)
         take_scored = None if scores is None else scores.take
         output = self._forward(batch, hidden, take_scored)
-        if not self.model.is_last:
+        if not self.facts.is_last:
             return output
         if self._vectors is not None:
             return verify(microbatch, *self._vectors.take(output, microbatch.segments))
-        token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
+        token_ids, logprobs = self._sampler.sample(output, emitters_of(batch.segments), self._record.history)
         result = verify(microbatch, token_ids, logprobs, self._sampler.dead_ends)
         if self._draft_model is not None:
             result = msgspec.structs.replace(result, guesses=self._draft_model.guess(microbatch, result))

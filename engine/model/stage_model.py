@@ -58,19 +58,16 @@ class StageModel:
         lean: bool = True,
         on_load: OnLoad | None = None,
     ) -> None:
-        facts = StageFacts(config, limits, stage)
-        self.folder, self.description = facts.folder, facts.description
-        self.is_first, self.is_last = facts.is_first, facts.is_last
+        self.facts = facts = StageFacts(config, limits, stage)
         self.device = _device(config.device, limits, stage)
         if self.device.type == "cuda":
             # What belongs to no tensor (pinned memory, streams, graphs) would otherwise be made on the first GPU.
             torch.cuda.set_device(self.device)
-        self.dtype, self.hidden_size, self.layers = facts.dtype, facts.hidden_size, facts.layers
-        self.pooling = facts.pooling
+        self.dtype = facts.dtype
         self._shows_all = facts.pooling is not None and facts.pooling.kind is PoolingKind.MEAN
         self._vocab_size = int(facts.model_config.vocab_size)
         model_config, windowed = facts.model_config, facts.windowed
-        kv_heads, head_dim = heads_of(model_config, self.folder)
+        kv_heads, head_dim = heads_of(model_config, facts.folder)
         attention.register()
         held = StageSlice(
             facts,
@@ -106,7 +103,7 @@ class StageModel:
         if limits.max_loras:
             self.lora = StageLoras(
                 self._model,
-                first=self.layers.start,
+                first=self.facts.layers.start,
                 total=facts.total_layers,
                 max_rank=config.max_lora_rank,
                 dtype=self.dtype,
@@ -119,7 +116,7 @@ class StageModel:
         if lean:
             self._become_lean(self._paged)
         # Prompts of one token would be its only decodes.
-        self._graph_choice = config.cuda_graphs if self.pooling is None else "off"
+        self._graph_choice = config.cuda_graphs if self.facts.pooling is None else "off"
         if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
             raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
 
@@ -161,17 +158,17 @@ class StageModel:
         last stage the logits [emitting tokens, vocabulary]; ``take_scored`` is given those of prompt logprobs. A model
         that embeds gives states there, after its norm: of the emitting tokens, or of all where it takes their mean.
         """
-        if self.device.type == "cuda" and self.is_first:
+        if self.device.type == "cuda" and self.facts.is_first:
             self._require_known(batch)
         if isinstance(batch, DecodeBatch):
             assert self._graphs is not None, "a padded batch comes from the graphs of its stage"
             return self._graphs.forward(batch, hidden)
         assert isinstance(batch, ForwardBatch), "a batch of torch's comes from its stage"
-        hidden = None if self.is_first else require_hidden(hidden, batch.tokens, self.hidden_size)
+        hidden = None if self.facts.is_first else require_hidden(hidden, batch.tokens, self.facts.hidden_size)
         loras = None if self.lora is None else self.lora.of(batch.segments)
         if self.lora is not None and self._lean is None:
             self.lora.present = loras
-        return self._compute(batch, hidden, take_scored, loras)
+        return self._compute(batch.layers, hidden, take_scored, loras)
 
     def _compute(
         self,
@@ -191,9 +188,9 @@ class StageModel:
                 output = self._call(batch, hidden)
         finally:
             self._attention.batch = None
-        if self._attention.calls != len(self.layers):
+        if self._attention.calls != len(self.facts.layers):
             raise StepFailedError(
-                f"each of {len(self.layers)} layers must attend through the pool, {self._attention.calls} did; "
+                f"each of {len(self.facts.layers)} layers must attend through the pool, {self._attention.calls} did; "
                 "this architecture keeps state that is not paged"
             )
         return output.to(self.dtype)
@@ -206,11 +203,11 @@ class StageModel:
 
     def _call(self, batch: LayersBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         inputs = {"input_ids": batch.token_ids} if hidden is None else {"inputs_embeds": hidden[None]}
-        if not self.is_last or self.pooling is not None:
+        if not self.facts.is_last or self.facts.pooling is not None:
             output: torch.Tensor = self._decoder(
                 **inputs, position_ids=batch.positions, use_cache=False
             ).last_hidden_state
-            return output[0, batch.emitting] if self.is_last and not self._shows_all else output[0]
+            return output[0, batch.emitting] if self.facts.is_last and not self._shows_all else output[0]
         logits: torch.Tensor = self._model(
             **inputs, position_ids=batch.positions, use_cache=False, logits_to_keep=batch.emitting
         ).logits
@@ -256,7 +253,11 @@ class StageModel:
         """One token through all layers: what an architecture cannot do shows at start, not at the first request."""
         segment = Segment("warm-up", row=0, start=0, token_ids=(0,), page_start=0, pages=(), emits=True)
         batch = ForwardBatch([segment], self.pool, self.device)
-        hidden = None if self.is_first else torch.zeros((1, self.hidden_size), dtype=self.dtype, device=self.device)
+        hidden = (
+            None
+            if self.facts.is_first
+            else torch.zeros((1, self.facts.hidden_size), dtype=self.dtype, device=self.device)
+        )
         name = type(self._model).__name__
         try:
             self.forward(batch, hidden)
@@ -276,9 +277,9 @@ class StageModel:
         for one of two scores that nearly tie.
         """
         segment = self._probe_segment(0, self._probed_tokens)
-        batch = ForwardBatch([segment], self.pool, self.device)
+        batch = ForwardBatch([segment], self.pool, self.device).layers
         inputs: dict[str, Any] = {"position_ids": batch.positions, "use_cache": False}
-        if self.is_first:
+        if self.facts.is_first:
             inputs["input_ids"] = batch.token_ids
         else:
             inputs["inputs_embeds"] = self._probe_hidden(0, batch.tokens)[None]
@@ -344,7 +345,7 @@ class StageModel:
                     self.pool,
                     device=self.device,
                     dtype=self.dtype,
-                    hidden_size=0 if self.is_first else self.hidden_size,
+                    hidden_size=0 if self.facts.is_first else self.facts.hidden_size,
                     loras=self.lora is not None,
                     record=cuda_recorder(self.device),
                 )
@@ -395,7 +396,7 @@ class StageModel:
         return segment
 
     def _probe_hidden(self, start: int, tokens: int) -> torch.Tensor:
-        return probe_states(tokens, self.hidden_size, start).to(self.device, self.dtype)
+        return probe_states(tokens, self.facts.hidden_size, start).to(self.device, self.dtype)
 
 
 def _device(name: str, limits: Limits, stage: int) -> torch.device:

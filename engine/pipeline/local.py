@@ -15,7 +15,7 @@ from typing import Any
 from engine.errors import EngineError
 from engine.grammar import GrammarCompiler
 from engine.messages import Completion, GrammarReady, PipelineEvent, TransferEvent
-from engine.model.launched import LaunchedStep
+from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.kv_port import KVPort
 from engine.pipeline.stage import view_of
@@ -38,7 +38,7 @@ class LocalPipeline:
         probe: str = "",
         kv_port: Callable[[Callable[[TransferEvent], None]], KVPort | None] | None = None,
     ) -> None:
-        if not (runner.model.is_first and runner.model.is_last):
+        if not (runner.facts.is_first and runner.facts.is_last):
             raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
         self._runner = runner
         self._probe = probe

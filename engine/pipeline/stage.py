@@ -160,7 +160,7 @@ class StageLoop:
         self._note(control.id, Phase.DONE)
 
     def _step(self, microbatch: Forward) -> None:
-        hidden = None if self._runner.model.is_first else self._await(microbatch)
+        hidden = None if self._runner.facts.is_first else self._await(microbatch)
         self._note(microbatch.id, Phase.COMPUTING)
         if isinstance(hidden, HiddenFailed):
             self._runner.skip(microbatch)
@@ -184,7 +184,7 @@ class StageLoop:
         """
         if not isinstance(output, Completion):
             self._neighbours.send(microbatch, output)
-        elif self._runner.model.is_last:
+        elif self._runner.facts.is_last:
             self._report(output)
         else:
             assert output.error is not None, f"stage {self._runner.stage} completed microbatch {microbatch.id}"
@@ -219,15 +219,15 @@ def _open_transport(
     if kind == TransportKind.DISTRIBUTED:
         return DistributedTransport(
             stage=runner.stage,
-            hidden_size=runner.model.hidden_size,
+            hidden_size=runner.facts.hidden_size,
             most_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
-            dtype=runner.model.dtype,
+            dtype=runner.facts.dtype,
             device=runner.model.device,
         )
     return SocketTransport(
         wires,
         stage=runner.stage,
-        hidden_size=runner.model.hidden_size,
+        hidden_size=runner.facts.hidden_size,
         device=runner.model.device,
         scheduler=scheduler,
     )

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from engine.config import OPENVINO_BLOCK_TOKENS
 from engine.limits import Limits
-from engine.model.batch import emitters_of
 from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Segment
 
@@ -128,14 +127,6 @@ class BlockBatch:
         self._may_go_on = self._decodes and bool(choosers.all()) and pool.window is None
         self._look_up(starts)
 
-    @property
-    def slots_array(self) -> Slots:
-        return self._slots
-
-    @property
-    def emitters(self) -> list[Segment]:
-        return emitters_of(self.segments)
-
     def goes_on_with(self, segments: Sequence[Segment]) -> bool:
         """Become the next step's batch, if that is one more token of each of the same rows; False if it is not.
 
@@ -155,14 +146,14 @@ class BlockBatch:
         if self._room < 0 or self._changes != self._pool.changes:
             self._look_up(self.positions_array)
         else:
-            self._slots += 1
+            self.slots_array += 1
             self.arrays["past_lens"] += 1
             self.arrays["max_context_len"] += 1
         return True
 
     def _look_up(self, starts: Slots) -> None:
         pool, rows = self._pool, self._rows
-        self._slots = pool.slots_at(rows if self._decodes else np.repeat(rows, self._counts), self.positions_array)
+        self.slots_array = pool.slots_at(rows if self._decodes else np.repeat(rows, self._counts), self.positions_array)
         for windowed, own in ((False, pool), (True, pool.window)):
             if own is not None:
                 assert isinstance(own, BlockPool), "the window pool of a block pool is one too"

@@ -12,10 +12,11 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import openvino as ov
 
@@ -36,24 +37,19 @@ _RECIPE: Final = (
 )
 _PATTERNS: Final = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
-_Compiled = TypeVar("_Compiled")
-
 
 def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "openvino"
 
 
-def compiled_graph(
-    facts: StageFacts,
-    convert: Callable[[], StageGraph],
-    compile_graph: Callable[[StageGraph, bool], _Compiled],
-    *,
-    weights: str,
-) -> _Compiled:
-    """What ``compile_graph`` makes of a stage's graph: of the one that was kept, or of one that is converted now.
+@contextmanager
+def stage_graph(
+    facts: StageFacts, convert: Callable[[], StageGraph], *, weights: str
+) -> Iterator[tuple[StageGraph, bool]]:
+    """A stage's graph, the one that was kept or one that is converted now, and whether it is new.
 
-    It is told whether the graph is new, and raises for one that must not be kept. What is kept is in a folder that
-    cannot be written by others; where there can be none, nothing is.
+    A new one is kept at the end of the block, unless that raises. What is kept is in a folder that cannot be written by
+    others; where there can be none, nothing is.
     """
     place = default_folder() / _key(facts, weights)
     try:
@@ -62,17 +58,16 @@ def compiled_graph(
         draft = None if kept is not None else Path(tempfile.mkdtemp(prefix="draft-", dir=place.parent))
     except OSError as exc:
         _log.warning("the model is converted for OpenVINO at every start, because it cannot be kept: %s", exc)
-        return compile_graph(convert(), True)
-    if kept is not None:
-        return compile_graph(kept, False)
-    assert draft is not None, "there is a place for what is converted"
+        kept = draft = None
+    if draft is None:
+        yield (convert(), True) if kept is None else (kept, False)
+        return
     _log.info("converting layers %d to %d for OpenVINO", facts.layers.start, facts.layers.stop - 1)
     try:
-        compiled = compile_graph(_written(convert(), draft), True)
+        yield _written(convert(), draft), True
         _keep(draft, place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return compiled
 
 
 def _written(converted: StageGraph, draft: Path) -> StageGraph:

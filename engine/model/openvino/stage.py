@@ -6,9 +6,7 @@ Owns no request and no page table. A converted graph is compared with transforme
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -26,10 +24,9 @@ from engine.model.kv_pool import KVPool
 from engine.model.lora import StageLoras
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
-from engine.model.openvino.kept import compiled_graph
+from engine.model.openvino.kept import stage_graph
 from engine.model.openvino.paging import StageGraph
 from engine.model.openvino.threads import stage_threads
-from engine.model.pooling import Pooling
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import OnLoad, StageFacts, told
 from engine.plan import Segment
@@ -52,27 +49,24 @@ class OpenVINOStage:
     backend = "openvino"
     is_lean = False
     lora: StageLoras | None = None
-    pooling: Pooling | None = None
+    device = torch.device("cpu")
 
     def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, on_load: OnLoad | None = None) -> None:
-        self._facts = facts = StageFacts(config, limits, stage)
-        self.folder: Path = facts.folder
-        self.description: Mapping[str, object] = facts.description
-        self.is_first, self.is_last = facts.is_first, facts.is_last
-        self.device, self.dtype = torch.device("cpu"), facts.dtype
-        self.hidden_size = facts.hidden_size
+        self.facts = facts = StageFacts(config, limits, stage)
         threads = stage_threads(config, limits)
         device = f"{self.device} (OpenVINO, {threads} {'thread' if threads == 1 else 'threads'})"
         conversion = _Conversion(config, facts, limits, on_load, device)
         conversion.tell("reading")
-        compile_graph = partial(_compiled, config, facts, limits, conversion, threads)
+        with stage_graph(facts, conversion.convert, weights=config.weights) as (found, is_new):
+            self._compiled = conversion.compile(found, threads, is_new=is_new)
         # What the constants of a graph lie in outlives the graph itself.
-        self._compiled, self._owner = compiled_graph(facts, conversion.convert, compile_graph, weights=config.weights)
+        self._owner = found.owner
+        del found
         give_back_garbage()
         self._batch: BlockBatch | None = None
         self.pool: KVPool = _pool(self._compiled, limits)
         self.take_pool(self.pool)
-        _log.info("stage %d is computed by OpenVINO %s in %s, threads: %d", stage, ov.__version__, self.dtype, threads)
+        _log.info("stage %d is computed by OpenVINO %s in %s, threads: %d", stage, ov.__version__, facts.dtype, threads)
 
     def batch(self, segments: Sequence[Segment]) -> BlockBatch:
         assert isinstance(self.pool, BlockPool), "OpenVINO computes over a pool of blocks"
@@ -92,15 +86,15 @@ class OpenVINOStage:
         The head is in the graph, so the logits of prompt logprobs come with the others, all at once.
         """
         assert isinstance(batch, BlockBatch), "a batch of OpenVINO's comes from its stage"
-        if self.is_first:
+        if self.facts.is_first:
             self._require_known(*batch.id_range)
             hidden = None
         else:
-            hidden = require_hidden(hidden, batch.tokens, self.hidden_size)
+            hidden = require_hidden(hidden, batch.tokens, self.facts.hidden_size)
         if take_scored is not None:
             return self._scored(batch, hidden, take_scored)
         output = self._compiled.forward(batch, hidden)
-        return output if self.is_last else output.to(self.dtype, copy=True)
+        return output if self.facts.is_last else output.to(self.facts.dtype, copy=True)
 
     def _scored(self, batch: BlockBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
         rows = scored_rows(batch.segments)
@@ -113,7 +107,7 @@ class OpenVINOStage:
         return output[len(rows) :]
 
     def _require_known(self, least: int, most: int) -> None:
-        last = int(self._facts.model_config.vocab_size) - 1
+        last = int(self.facts.model_config.vocab_size) - 1
         if least < 0 or most > last:
             raise StepFailedError(f"token ids must be in 0..{last}, got {least}..{most}")
 
@@ -125,31 +119,6 @@ def _pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
         raise OpenVINOError(
             f"the KV of {limits.total_pages} pages must fit, but: {exc}; lower max_total_tokens"
         ) from exc
-
-
-def _compiled(
-    config: EngineConfig,
-    facts: StageFacts,
-    limits: Limits,
-    conversion: _Conversion,
-    threads: int,
-    found: StageGraph,
-    is_new: bool,
-) -> tuple[CompiledStage, object]:
-    """The stage of a graph, and what its constants lie in. It has packed its weights, in a first forward."""
-    give_back_garbage()
-    conversion.tell("compiling")
-    plain = config.kv_cache_dtype == "auto"
-    with read_pages_given_back(found.file):
-        if is_new and not plain:
-            # What the cache is kept in is no part of the graph, so it is compared without.
-            conversion.compare(CompiledStage(found.graph.clone(), facts, threads=threads))
-        compiled = CompiledStage(found.graph, facts, threads=threads, kv_cache_dtype=config.kv_cache_dtype)
-        if is_new and plain:
-            conversion.compare(compiled)
-        else:
-            _try_once(compiled, facts, limits)
-    return compiled, found.owner
 
 
 class _Conversion:
@@ -184,10 +153,27 @@ class _Conversion:
         self._given, self._wanted = traced.compute(sum(_COMPARED_TOKENS))
         return converted
 
-    def compare(self, compiled: CompiledStage) -> None:
+    def compile(self, found: StageGraph, threads: int, *, is_new: bool) -> CompiledStage:
+        """The stage of a graph. It has packed its weights, in a first forward; a new one was compared."""
+        give_back_garbage()
+        self.tell("compiling")
+        kept_in = self._config.kv_cache_dtype
+        with read_pages_given_back(found.file):
+            if is_new and kept_in != "auto":
+                # What the cache is kept in is no part of the graph, so it is compared without.
+                self._compare(CompiledStage(found.graph.clone(), self._facts, threads=threads))
+            compiled = CompiledStage(found.graph, self._facts, threads=threads, kv_cache_dtype=kept_in)
+            if is_new and kept_in == "auto":
+                self._compare(compiled)
+            else:
+                batch = _compared_batch(0, 1, self._small_pool(compiled))
+                compiled.forward(batch, None if self._facts.is_first else torch.zeros(1, self._facts.hidden_size))
+        return compiled
+
+    def _compare(self, compiled: CompiledStage) -> None:
         """Raise OpenVINOError unless a stage computes what transformers does."""
         self.tell("comparing")
-        pool = _small_pool(compiled, self._limits)
+        pool = self._small_pool(compiled)
         start, differences = 0, []
         for count in _COMPARED_TOKENS:
             part = self._given[start : start + count]
@@ -204,20 +190,15 @@ class _Conversion:
             )
         _log.info("the converted %s differs by %s from transformers", self._name, differences)
 
-
-def _small_pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
-    """A pool for one row of the compared sequence, which the stage is given."""
-    pages = limits.pages_for(sum(_COMPARED_TOKENS))
-    window_pages = pages if limits.window_tokens else 0
-    small = msgspec.structs.replace(limits, total_pages=pages, window_pages=window_pages, rows=1)
-    pool = _pool(compiled, small)
-    compiled.take_pool(pool)
-    return pool
-
-
-def _try_once(compiled: CompiledStage, facts: StageFacts, limits: Limits) -> None:
-    batch = _compared_batch(0, 1, _small_pool(compiled, limits))
-    compiled.forward(batch, None if facts.is_first else torch.zeros(1, facts.hidden_size))
+    def _small_pool(self, compiled: CompiledStage) -> BlockPool:
+        """A pool for one row of the compared sequence, which the stage is given."""
+        pages = self._limits.pages_for(sum(_COMPARED_TOKENS))
+        window_pages = pages if self._limits.window_tokens else 0
+        pool = _pool(
+            compiled, msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
+        )
+        compiled.take_pool(pool)
+        return pool
 
 
 def _compared_batch(start: int, count: int, pool: BlockPool) -> BlockBatch:

@@ -11,7 +11,7 @@ from chained_stages import DEVICE, ChainedStages, limits_for
 
 from engine.config import EngineConfig
 from engine.messages import Completion
-from engine.model.launched import LaunchedStep
+from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.plan import UNKNOWN_TOKEN, Microbatch, SamplingSpec
 

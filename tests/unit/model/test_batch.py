@@ -25,7 +25,7 @@ def test_keys_are_a_run_only_where_all_pages_follow_each_other(pages: tuple[int,
     pool = KVPool(LIMITS, layers=1, kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
     segment = Segment("r", 0, 0, (5,) * TOKENS, 0, pages, True)
     pool.adopt(segment)
-    (group,) = ForwardBatch([segment], pool, torch.device("cpu")).full.groups
+    (group,) = ForwardBatch([segment], pool, torch.device("cpu")).layers.full.groups
     slots = [2 * page + offset for page in pages for offset in (0, 1)][:TOKENS]
     assert group.slots.tolist() == slots
     expected = slice(2, 2 + TOKENS) if pages == (1, 2, 3, 4) else None

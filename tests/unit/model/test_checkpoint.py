@@ -203,7 +203,7 @@ def test_the_code_of_a_tokenizer_is_not_run(folder: Path, tmp_path: Path, monkey
 def test_a_known_model_needs_none_of_the_code_that_it_brings(with_own_code: tuple[Path, Path]) -> None:
     folder, marker = with_own_code
     _change(folder / "config.json", {"model_type": "qwen3"})
-    assert _load(folder).model.is_last
+    assert _load(folder).facts.is_last
     assert not marker.exists()
 
 
@@ -285,7 +285,7 @@ def test_a_stage_reads_no_weight_of_another(folder: Path) -> None:
     kept = {name: tensor for name, tensor in weights.items() if ".layers.1." in name}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     config = EngineConfig(model=str(folder), pp_size=4, device="cpu")
-    assert not StageRunner(config, limits_for(config, vocab_size=264, num_layers=4), 1).model.is_last
+    assert not StageRunner(config, limits_for(config, vocab_size=264, num_layers=4), 1).facts.is_last
 
 
 def test_an_architecture_of_another_shape(folder: Path) -> None:
@@ -308,7 +308,7 @@ def test_an_architecture_that_scales_between_layers_cannot_be_cut(folder: Path) 
         {name: t for name, t in weights.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))},
         folder / "model.safetensors",
     )
-    assert _load(folder).model.is_last
+    assert _load(folder).facts.is_last
     with pytest.raises(CheckpointError, match=r"changes hidden states outside of its layers.*pp_size=1"):
         _load(folder, pp_size=2, stage=1)
 

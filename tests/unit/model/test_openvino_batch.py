@@ -60,7 +60,7 @@ def same(one: BlockBatch, other: BlockBatch) -> None:
     np.testing.assert_array_equal(one.slots_array, other.slots_array)
     np.testing.assert_array_equal(one.positions_array, other.positions_array)
     assert one.id_range == other.id_range
-    assert one.emitters == other.emitters
+    assert one.segments == other.segments
 
 
 @pytest.mark.parametrize(("page_size", "starts"), [(32, [0, 5, 31, 32]), (64, [30, 31, 63, 7]), (32, [17])])

@@ -10,7 +10,7 @@ from handmade_plans import PlanWriter, generate, take
 from engine.config import EMBEDDED_LORA, EngineConfig
 from engine.errors import DeviceLostError, EngineError, IntegrityError
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.model.launched import LaunchedStep
+from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
 from engine.plan import UNKNOWN_TOKEN, Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, SamplingSpec, Segment

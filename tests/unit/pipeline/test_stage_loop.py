@@ -45,7 +45,7 @@ class Runner:
     """Notes what it is told; its forward returns ``output``."""
 
     def __init__(self, stage: int, stages: int, output: object) -> None:
-        self.stage, self.model = stage, SimpleNamespace(is_first=stage == 0, is_last=stage == stages - 1)
+        self.stage, self.facts = stage, SimpleNamespace(is_first=stage == 0, is_last=stage == stages - 1)
         self.counters = Counters()
         self.slots_written = 5
         self.grammars = None
