@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -20,39 +20,6 @@ from engine.process.logs import JsonFormatter, fields_of
 from engine.settings import ServerSettings
 
 Announce = Callable[[Serving | Gathering], None]
-
-
-class StartView:
-    """Sees a server start. This one looks away."""
-
-    def gathering(self, gathering: Gathering) -> None:
-        """Learn where stages are waited for."""
-
-    def resolved(self, limits: Limits) -> None:
-        """Learn the numbers that are served with, once the machines of all stages have said what they have."""
-
-    def loading(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def loaded(self, name: str, progress: Loading) -> None:
-        """Learn how far a process is."""
-
-    def learned(self, about: Mapping[str, str]) -> None:
-        """Learn what a process found out about what it serves."""
-
-    def serving(self, serving: Serving) -> None:
-        """Learn that every process is ready."""
-
-
-class HarnessView(StartView):
-    def __init__(self, announce: Announce) -> None:
-        self._announce = announce
-
-    def gathering(self, gathering: Gathering) -> None:
-        self._announce(gathering)
-
-    def serving(self, serving: Serving) -> None:
-        self._announce(serving)
 
 
 class Phases:
@@ -73,15 +40,23 @@ class Phases:
         return ", ".join(f"{name} {end - begun:.1f} s" for (name, begun), end in zip(self._begun, ends, strict=True))
 
 
-class OperatorView(StartView):
-    """A person or a log: bars on stderr if that is a terminal, then on stdout some lines of text, or one of JSON.
+class StartView:
+    """Sees a server start. A person or a log is shown bars on stderr if that is a terminal, then on stdout some lines
+    of text, or one of JSON; a harness has ``announce`` called, and is shown nothing.
 
     ``started_s`` is the start on the monotonic clock. Starts no thread: the bars are drawn when they move.
     """
 
     def __init__(
-        self, settings: ServerSettings, facts: ModelFacts, limits: Limits, started_s: float, phases: Phases
+        self,
+        settings: ServerSettings,
+        facts: ModelFacts,
+        limits: Limits,
+        started_s: float,
+        phases: Phases,
+        announce: Announce | None = None,
     ) -> None:
+        self._announce = announce
         self._settings = settings
         self._facts = facts
         self._limits = limits
@@ -96,6 +71,9 @@ class OperatorView(StartView):
 
     def gathering(self, gathering: Gathering) -> None:
         """Say what to run on the other machines, if Ray does not."""
+        if self._announce is not None:
+            self._announce(gathering)
+            return
         if self._settings.placement == "ray":
             return
         command = f"engine stage --join {gathering.join} --secret-file {gathering.secret_file}"
@@ -114,7 +92,7 @@ class OperatorView(StartView):
     def loading(self) -> Iterator[None]:
         """Show a bar for each process that loads, for the length of a block."""
         console = Console(stderr=True)
-        if not console.is_terminal or self._settings.log_format == "json":
+        if self._announce is not None or not console.is_terminal or self._settings.log_format == "json":
             yield
             return
         columns = (
@@ -128,6 +106,7 @@ class OperatorView(StartView):
         self._progress = None
 
     def loaded(self, name: str, progress: Loading) -> None:
+        """Learn how far a process is."""
         self._loads[name] = progress
         steps = self._steps.setdefault(name, [])
         if not steps or steps[-1][0] != progress.doing:
@@ -143,9 +122,14 @@ class OperatorView(StartView):
         self._progress.update(bar, description=f"{name}: {progress.doing}", refresh=True)
 
     def learned(self, about: Mapping[str, str]) -> None:
+        """Learn what a process found out about what it serves."""
         self._learned |= about
 
     def serving(self, serving: Serving) -> None:
+        """Say that every process is ready."""
+        if self._announce is not None:
+            self._announce(serving)
+            return
         stages = "1 stage" if self._limits.pp_size == 1 else f"{self._limits.pp_size} stages"
         ready_s = time.monotonic() - self._started_s
         line = f"Serving {self._facts.name} with {stages} on {serving.base_url} (ready in {ready_s:.1f} s)"

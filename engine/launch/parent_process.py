@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import psutil
@@ -41,6 +40,7 @@ from engine.launch.supervisor import supervise
 from engine.links.secret import read_secret
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import adopt_orphans, close_inherited_files, die_with_parent
+from engine.process.signals import SignalWatch
 from engine.settings import ServerSettings
 from lockstep.interruption import EXIT_INTERRUPTED
 
@@ -77,17 +77,12 @@ class _Parent:
         self._over = False
 
     def run(self) -> None:
-        child_died, wakeup = socket.socketpair()
-        for end in (child_died, wakeup):
-            end.setblocking(False)
-        signal.signal(signal.SIGCHLD, _note)
-        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._orders, selectors.EVENT_READ, self._take_order)
-        self._selector.register(child_died, selectors.EVENT_READ, functools.partial(self._reap, child_died))
-        while not self._over:
-            for key, _ in self._selector.select():
-                key.data()
-        signal.set_wakeup_fd(-1)
+        with SignalWatch(end=()) as signals:
+            self._selector.register(signals, selectors.EVENT_READ, functools.partial(self._reap, signals))
+            while not self._over:
+                for key, _ in self._selector.select():
+                    key.data()
 
     def end_servers(self) -> None:
         """Tell the supervisors to stop, wait with a bound, then kill."""
@@ -148,8 +143,8 @@ class _Parent:
         self._sessions.add(pid)
         _tell(news, Forked(pid=pid))
 
-    def _reap(self, child_died: socket.socket) -> None:
-        child_died.recv(FRAME_BYTES)
+    def _reap(self, signals: SignalWatch) -> None:
+        signals.take()
         self._reap_ended()
 
     def _reap_ended(self) -> None:
@@ -238,10 +233,6 @@ def _tell(news: socket.socket, message: News) -> None:
         news.send(msgspec.msgpack.encode(message))
     except OSError:
         return
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    """Python writes the wake-up byte only for signals that have a handler."""
 
 
 if __name__ == "__main__":

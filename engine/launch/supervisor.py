@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import EngineError, StartupError
-from engine.launch.announcement import Announce, HarnessView, OperatorView, Phases, StartView
+from engine.launch.announcement import Announce, Phases, StartView
 from engine.launch.child import Child, fork_child
 from engine.launch.first_death import first_death, is_cause
 from engine.launch.imports import import_frontend, import_models, limit_imports
@@ -102,7 +102,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
             listener.close()
         _report(_own_failure(str(exc)), private_dir, settings)
         return EXIT_FAILED
-    view = HarnessView(announce) if announce is not None else OperatorView(settings, facts, limits, started, phases)
+    view = StartView(settings, facts, limits, started, phases, announce)
     try:
         return _Supervisor(settings, facts, limits, listener, folder, view, meeting).run()
     finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Sequence
 from types import FrameType
 from typing import Self
 
@@ -29,8 +30,11 @@ def leave_stops_to_the_supervisor() -> None:
 class SignalWatch:
     """Turns signals into bytes on a socket; a handler itself does nothing, so no code is interrupted.
 
-    Besides those that ask for an end it watches SIGCHLD: a child ended, was stopped or goes on.
+    Besides those that ask for an ``end``, if any, it watches SIGCHLD: a child ended, was stopped or goes on.
     """
+
+    def __init__(self, end: Sequence[signal.Signals] = STOP_SIGNALS) -> None:
+        self._end = end
 
     def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()
@@ -39,7 +43,7 @@ class SignalWatch:
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         # Under nohup a hangup is ignored on purpose, and stays so.
         hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        asked = [number for number in STOP_SIGNALS if not (hangup_ignored and number is signal.SIGHUP)]
+        asked = [number for number in self._end if not (hangup_ignored and number is signal.SIGHUP)]
         watched = [*asked, signal.SIGCHLD]
         self._former = {number: signal.signal(number, _note) for number in watched}
         # A process that was started by a thread which blocks signals, as Ray's do, would never see them.

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.launch.announcement import HarnessView, OperatorView, Phases
+from engine.launch.announcement import Announce, Phases, StartView
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.links.endpoint import Endpoint
 from engine.process.control import Gathering, Loading, Serving
@@ -16,13 +16,14 @@ from engine.settings import ServerSettings
 SERVING = Serving(base_url="http://127.0.0.1:7", pids={})
 
 
-def started(**settings: object) -> OperatorView:
+def started(announce: Announce | None = None, **settings: object) -> StartView:
     """A view of a start with two stages on two devices that have loaded half of their weights."""
     chosen = ServerSettings(pp_size=2, **settings)
     phases = Phases(shown=True)
     phases.begin("imports")
     phases.begin("loading")
-    view = OperatorView(chosen, EMBEDDED_FACTS, Limits.of(chosen, EMBEDDED_FACTS), time.monotonic(), phases)
+    limits = Limits.of(chosen, EMBEDDED_FACTS)
+    view = StartView(chosen, EMBEDDED_FACTS, limits, time.monotonic(), phases, announce)
     with view.loading():
         for stage in range(2):
             what = {"device": f"cuda:{stage}", "dtype": "bfloat16"}
@@ -96,10 +97,7 @@ def test_bars_move_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch
 
 def test_a_harness_is_called(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[Serving] = []
-    view = HarnessView(told.append)
-    with view.loading():
-        view.loaded("stage-0", Loading(done=1, total=2, device="cpu", dtype="float32"))
-    view.serving(SERVING)
+    started(told.append).serving(SERVING)
     assert told == [SERVING]
     assert capsys.readouterr() == ("", "")
 
@@ -119,5 +117,5 @@ def test_what_to_run_on_other_machines_is_ready_to_paste(capsys: pytest.CaptureF
     started(log_format="json").gathering(gathering)
     assert json.loads(capsys.readouterr().out)["command"] == command
     told: list[object] = []
-    HarnessView(told.append).gathering(gathering)
+    started(told.append).gathering(gathering)
     assert told == [gathering]

@@ -15,7 +15,7 @@ import pytest
 
 from engine.errors import ProcessDiedError
 from engine.launch import supervisor
-from engine.launch.announcement import HarnessView
+from engine.launch.announcement import Phases, StartView
 from engine.launch.child import fork_child
 from engine.launch.listener import bind_listener
 from engine.limits import EMBEDDED_FACTS, Limits
@@ -70,9 +70,8 @@ def test_a_defect_of_the_supervisor_is_told_and_nothing_is_left(
     settings = ServerSettings(port=0)
     limits = Limits.of(settings, EMBEDDED_FACTS)
     with bind_listener("127.0.0.1", 0) as listener:
-        one = supervisor._Supervisor(
-            settings, EMBEDDED_FACTS, limits, listener, PrivateDir(tmp_path), HarnessView(serving)
-        )
+        view = StartView(settings, EMBEDDED_FACTS, limits, 0.0, Phases(), serving)
+        one = supervisor._Supervisor(settings, EMBEDDED_FACTS, limits, listener, PrivateDir(tmp_path), view)
         assert one.run() == 1
     for name in (supervisor.SCHEDULER, supervisor.FRONTEND):
         assert (tmp_path / name).read_text().startswith("supervisor: Traceback")
