@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from engine.links.secret import MAC_BYTES, Secret
 
 # Counted up whenever the messages between machines change.
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 _MAGIC: Final = b"LOCKSTEP"
 _NONCE_BYTES: Final = 32
 _GREETING: Final = struct.Struct(f"<8sH{_NONCE_BYTES}s")

@@ -24,14 +24,19 @@ from engine.model.runner import StageRunner
 from engine.pipeline.channel import StageChannel
 from engine.pipeline.kv_port import KVLinks, KVPort, open_kv_port
 from engine.pipeline.progress import Phase, StageProgress
-from engine.pipeline.transport import DistributedTransport, HiddenTransport, SocketTransport, TransportKind
+from engine.pipeline.transport import (
+    DistributedTransport,
+    HiddenFailed,
+    HiddenTransport,
+    SocketTransport,
+    TransportKind,
+)
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
     EndStage,
     FailNextStep,
     Forget,
-    HiddenFailed,
     Launch,
     OrderGrammar,
     OrderTransfer,
@@ -216,18 +221,8 @@ def _open_transport(
     limits: Limits,
     scheduler: StageChannel,
 ) -> HiddenTransport:
+    stage, facts, device = runner.stage, runner.facts, runner.model.device
     if kind == TransportKind.DISTRIBUTED:
-        return DistributedTransport(
-            stage=runner.stage,
-            hidden_size=runner.facts.hidden_size,
-            most_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
-            dtype=runner.facts.dtype,
-            device=runner.model.device,
-        )
-    return SocketTransport(
-        wires,
-        stage=runner.stage,
-        hidden_size=runner.facts.hidden_size,
-        device=runner.model.device,
-        scheduler=scheduler,
-    )
+        most = max(limits.prefill_budget_tokens, limits.decode_budget_tokens)
+        return DistributedTransport(stage, facts, device, most_tokens=most)
+    return SocketTransport(wires, stage, facts, device, scheduler)

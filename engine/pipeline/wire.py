@@ -1,4 +1,4 @@
-"""What travels between the scheduler process and its stages, and from stage to stage, besides tensors.
+"""What travels between the scheduler process and its stages.
 
 Every struct is frozen, typed and decoded by type; nothing is ever pickled. Plans and control messages share one ordered
 channel a stage, so that a control message takes effect between two known microbatches.
@@ -7,7 +7,6 @@ channel a stage, so that a control message takes effect between two known microb
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -103,37 +102,9 @@ class TransferDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 StageReport = Completion | StageView | ControlDone | GrammarReady | TransferDone
 
-# ---- from a stage to the next one, before the bytes of a tensor ----
-
-
-class HiddenDtype(StrEnum):
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class HiddenStates(msgspec.Struct, frozen=True, tag=True):
-    """The bytes that follow are hidden states [tokens, hidden size] of one microbatch, row by row."""
-
-    microbatch_id: int
-    dtype: HiddenDtype
-    tokens: int
-    hidden_size: int
-
-
-class HiddenFailed(msgspec.Struct, frozen=True, tag=True):
-    """A stage before failed this microbatch; no tensor follows."""
-
-    microbatch_id: int
-    error: str
-
-
-HiddenHeader = HiddenStates | HiddenFailed
-
 # Each raises BadFrameError for anything else.
 decode_stage_message: Callable[[bytes], StageMessage] = decoder_of(StageMessage)
 decode_stage_report: Callable[[bytes], StageReport] = decoder_of(StageReport)
-decode_hidden_header: Callable[[bytes | bytearray], HiddenHeader] = decoder_of(HiddenHeader)
 
 
 def stage_address(private_dir: Path, stage: int) -> Path:

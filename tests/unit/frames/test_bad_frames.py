@@ -26,9 +26,7 @@ from engine.messages import (
 )
 from engine.pipeline.wire import (
     ControlDone,
-    HiddenFailed,
     Launch,
-    decode_hidden_header,
     decode_stage_message,
     decode_stage_report,
 )
@@ -52,7 +50,6 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], Any]] = {
     "replies": (decode_replies, (TokenOutput(rid="a", token_ids=(1,)), CallAnswer(call_id="c", ok=True, message="m"))),
     "stage message": (decode_stage_message, Launch(PLAN)),
     "stage report": (decode_stage_report, ControlDone(microbatch_id=1, stage=0, error="text")),
-    "hidden header": (decode_hidden_header, HiddenFailed(1, "text")),
     "child message": (decode_child_message, Dying(error="text", traceback="text")),
     "script": (decode_command, RunScript(file="f", name="n", args=["x", [1], {"y": 2.0}])),
     "gate": (decode_gate_reply, ScriptSucceeded(steps=1, digest="d", plan_digest="p", reached={"w": 1})),

@@ -12,13 +12,13 @@ import pytest
 from engine.messages import Completion, encode
 from engine.pipeline.progress import Phase, StageProgress
 from engine.pipeline.stage import StageLoop
+from engine.pipeline.transport import HiddenFailed
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
     EndStage,
     FailNextStep,
     Forget,
-    HiddenFailed,
     Launch,
     Settle,
     StageMessage,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,15 +17,12 @@ from hypothesis import strategies as st
 from engine.errors import ProcessDiedError, StepFailedError
 from engine.messages import Completion, encode
 from engine.pipeline.channel import StageChannel, StageChannels
-from engine.pipeline.transport import DistributedTransport, SocketTransport
+from engine.pipeline.transport import _HEAD, DistributedTransport, HiddenFailed, SocketTransport
 from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
     Forget,
-    HiddenDtype,
-    HiddenFailed,
-    HiddenStates,
     Launch,
     StageMessage,
     StageView,
@@ -47,6 +45,7 @@ from engine.plan import (
 
 WAIT_S = 10.0
 HIDDEN_SIZE = 8
+CPU = torch.device("cpu")
 # More than a socket takes at once.
 MANY_TOKENS = 100_000
 
@@ -55,14 +54,22 @@ Pair = tuple[SocketTransport, SocketTransport]
 
 @pytest.fixture
 def pair(private_dir: Path) -> Iterator[Pair]:
-    device = torch.device("cpu")
-    ends = [
-        SocketTransport(StageWires.local(private_dir, stage, 2), stage=stage, hidden_size=HIDDEN_SIZE, device=device)
-        for stage in (1, 0)
-    ]
-    yield ends[1], ends[0]
+    ends = ends_of(private_dir, torch.float32)
+    yield ends
     for end in ends:
         end.close()
+
+
+def ends_of(private_dir: Path, dtype: torch.dtype) -> Pair:
+    """The one that sends, and the one that receives."""
+    second, first = (
+        SocketTransport(StageWires.local(private_dir, stage, 2), stage, facts(dtype), CPU) for stage in (1, 0)
+    )
+    return first, second
+
+
+def facts(dtype: torch.dtype = torch.float32, hidden_size: int = HIDDEN_SIZE) -> Any:
+    return SimpleNamespace(dtype=dtype, hidden_size=hidden_size)
 
 
 def microbatch(number: int = 1, *, tokens: int = 1) -> Forward:
@@ -75,18 +82,20 @@ def hidden_states(tokens: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_tensor_arrives_as_it_was(pair: Pair, dtype: torch.dtype) -> None:
-    hidden = hidden_states(5).to(dtype)
+def test_a_tensor_arrives_as_it_was(private_dir: Path, dtype: torch.dtype) -> None:
+    pair, hidden = ends_of(private_dir, dtype), hidden_states(5).to(dtype)
     pair[0].send(microbatch(tokens=5), hidden)
     received = pair[1].receive(microbatch(tokens=5))
     assert isinstance(received, torch.Tensor)
     assert received.dtype == dtype
     assert torch.equal(received, hidden)
     received += 1  # writable, its own memory
+    for end in pair:
+        end.close()
 
 
 def test_a_slice_arrives_whole(pair: Pair) -> None:
-    hidden = torch.arange(64.0).view(4, 16)[:, ::2]
+    hidden = torch.arange(64.0).view(4, 2 * HIDDEN_SIZE)[:, ::2]
     pair[0].send(microbatch(tokens=4), hidden)
     received = pair[1].receive(microbatch(tokens=4))
     assert isinstance(received, torch.Tensor)
@@ -117,48 +126,25 @@ def test_another_microbatch_is_refused(pair: Pair) -> None:
         pair[1].receive(microbatch(2))
 
 
-def test_missing_bytes_are_refused(pair: Pair) -> None:
-    header = HiddenStates(microbatch_id=1, dtype=HiddenDtype.FLOAT32, tokens=2, hidden_size=HIDDEN_SIZE)
-    pair[0]._write(encode(header), memoryview(b"\0" * 12))
-    with pytest.raises(StepFailedError, match="must have 64 bytes, got 12"):
-        pair[1].receive(microbatch(tokens=2))
-
-
 @pytest.mark.parametrize(
-    ("sizes", "header", "text"),
+    ("error_bytes", "follow", "text"),
     [
-        ((2**32 - 1, 0), b"", "a header has at most 65536 bytes, got 4294967295"),
-        ((4, 2**63), b"\xc1\xc1\xc1\xc1", "a header must be one of hidden states"),
-        ((9, 0), b"\x81\xa4type\xa2\xff\xff", "a header must be one of hidden states"),
+        (0, 12, "hidden states of 32 bytes must follow, got 12"),
+        (0, 2**62, "hidden states of 32 bytes must follow, got 4611686018427387904"),
+        (6, 10, "an error of at most 8192 bytes must follow, got 10"),
+        (2**32 - 1, 2**32 - 1, "an error of at most 8192 bytes must follow, got 4294967295"),
     ],
 )
-def test_what_is_no_header_is_refused_at_once(pair: Pair, sizes: tuple[int, int], header: bytes, text: str) -> None:
-    """A05, A06: nothing is waited for that was only announced, and the error names both stages."""
+def test_what_is_no_answer_to_the_plan_is_refused_at_once(pair: Pair, error_bytes: int, follow: int, text: str) -> None:
+    """A05, A06: the plan says how many bytes come; none is waited for that was only announced. It names both stages."""
     assert pair[0]._target is not None
-    pair[0]._target.sendall(struct.pack("<IQ", *sizes) + header)
-    with pytest.raises(StepFailedError, match=f"stage 1 cannot read what stage 0 sent it: {text}"):
-        pair[1].receive(microbatch())
-
-
-@pytest.mark.parametrize(("tokens", "width"), [(2, HIDDEN_SIZE), (1, HIDDEN_SIZE + 1), (2**40, 2**40), (-1, 8), (0, 0)])
-def test_hidden_states_of_another_shape_than_the_plan_s_are_refused(pair: Pair, tokens: int, width: int) -> None:
-    """A05: the plan says how many bytes come, not their sender: no memory is taken for what was announced."""
-    header = encode(HiddenStates(microbatch_id=1, dtype=HiddenDtype.FLOAT32, tokens=tokens, hidden_size=width))
-    assert pair[0]._target is not None
-    pair[0]._target.sendall(struct.pack("<IQ", len(header), 2**62) + header)
-    with pytest.raises(StepFailedError, match=r"microbatch 1 has hidden states of \(1, 8\), got"):
-        pair[1].receive(microbatch())
-
-
-def test_bytes_behind_a_failure_are_refused(pair: Pair) -> None:
-    header = encode(HiddenFailed(1, "broken"))
-    pair[0]._write(header, memoryview(b"more"))
-    with pytest.raises(StepFailedError, match="must have 0 bytes, got 4"):
+    pair[0]._target.sendall(_HEAD.pack(1, error_bytes, follow))
+    with pytest.raises(StepFailedError, match=f"stage 1 cannot read what stage 0 sent it: for microbatch 1 {text}"):
         pair[1].receive(microbatch())
 
 
 def test_an_error_of_any_length_arrives(pair: Pair) -> None:
-    """A05: its beginning, cut so that it fits a header."""
+    """A05: its beginning."""
     pair[0].send(microbatch(), HiddenFailed(1, "\u20ac" * 10**6))
     failed = pair[1].receive(microbatch())
     assert isinstance(failed, HiddenFailed)
@@ -188,14 +174,12 @@ def test_the_end_of_the_scheduler_ends_the_wait(private_dir: Path) -> None:
     channel = StageChannel(private_dir / "stage-1")
     stage = SocketTransport(
         StageWires.local(private_dir, 1, 2),
-        stage=1,
-        hidden_size=HIDDEN_SIZE,
-        device=torch.device("cpu"),
+        1,
+        facts(),
+        CPU,
         scheduler=channel,
     )
-    before = SocketTransport(
-        StageWires.local(private_dir, 0, 2), stage=0, hidden_size=HIDDEN_SIZE, device=torch.device("cpu")
-    )
+    before = SocketTransport(StageWires.local(private_dir, 0, 2), 0, facts(), CPU)
     scheduler.send(0, b"a plan")
     before.send(microbatch(1), hidden_states())
     assert isinstance(stage.receive(microbatch(1)), torch.Tensor)
@@ -260,6 +244,18 @@ def test_anything_else_is_refused(data: bytes) -> None:
         decode_stage_message(data)
 
 
+def without_memory(error: Exception) -> Callable[..., torch.Tensor]:
+    """Room for numbers, and none for hidden states."""
+    empty = torch.empty
+
+    def no_memory(shape: int | tuple[int, int], **options: object) -> torch.Tensor:
+        if isinstance(shape, tuple):
+            raise error
+        return empty(shape, **options)  # type: ignore[call-overload, no-any-return]
+
+    return no_memory
+
+
 class Unaffordable:
     """Hidden states that there is no memory for, at either end."""
 
@@ -280,12 +276,9 @@ def test_hidden_states_without_memory_fail_their_microbatch(
     assert isinstance(failed, HiddenFailed)
     assert f"stage 0 could not hand on the hidden states of microbatch 1: {type(error).__name__}" in failed.error
 
-    def no_memory(*_: object) -> torch.Tensor:
-        raise error
-
     pair[0].send(microbatch(2), hidden_states())
     with monkeypatch.context() as patch:
-        patch.setattr("engine.pipeline.transport._tensor", no_memory)
+        patch.setattr("torch.empty", without_memory(error))
         failed = pair[1].receive(microbatch(2))
     assert isinstance(failed, HiddenFailed)
     assert f"stage 1 could not take the hidden states of microbatch 2: {type(error).__name__}" in failed.error
@@ -305,10 +298,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> tuple[DistributedTransport, Distri
 
     monkeypatch.setattr("torch.distributed.send", lambda tensor, _: wire.append(tensor.clone()))
     monkeypatch.setattr("torch.distributed.recv", receive)
-    first, second = (
-        DistributedTransport(stage=stage, hidden_size=2, most_tokens=8, dtype=torch.float32, device=torch.device("cpu"))
-        for stage in (0, 1)
-    )
+    first, second = (DistributedTransport(stage, facts(hidden_size=2), CPU, most_tokens=8) for stage in (0, 1))
     return first, second
 
 
@@ -322,16 +312,9 @@ def test_ranks_without_memory_fail_their_microbatch(
     assert isinstance(failed, HiddenFailed)
     assert f"stage 0 could not hand on the hidden states of microbatch 1: {type(error).__name__}" in failed.error
 
-    empty = torch.empty
-
-    def no_memory(shape: int | tuple[int, int], **options: object) -> torch.Tensor:
-        if isinstance(shape, tuple):
-            raise error
-        return empty(shape, **options)  # type: ignore[call-overload, no-any-return]
-
     ranks[0].send(microbatch(2, tokens=5), torch.zeros(5, 2))
     with monkeypatch.context() as patch:
-        patch.setattr("torch.empty", no_memory)
+        patch.setattr("torch.empty", without_memory(error))
         failed = ranks[1].receive(microbatch(2, tokens=5))
     assert isinstance(failed, HiddenFailed)
     assert f"stage 1 could not take the hidden states of microbatch 2: {type(error).__name__}" in failed.error
