@@ -18,7 +18,7 @@ from engine.launch.child import Child, fork_child
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.links.listener import LinkListener, bound_at
 from engine.links.secret import Secret, read_secret
-from engine.pipeline.progress import Phase, StageProgress
+from engine.pipeline.progress import StageProgress
 from engine.placement.messages import StageOrder
 from engine.placement.ray_order import RAY, RayOrder, become_driver, require_ray
 from engine.placement.rendezvous import Rendezvous
@@ -96,11 +96,8 @@ class MeetingPlace:
         progress = StageProgress(folder.path, settings.pp_size)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-        def tell_phase(stage: int, microbatch_id: int, phase: int) -> None:
-            progress.note(stage, microbatch_id, Phase(phase))
-
         return Meeting(
-            rendezvous=Rendezvous(settings, listener, digests, ours, tell_phase),
+            rendezvous=Rendezvous(settings, listener, digests, ours, progress),
             gathering=Gathering(join=_reachable(listener.endpoint), secret_file=str(path), stages=settings.pp_size),
             plans=theirs,
             progress=progress,

@@ -22,7 +22,6 @@ import msgspec
 from engine.errors import EngineError, StartupError
 from engine.launch.announcement import Announce, Phases, StartView
 from engine.launch.child import Child, fork_child
-from engine.launch.first_death import first_death, is_cause
 from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.listener import base_url, bind_listener
 from engine.launch.meeting import Meeting, MeetingPlace
@@ -46,9 +45,9 @@ from engine.process.death import EXIT_FAILED, DeathReport
 from engine.process.logs import configure_logging, failure_line
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
-from engine.process.watched import WatchedProcess
-from engine.scheduler_process.gate_context import load_attribute
-from engine.scheduler_process.main import SchedulerPlace, run_scheduler
+from engine.process.watched import WatchedProcess, first_death, is_cause
+from engine.scheduler_process.gate_context import SchedulerPlace, load_attribute
+from engine.scheduler_process.main import run_scheduler
 from engine.settings import ServerSettings
 from lockstep.errors import LockstepError
 from lockstep.interruption import EXIT_INTERRUPTED

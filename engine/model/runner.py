@@ -362,11 +362,15 @@ class StageRunner:
 
     def _take_weights(self, source: str | None, files: FileStates, made: ComputingStage) -> None:
         made.take_pool(self.model.pool)
-        if made.lora is not None and self.model.lora is not None:
-            made.lora.become(self.model.lora)
-        self.model = made
+        self._become(made)
         self._record.change_weights()
         self._note_weights(source, files)
+
+    def _become(self, made: ComputingStage) -> None:
+        """Compute with another stage from now on, and with the LoRAs that are loaded."""
+        if made.lora is not None and self.model.lora is not None:
+            made.lora.become(self.model.lora)
+        self.model, self.facts = made, made.facts
 
     def _note_weights(self, source: str | None, files: FileStates) -> None:
         self._source, self._files = source, files
@@ -391,9 +395,8 @@ class StageRunner:
         return partial(self._go_on, made, host, self._new_draft_model())
 
     def _go_on(self, made: ComputingStage, host: HostPool | None, draft_model: DraftModel | None) -> None:
-        if made.lora is not None and self.model.lora is not None:
-            made.lora.become(self.model.lora)
-        self.model, self._host, self._draft_model = made, host, draft_model
+        self._become(made)
+        self._host, self._draft_model = host, draft_model
         self._record.move_to(made.pool)
         give_back(made.device)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
 from typing import Final
 
 from engine.frames import BadFrameError
+from engine.pipeline.progress import Phase, StageProgress
 from engine.placement.control_link import ControlLink, LinkOver
 from engine.placement.messages import (
     AgentMessage,
@@ -31,9 +31,6 @@ from engine.process.watched import WatchedProcess
 
 EXIT_LOST: Final = 1
 
-# Called with a stage, a microbatch and what the stage does with it.
-TellPhase = Callable[[int, int, int], None]
-
 logger = logging.getLogger(__name__)
 
 
@@ -43,14 +40,14 @@ class JoinedStage(WatchedProcess):
     ``prepared`` is what its machine has, None until it said so. ``left`` says why it is gone before it was started.
     """
 
-    def __init__(self, link: ControlLink[AgentMessage], join: Join, peer: str, tell_phase: TellPhase) -> None:
+    def __init__(self, link: ControlLink[AgentMessage], join: Join, peer: str, progress: StageProgress) -> None:
         super().__init__("a stage", 0)
         self.join = join
         self.prepared: Prepared | None = None
         self.stage = -1
         self._link = link
         self._peer = peer
-        self._tell_phase = tell_phase
+        self._progress = progress
 
     @property
     def who(self) -> str:
@@ -144,4 +141,4 @@ class JoinedStage(WatchedProcess):
         elif self.stopped_since is None:
             self.stopped_since = time.monotonic()
         if self.stage >= 0:
-            self._tell_phase(self.stage, pulse.microbatch_id, pulse.phase)
+            self._progress.note(self.stage, pulse.microbatch_id, Phase(pulse.phase))

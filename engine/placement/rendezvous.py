@@ -22,8 +22,9 @@ from engine.links.endpoint import Endpoint
 from engine.links.listener import Link, LinkListener
 from engine.links.proof import Role
 from engine.pipeline.channel import hand_over
+from engine.pipeline.progress import StageProgress
 from engine.placement.control_link import ControlLink, LinkOver
-from engine.placement.joined import JoinedStage, TellPhase
+from engine.placement.joined import JoinedStage
 from engine.placement.messages import AgentMessage, Assigned, Begin, Join, Refused, decode_agent_message
 from engine.process.control import STAGE_PREFIX, Shutdown
 from engine.settings import ServerSettings
@@ -45,8 +46,8 @@ class _Arriving(msgspec.Struct):
 class Rendezvous:
     """Gathers the stages of one server. ``fileno()`` is readable when ``listen`` has something to do.
 
-    ``digests`` are those of the server's own checkpoint and draft model. What ``plans`` is given reaches the scheduler
-    process.
+    ``digests`` are those of the server's own checkpoint and draft model. What ``plans`` and ``progress`` are given
+    reaches the scheduler process.
     """
 
     def __init__(
@@ -55,13 +56,13 @@ class Rendezvous:
         listener: LinkListener,
         digests: tuple[str, str],
         plans: socket.socket,
-        tell_phase: TellPhase,
+        progress: StageProgress,
     ) -> None:
         self._settings = settings
         self._listener = listener
         self._digests = digests
         self._plans = plans
-        self._tell_phase = tell_phase
+        self._progress = progress
         self._epoll = select.epoll()
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._arriving: dict[int, _Arriving] = {}
@@ -191,7 +192,7 @@ class Rendezvous:
             self._drop(arriving, f"an agent's first message must be who it is, got {type(join).__name__}")
             return
         del self._arriving[arriving.link.fileno()]
-        stage = JoinedStage(arriving.link, join, arriving.peer, self._tell_phase)
+        stage = JoinedStage(arriving.link, join, arriving.peer, self._progress)
         why = self._why_not(join)
         if why is not None:
             self._refuse(stage, why)

@@ -39,7 +39,7 @@ from engine.messages import (
     StatsAnswer,
     TokenLogprob,
 )
-from engine.plan import DECODE, Forward, LoraUpdate, Microbatch, Segment, TransferOrder, WeightUpdate
+from engine.plan import DECODE, Copies, Forward, LoraUpdate, Microbatch, Segment, TransferOrder, WeightUpdate
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import Controls
@@ -47,7 +47,6 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import note_verified
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.grammars import Grammars
-from engine.scheduler.host_copies import HostCopies
 from engine.scheduler.loras import Loras
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
@@ -77,7 +76,6 @@ class Scheduler:
         )
         self.books = Books()
         self.counters = Counters()
-        self._copies = HostCopies(self.memory.host, self.counters)
         self.time_limits = TimeLimits(limits.waiting_timeout_s)
         self.grammars = Grammars(limits.max_cached_grammars, self.counters)
         self.transfers = Transfers(limits, self.books, self.memory, self.counters)
@@ -203,8 +201,7 @@ class Scheduler:
             raise IntegrityError(
                 f"microbatch {completion.microbatch_id} came back, in flight were {self.books.in_flight_ids()}"
             )
-        launched = self.books.land()
-        self._copies.land(launched, failed=completion.error is not None)
+        launched = self._land(failed=completion.error is not None)
         if launched.microbatch.is_control:
             self._on_control_done(launched.microbatch, completion.error)
         elif completion.error is not None:
@@ -213,6 +210,14 @@ class Scheduler:
                 self._on_failed_segment(request, completion.error)
         else:
             self._on_results(launched, completion)
+
+    def _land(self, *, failed: bool) -> Launched:
+        """Take the oldest microbatch out of flight. If it failed, some stages may not have copied."""
+        launched, host = self.books.land(), self.memory.host
+        copies = launched.microbatch.copies
+        if copies is not None and host is not None:
+            host.land(copies.out, copies.into, failed=failed)
+        return launched
 
     def _on_control_done(self, control: Microbatch, error: str | None) -> None:
         answer = self.controls.finish(control, error)
@@ -350,9 +355,7 @@ class Scheduler:
         """Nothing in flight will come back: every request ends with an error that names the dead process."""
         self.failure = self.failure or failed
         while self.books.in_flight:
-            launched = self.books.land()
-            self._copies.land(launched, failed=True)
-            for request in launched.requests:
+            for request in self._land(failed=True).requests:
                 request.in_flight = 0
         self.transfers.give_up()
         for request in list(self.books.releasing):
@@ -515,8 +518,22 @@ class Scheduler:
         if plan is None:
             return None
         self.planner.check_budget(plan)
-        segments, copies = tuple(plan.segments), self._copies.launch()
-        return self._book(Forward(self.counters.forward_ct, plan.mode, segments, copies), tuple(plan.requests))
+        forward = Forward(self.counters.forward_ct, plan.mode, tuple(plan.segments), self._copies_due())
+        return self._book(forward, tuple(plan.requests))
+
+    def _copies_due(self) -> Copies | None:
+        """The copies for the microbatch that is launched now, None when none are due.
+
+        Stages follow microbatches in launch order. So a page that has left the pool is read before what this or a later
+        microbatch computes in its place, and a page that is loaded is there before it is used.
+        """
+        host = self.memory.host
+        if host is None or not host.has_due:
+            return None
+        copies = Copies(*host.launch())
+        self.counters.host_pages_written += len(copies.out)
+        self.counters.host_pages_loaded += len(copies.into)
+        return copies
 
     def _book(self, microbatch: Microbatch, requests: tuple[Request, ...]) -> Microbatch:
         self.counters.forward_ct += 1

@@ -22,24 +22,35 @@ from engine.settings import ServerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateContext:
-    """The scheduler process as its gate sees it. ``base_url`` is this server's own; ``stage_pids`` are in stage order.
+class SchedulerPlace:
+    """Where a scheduler process finds itself. ``base_url`` is this server's own; ``stage_pids`` are in stage order.
 
-    ``stage_pids`` is empty when the model runs in the scheduler process. ``stuck_stage`` says of a microbatch whose
-    result is overdue which process keeps it and what that does; None where there are no stage processes.
+    ``stage_pids`` is empty when the model runs in the scheduler process. ``handed`` is the descriptor of the socket by
+    which the connections of stages come that are on other machines.
     """
 
     settings: ServerSettings
     limits: Limits
+    private_dir: Path
+    base_url: str
+    stage_pids: tuple[int, ...]
+    handed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateContext(SchedulerPlace):
+    """The scheduler process as its gate sees it.
+
+    ``stuck_stage`` says of a microbatch whose result is overdue which process keeps it and what that does; None where
+    there are no stage processes.
+    """
+
     scheduler: Scheduler
     pipeline: Pipeline
     inbox: Inbox
     outbox: Outbox
     control: Control
     clock: Clock
-    base_url: str
-    private_dir: Path
-    stage_pids: tuple[int, ...]
     stuck_stage: Callable[[int], tuple[str, str]] | None = None
 
 

@@ -12,12 +12,10 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from engine.clock import MonotonicClock
 from engine.errors import ConfigError
-from engine.limits import Limits
 from engine.messages import Aside, CacheEvent, Reply, TransferEvent, encode
 from engine.process.control import Control, Ready
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
@@ -25,7 +23,7 @@ from engine.recording import FlightRecorder, Header, RecordingFile, RecordingGat
 from engine.scheduler.loop import run_loop
 from engine.scheduler.ports import Gate, Pipeline
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler_process.gate_context import GateContext, load_gate
+from engine.scheduler_process.gate_context import GateContext, SchedulerPlace, load_gate
 from engine.scheduler_process.inbox import UNBOUNDED, Inbox
 from engine.scheduler_process.traced_gate import StageTimes, TracedGate
 from engine.settings import ServerSettings
@@ -83,20 +81,6 @@ class ReplySocket:
 LAST_REPLIES_LINGER_S = 0.2
 
 
-class SchedulerPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a scheduler process finds itself: its server's settings, numbers, folder, URL and stages.
-
-    ``handed`` is the descriptor of the socket by which the connections of stages come that are on other machines.
-    """
-
-    settings: ServerSettings
-    limits: Limits
-    private_dir: Path
-    base_url: str
-    stage_pids: tuple[int, ...]
-    handed: int | None = None
-
-
 def run_scheduler(control: Control, place: SchedulerPlace) -> None:
     """Run the loop until its gate ends it. Raises whatever a step raises."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -106,17 +90,13 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
     scheduler = Scheduler(place.limits)
     inner = load_gate(
         GateContext(
-            settings=place.settings,
-            limits=place.limits,
+            **vars(place),
             scheduler=scheduler,
             pipeline=pipeline,
             inbox=inbox,
             outbox=outbox,
             control=control,
             clock=MonotonicClock(),
-            base_url=place.base_url,
-            private_dir=place.private_dir,
-            stage_pids=place.stage_pids,
             stuck_stage=stuck_stage,
         )
     )

@@ -47,12 +47,16 @@ class Meeting:
     """A rendezvous, driven as the supervisor does it, and agents in this process."""
 
     def __init__(self) -> None:
-        self.phases: list[tuple[int, int, int]] = []
+        self.phases: list[tuple[Any, ...]] = []
         self.scheduler, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener = LinkListener(bound_at(Endpoint("127.0.0.1", 0), "listen"), SECRET, silence_s=5.0)
-        self.rendezvous = Rendezvous(SETTINGS, listener, DIGESTS, ours, lambda *phase: self.phases.append(phase))
+        self.rendezvous = Rendezvous(SETTINGS, listener, DIGESTS, ours, self)  # type: ignore[arg-type]
         self.agents: list[ControlLink[ToAgent]] = []
         self._pool = ThreadPoolExecutor(1)
+
+    def note(self, *phase: Any) -> None:
+        """What a stage is at, as the memory that is shared with the scheduler is told it."""
+        self.phases.append(phase)
 
     def connect(self, role: Role = Role.CONTROL, stage: int = -1) -> socket.socket:
         address = LinkAddress(self.rendezvous.endpoint, SECRET, Claim(role, stage), 5.0)
