@@ -5,9 +5,9 @@ Built once a forward from the plan and the page tables, then shared by every lay
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -32,28 +32,54 @@ class Batch(Protocol):
     slots_array: Slots
 
 
+class BatchNumbers:
+    """The segments of a batch as numbers: rows, starts, counts of their tokens, and where each begins among these.
+
+    Of all tokens, in their order: ids, positions, and the indices of those whose logits choose a next one
+    (``emitting``). In a batch of ``is_decodes`` alone each segment has one token.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        counts = [len(segment.token_ids) for segment in segments]
+        ids = [token for segment in segments for token in segment.token_ids]
+        self.rows: Slots = np.array([segment.row for segment in segments], np.int64)
+        self.starts: Slots = np.array([segment.start for segment in segments], np.int64)
+        self.counts: Slots = np.array(counts, np.int64)
+        self.token_ids: Slots = np.array(ids, np.int64)
+        self.is_decodes = len(ids) == len(segments)
+        if self.is_decodes:
+            emitting = [place for place, segment in enumerate(segments) if segment.emits]
+            self.begins: Slots = np.arange(len(ids) + 1)
+            self.positions = self.starts
+        else:
+            ends = zip(segments, itertools.accumulate(counts), strict=True)
+            emitting = [place for segment, end in ends for place in range(end - segment.choosers, end)]
+            self.begins = begins_of(self.counts)
+            self.positions = np.arange(len(ids)) + np.repeat(self.starts - self.begins[:-1], self.counts)
+        self.emitting: Slots = np.array(emitting, np.int64)
+
+    def slots_in(self, pool: KVPool) -> Slots:
+        """The slot that each token is written to."""
+        return pool.slots_at(self.rows if self.is_decodes else np.repeat(self.rows, self.counts), self.positions)
+
+
 class AttentionGroup:
     """Rows that attend together: ``rows`` rows with ``queries`` tokens each, over ``keys`` keys a row.
 
     A chunk of a prompt is a group of one row; neighbouring decodes with as many tokens each, one and the same number of
     drafts, are one group of many rows, padded to the longest. Over a pool of window layers the keys begin with the
-    first that the first query sees. ``positions_array`` and ``new_slots_array`` [rows * queries] are those of its own
-    tokens.
+    first that the first query sees.
     """
 
-    def __init__(self, segments: Sequence[Segment], pool: KVPool, first_token: int, device: torch.device) -> None:
-        self.rows = len(segments)
-        self.queries = len(segments[0].token_ids)
+    def __init__(self, numbers: BatchNumbers, part: slice, pool: KVPool, device: torch.device) -> None:
+        rows, starts = numbers.rows[part], numbers.starts[part]
+        self.rows, self.queries = len(rows), int(numbers.counts[part.start])
+        first_token = int(numbers.begins[part.start])
         self.tokens = slice(first_token, first_token + self.rows * self.queries)
-        starts = np.array([segment.start for segment in segments], np.int64)
-        rows = np.array([segment.row for segment in segments], np.int64)
         firsts = pool.first_positions(starts)
         lengths = starts + self.queries - firsts
         self.keys = int(lengths.max())
         slots = pool.slots_from(rows, firsts, lengths) if pool.window_tokens else pool.slots_of_rows(rows, self.keys)
-        positions = starts[:, None] + np.arange(self.queries)
-        self.positions_array: Slots = positions.ravel()
-        self.new_slots_array: Slots = np.take_along_axis(slots, positions - firsts[:, None], axis=1).ravel()
         self.run = _run_of(slots)
         self._slots_array, self._lengths_array, self._device = slots, lengths, device
         self._padded = bool((lengths != self.keys).any())
@@ -148,18 +174,16 @@ class _Places:
     the work for a long context, and the kernel does not ask for them.
     """
 
-    def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
-        self._pool = pool
+    def __init__(self, numbers: BatchNumbers, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
+        self.slots_array = numbers.slots_in(pool)
+        self.arrays = [self.slots_array]
         self._groups: list[AttentionGroup] = []
         if pool.pages_first:
-            rows, self.positions_array = _places_of(segments)
-            self.slots_array = pool.slots_at(rows, self.positions_array)
-            self.arrays = [self.slots_array, *self._table_arrays(segments)]
+            before, pages, self._most_keys = pool.pages_seen(numbers.rows, numbers.starts, numbers.counts)
+            self._most_queries = int(numbers.counts.max())
+            self.arrays += [numbers.begins, before + numbers.counts, pages]
         else:
-            self._groups = list(_groups(segments, pool, device))
-            self.positions_array = _joined([group.positions_array for group in self._groups])
-            self.slots_array = _joined([group.new_slots_array for group in self._groups])
-            self.arrays = [self.slots_array]
+            self._groups = list(_groups(segments, numbers, pool, device))
 
     def view(self, sent_arrays: Sequence[torch.Tensor]) -> LayersView:
         """With ``arrays`` as they are on the device."""
@@ -169,21 +193,6 @@ class _Places:
         starts, lengths, pages = [tensor.to(torch.int32) for tensor in rest]
         return LayersView(new_slots, PageTable(starts, lengths, pages, self._most_queries, self._most_keys))
 
-    def _table_arrays(self, segments: Sequence[Segment]) -> list[Slots]:
-        """First queries, lengths and pages. A row of a window begins with the page of the first key that it sees."""
-        queries = np.array([len(segment.token_ids) for segment in segments], np.int64)
-        starts = np.array([segment.start for segment in segments], np.int64)
-        rows = np.array([segment.row for segment in segments], np.int64)
-        size = self._pool.page_size
-        places = self._pool.first_positions(starts) // size
-        lengths = starts + queries - places * size
-        self._most_queries, self._most_keys = int(queries.max()), int(lengths.max())
-        if self._pool.window_tokens:
-            pages = self._pool.pages_from(rows, places, -(-self._most_keys // size))
-        else:
-            pages = self._pool.pages_of_rows(rows, self._most_keys)
-        return [np.concatenate([np.zeros(1, np.int64), queries.cumsum()]), lengths, pages]
-
 
 class ForwardBatch:
     """One microbatch as numbers, and as the tensors ``layers``."""
@@ -191,13 +200,13 @@ class ForwardBatch:
     def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
         self.segments = segments
         self.tokens = sum([len(segment.token_ids) for segment in segments])
-        full = _Places(segments, pool, device)
-        window = None if pool.window is None else _Places(segments, pool.window, device)
-        self.token_ids_array = np.array([token for segment in segments for token in segment.token_ids], np.int64)
-        self.positions_array, self.slots_array = full.positions_array, full.slots_array
-        emitting_array = np.array(list(self._emitting()), np.int64)
+        numbers = BatchNumbers(segments)
+        full = _Places(numbers, segments, pool, device)
+        window = None if pool.window is None else _Places(numbers, segments, pool.window, device)
+        self.token_ids_array, self.positions_array = numbers.token_ids, numbers.positions
+        self.slots_array = full.slots_array
         others = [] if window is None else window.arrays
-        arrays = [self.token_ids_array, self.positions_array, emitting_array, *full.arrays, *others]
+        arrays = [self.token_ids_array, self.positions_array, numbers.emitting, *full.arrays, *others]
         token_ids, positions, emitting, *rest = sent(arrays, device)
         self.layers = LayersBatch(
             self.tokens,
@@ -212,12 +221,6 @@ class ForwardBatch:
 
     def take_ahead(self, ahead: AheadIds) -> None:
         ahead.fill(self.layers.token_ids[0])
-
-    def _emitting(self) -> Iterator[int]:
-        end = 0
-        for segment in self.segments:
-            end += len(segment.token_ids)
-            yield from range(end - segment.choosers, end)
 
 
 class DecodeBatch:
@@ -278,14 +281,15 @@ def _parts(segment: Segment) -> Iterator[Segment]:
         yield msgspec.structs.replace(segment, token_ids=segment.token_ids[:end], drafts=0)
 
 
-def _groups(segments: Sequence[Segment], pool: KVPool, device: torch.device) -> Iterator[AttentionGroup]:
+def _groups(
+    segments: Sequence[Segment], numbers: BatchNumbers, pool: KVPool, device: torch.device
+) -> Iterator[AttentionGroup]:
     first = 0
-    for queries, run in groupby(segments, key=_queries_of_a_decode):
-        members = list(run)
-        for group in [members] if queries else [[member] for member in members]:
-            made = AttentionGroup(group, pool, first, device)
-            yield made
-            first = made.tokens.stop
+    for queries, run in itertools.groupby(segments, key=_queries_of_a_decode):
+        members = len(list(run))
+        for rows in [members] if queries else [1] * members:
+            yield AttentionGroup(numbers, slice(first, first + rows), pool, device)
+            first += rows
 
 
 def _queries_of_a_decode(segment: Segment) -> int:
@@ -294,11 +298,11 @@ def _queries_of_a_decode(segment: Segment) -> int:
     return tokens if tokens == 1 or segment.drafts else 0
 
 
-def _places_of(segments: Sequence[Segment]) -> tuple[Slots, Slots]:
-    counts = [len(segment.token_ids) for segment in segments]
-    rows = np.repeat(np.array([segment.row for segment in segments], np.int64), counts)
-    parts = [np.arange(segment.start, segment.start + count) for segment, count in zip(segments, counts, strict=True)]
-    return rows, _joined(parts)
+def begins_of(counts: Slots) -> Slots:
+    """Where each of several runs begins, and the last one ends."""
+    begins = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=begins[1:])
+    return begins
 
 
 def _run_of(slots: Slots) -> slice | None:
@@ -306,7 +310,3 @@ def _run_of(slots: Slots) -> slice | None:
     if len(slots) > 1 or (np.diff(slots[0]) != 1).any():
         return None
     return slice(int(slots[0, 0]), int(slots[0, -1]) + 1)
-
-
-def _joined(parts: Sequence[Slots]) -> Slots:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

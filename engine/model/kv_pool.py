@@ -110,11 +110,20 @@ class KVPool:
         slots: Slots = pages * self.page_size + positions % self.page_size
         return slots
 
-    def pages_from(self, rows: Slots, places: Slots, count: int) -> Slots:
-        """The pages [rows, count] from each row's own place on; the last one of the table beyond its end."""
-        columns = np.minimum(places[:, None] + np.arange(count), self._tables.shape[1] - 1)
-        pages: Slots = self._tables[rows[:, None], columns]
-        return pages
+    def pages_seen(self, rows: Slots, starts: Slots, counts: Slots) -> tuple[Slots, Slots, int]:
+        """For rows that go on from ``starts`` with ``counts`` tokens: tokens before them, pages [rows, places], and the
+        largest number of tokens that a row sees.
+
+        A row of a window begins with the page of the first key that it sees. Stale beyond a row's pages.
+        """
+        if not self.window_tokens:
+            longest = int((starts + counts).max())
+            return starts, self.pages_of_rows(rows, longest), longest
+        places = self.first_positions(starts) // self.page_size
+        before = starts - places * self.page_size
+        longest = int((before + counts).max())
+        columns = places[:, None] + np.arange(-(-longest // self.page_size))
+        return before, self._tables[rows[:, None], np.minimum(columns, self._tables.shape[1] - 1)], longest
 
     def slots(self, row: int, start: int, stop: int) -> Slots:
         """The slots of positions ``start .. stop - 1`` of a row."""

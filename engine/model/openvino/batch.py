@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.config import OPENVINO_BLOCK_TOKENS
 from engine.limits import Limits
+from engine.model.batch import BatchNumbers, begins_of
 from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Segment
 
@@ -79,19 +80,12 @@ class BlockPool(KVPool):
 
         A row of a window begins with the page of the first key that it sees.
         """
-        if self.window_tokens:
-            places = self.first_positions(starts) // self.page_size
-            past = starts - places * self.page_size
-            longest = int((past + counts).max())
-            pages = self.pages_from(rows, places, -(-longest // self.page_size))
-        else:
-            past, longest = starts, int((starts + counts).max())
-            pages = self.pages_of_rows(rows, longest)
+        past, pages, longest = self.pages_seen(rows, starts, counts)
         needed = -(-(past + counts) // OPENVINO_BLOCK_TOKENS)
         size = self._blocks_a_page
         blocks = pages if size == 1 else (pages[:, :, None] * size + np.arange(size)).reshape(len(rows), -1)
         used = blocks[np.arange(blocks.shape[1]) < needed[:, None]]
-        return past, used, _begins(needed), longest
+        return past, used, begins_of(needed), longest
 
 
 class BlockBatch:
@@ -103,29 +97,21 @@ class BlockBatch:
     def __init__(self, segments: Sequence[Segment], pool: BlockPool) -> None:
         self.segments = segments
         self._pool = pool
-        ids = [token for segment in segments for token in segment.token_ids]
-        self.tokens = len(ids)
-        self.id_range = min(ids), max(ids)
-        numbers = [(segment.row, segment.start, len(segment.token_ids), segment.choosers) for segment in segments]
-        self._rows, starts, self._counts, choosers = np.array(numbers, np.int64).T.copy()
-        begins = _begins(self._counts)
-        self.token_ids_array = np.array(ids, np.int64)
-        self._decodes = self.tokens == len(segments)
-        if self._decodes:
-            self.positions_array: Slots = starts
-        else:
-            self.positions_array = np.arange(self.tokens) + np.repeat(starts - begins[:-1], self._counts)
+        self._numbers = numbers = BatchNumbers(segments)
+        self.token_ids_array, self.positions_array = numbers.token_ids, numbers.positions
+        self.tokens = len(self.token_ids_array)
+        self.id_range = int(self.token_ids_array.min()), int(self.token_ids_array.max())
         self.arrays: _Arrays = {
             "input_ids": self.token_ids_array,
             "position_ids": self.positions_array,
-            "emitting": _last_of_each(begins[1:], choosers),
-            "subsequence_begins": begins.astype(np.int32),
+            "emitting": numbers.emitting,
+            "subsequence_begins": numbers.begins.astype(np.int32),
         }
         # How many steps this batch has gone on since its segments were looked at, all of which choose a token then.
         self._steps = 0
-        self._first = [(row, start) for row, start, _, _ in numbers]
-        self._may_go_on = self._decodes and bool(choosers.all()) and pool.window is None
-        self._look_up(starts)
+        self._first = [(segment.row, segment.start) for segment in segments]
+        self._may_go_on = numbers.is_decodes and len(numbers.emitting) == len(segments) and pool.window is None
+        self._look_up()
 
     def goes_on_with(self, segments: Sequence[Segment]) -> bool:
         """Become the next step's batch, if that is one more token of each of the same rows; False if it is not.
@@ -144,38 +130,26 @@ class BlockBatch:
         self.positions_array += 1
         self._room -= 1
         if self._room < 0 or self._changes != self._pool.changes:
-            self._look_up(self.positions_array)
+            self._look_up()
         else:
             self.slots_array += 1
             self.arrays["past_lens"] += 1
             self.arrays["max_context_len"] += 1
         return True
 
-    def _look_up(self, starts: Slots) -> None:
-        pool, rows = self._pool, self._rows
-        self.slots_array = pool.slots_at(rows if self._decodes else np.repeat(rows, self._counts), self.positions_array)
+    def _look_up(self) -> None:
+        """Of decodes the starts are the positions, also when these have gone on."""
+        pool, numbers = self._pool, self._numbers
+        self.slots_array = numbers.slots_in(pool)
         for windowed, own in ((False, pool), (True, pool.window)):
             if own is not None:
                 assert isinstance(own, BlockPool), "the window pool of a block pool is one too"
-                table = own.block_table(rows, starts, self._counts)
+                table = own.block_table(numbers.rows, numbers.starts, numbers.counts)
                 values = [np.array(part, np.int32) for part in table]
                 self.arrays.update(zip(block_names(windowed=windowed), values, strict=True))
         # Last, so that a failure is met again: steps for which each row stays in its last block if the batch goes on.
-        self._room = OPENVINO_BLOCK_TOKENS - 1 - int((starts % OPENVINO_BLOCK_TOKENS).max())
+        self._room = OPENVINO_BLOCK_TOKENS - 1 - int((numbers.starts % OPENVINO_BLOCK_TOKENS).max())
         self._changes = pool.changes
-
-
-def _begins(counts: Slots) -> Slots:
-    """Where each of several runs begins, and the last one ends."""
-    begins = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=begins[1:])
-    return begins
-
-
-def _last_of_each(ends: Slots, counts: Slots) -> Slots:
-    """The last ``counts`` indices of runs with these ends, run after run."""
-    before = _begins(counts)
-    return np.arange(before[-1]) + np.repeat(ends - before[1:], counts)
 
 
 def block_names(*, windowed: bool) -> tuple[str, str, str, str]:
