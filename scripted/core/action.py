@@ -8,18 +8,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
 from scripted.core.clock import VirtualClock
+from scripted.core.results import Results
 from scripted.core.verb import Verb
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class RunLike(Protocol):
-    """One run of a schedule, as actions see it: they act on it before a step."""
+class RunLike:
+    """What a run of a schedule is to actions: they act on it before a step."""
 
     step: int
     implied: list[Any]
@@ -27,49 +28,67 @@ class RunLike(Protocol):
     device: Any
     oracle: Any
     clock: VirtualClock
+    results: Results
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+        # Of the events of the next step, those that took effect already.
+        self._already = 0
+        self._calls = 0
+        self._holding = False
 
     @property
-    def config(self) -> Any: ...
+    def config(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} says of what configuration it is")
 
     @property
     def stalled(self) -> set[int]:
         """Stages that are stopped: while there is one, no result comes."""
-        ...
+        return self.results.stalled
 
     @property
     def is_settled(self) -> bool:
         """Every request has ended and every call is answered."""
-        ...
+        return self.oracle.is_settled  # type: ignore[no-any-return]
 
     @property
-    def is_holding(self) -> bool: ...
+    def is_holding(self) -> bool:
+        return self._holding
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
-        ...
+        return self.oracle.is_live(rid)  # type: ignore[no-any-return]
 
-    def new_call_id(self) -> str: ...
+    def new_call_id(self) -> str:
+        self._calls += 1
+        return f"call-{self._calls}"
 
     @property
     def given(self) -> Sequence[Any]:
         """The events of the next step so far."""
-        ...
+        return self._events
 
-    def give(self, event: Any) -> None: ...
+    def give(self, event: Any) -> None:
+        self._events.append(event)
 
     def happened(self, event: Any) -> None:
         """This took effect already, between two steps: it stands before the events of the next step."""
-        ...
+        self._events.insert(self._already, event)
+        self._already += 1
 
     def hold_results(self) -> None:
         """Keep results back from the next step on."""
-        ...
+        self._holding = True
+        self.results.hold()
 
     def release_results(self, count: int | None) -> None:
         """Let the oldest ``count`` through, or all and stop holding."""
-        ...
+        self._holding = self._holding and count is not None
+        self.results.release(count)
 
-    def lose_results(self) -> None: ...
+    def lose_results(self) -> None:
+        self.results.lose()
+        self._holding = False
 
 
 class SearchBase(msgspec.Struct, frozen=True):

@@ -103,7 +103,7 @@ class Mutant:
             original = self._find()[2]
         except MutantDoesNotFit:
             return False
-        inner = getattr(original, "fget", None) or getattr(original, "func", None) or original
+        inner = _inside(original)
         code = getattr(inspect.unwrap(inner), "__code__", None) if callable(inner) or self.cut else None
         code = code or getattr(getattr(original, "__func__", None), "__code__", None)
         return code is None or id(code) in codes
@@ -119,8 +119,7 @@ class Mutant:
 
     def _function(self, original: Any) -> FunctionType:
         """The function under a property, a static or class method, or a decorator that wraps it."""
-        inner = getattr(original, "fget", None) or getattr(original, "func", None) or original
-        found = inspect.unwrap(inner)
+        found = inspect.unwrap(_inside(original))
         if not isinstance(found, FunctionType) or found.__name__ == "<lambda>":
             raise self._misfit(f"{self.target} must be a function defined by `def`, got {original!r}")
         return found
@@ -180,6 +179,10 @@ def read_mutants(file: Path) -> tuple[Mutant, ...]:
             name = table.get("name", "without a name")
             raise ScriptDefinitionError(f"{file}: the mutant {name} must have the fields of Mutant: {exc}") from exc
     return tuple(mutants)
+
+
+def _inside(original: Any) -> Any:
+    return getattr(original, "fget", None) or getattr(original, "func", None) or original
 
 
 def _definition_in(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:

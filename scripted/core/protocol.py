@@ -146,7 +146,7 @@ class Adapter(Protocol):
         ...
 
     def drive(self, run: Any) -> None:
-        """RunLike the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
+        """Run the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
         ...
 
     def leave_out(self, run: Any) -> None:

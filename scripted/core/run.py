@@ -6,7 +6,7 @@ come, a pause ends, a deadline passes. It knows no scheduler: the adapter of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from scripted.core.account import Life
-from scripted.core.action import Action
+from scripted.core.action import Action, RunLike
 from scripted.core.clock import VirtualClock
 from scripted.core.common_actions import AdvanceClock, ReleaseResults
 from scripted.core.named import adapter_named
@@ -62,7 +62,7 @@ _ADAPTER: Final = Phase.ADAPTER
 _ORACLE: Final = Phase.ORACLE
 
 
-class Run:
+class Run(RunLike):
     """One run of one schedule, with its machine, device and oracle.
 
     ``implied`` are the actions that settled what the schedule left open; ``unreached`` the placed ones that met nothing
@@ -77,6 +77,7 @@ class Run:
         watch: Callable[[Run], None] | None = None,
         parts: tuple[Any, Any, Any] | None = None,
     ) -> None:
+        super().__init__()
         self._schedule = schedule
         self.machine, self.device, self.oracle = parts or self.adapter.new_parts(schedule.config, record=record)
         self.clock = VirtualClock()
@@ -93,15 +94,11 @@ class Run:
         # When patience with it ended last.
         self._undone_at = 0
         self.results = Results(self.machine.depth)
-        self._events: list[Any] = []
         self._previous: Any = None
-        self._holding = False
         self._turn = 0
         self._empty_steps = 0
         # Launches with room since a request moved or an action was taken.
         self._passed = 0
-        self._already = 0
-        self._calls = 0
         self.follow(schedule)
 
     def follow(self, schedule: Schedule, *, until: int = 0) -> None:
@@ -355,45 +352,3 @@ class Run:
         if held is not None or self.oracle.paused is None or self.is_settled:
             return held
         return self.adapter.resuming
-
-    @property
-    def stalled(self) -> set[int]:
-        return self.results.stalled
-
-    @property
-    def is_settled(self) -> bool:
-        return self.oracle.is_settled  # type: ignore[no-any-return]
-
-    @property
-    def is_holding(self) -> bool:
-        return self._holding
-
-    def is_live(self, rid: str) -> bool:
-        return self.oracle.is_live(rid)  # type: ignore[no-any-return]
-
-    def new_call_id(self) -> str:
-        self._calls += 1
-        return f"call-{self._calls}"
-
-    @property
-    def given(self) -> Sequence[Any]:
-        return self._events
-
-    def give(self, event: Any) -> None:
-        self._events.append(event)
-
-    def happened(self, event: Any) -> None:
-        self._events.insert(self._already, event)
-        self._already += 1
-
-    def hold_results(self) -> None:
-        self._holding = True
-        self.results.hold()
-
-    def release_results(self, count: int | None) -> None:
-        self._holding = self._holding and count is not None
-        self.results.release(count)
-
-    def lose_results(self) -> None:
-        self.results.lose()
-        self._holding = False

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.states import slots_of
+
 _CONTAINERS: Final = (dict, list, set, deque, bytearray)
 _LEAVES: Final = (
     int, float, str, bytes, frozenset, type, Enum, msgspec.Struct, types.ModuleType, types.FunctionType,
@@ -93,19 +95,8 @@ def _items(value: Any) -> Iterable[object]:
 
 
 def _attributes(value: Any) -> Iterable[tuple[str, object]]:
-    slots = _slots_of(type(value))  # type: ignore[arg-type]
-    own = getattr(value, "__dict__", None)
-    if own is not None and not slots:
-        return own.items() if own.keys().isdisjoint(_BOUNDED) else _unbounded(own)
-    return [*[(name, getattr(value, name)) for name in slots if hasattr(value, name)], *_unbounded(own or {})]
-
-
-def _unbounded(own: dict[str, object]) -> list[tuple[str, object]]:
-    return [(name, item) for name, item in own.items() if name not in _BOUNDED]
-
-
-@functools.cache
-def _slots_of(kind: Any) -> tuple[str, ...]:
-    slots = [base.__dict__.get("__slots__", ()) for base in kind.__mro__]
-    every = (name for names in slots for name in ((names,) if isinstance(names, str) else names))
-    return tuple(name for name in every if name not in _BOUNDED)
+    slots, own = slots_of(type(value)), getattr(value, "__dict__", {})  # type: ignore[arg-type]
+    if not slots and own.keys().isdisjoint(_BOUNDED):
+        return own.items()
+    held = [*[(name, getattr(value, name)) for name in slots if hasattr(value, name)], *own.items()]
+    return [(name, item) for name, item in held if name not in _BOUNDED]

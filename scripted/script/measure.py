@@ -173,9 +173,6 @@ class _Hooks:
             self._sites.append(site)
         return self._numbers[site]
 
-    def site(self, number: int) -> Site:
-        return self._sites[number]
-
     def sites_of(self, file: str) -> list[Site]:
         return [site for site in self._sites if site.file == file]
 
@@ -221,36 +218,23 @@ class _Hooks:
 _hooks: Final = _Hooks()
 
 
-class tell_lies:  # noqa: N801 - a context manager that is read as a verb
+@contextlib.contextmanager
+def tell_lies(function: Callable[..., Any], *, keeps_waits: bool = False) -> Iterator[Liar]:
     """Answer a script otherwise for as long as this is open, ``keeps_waits`` but for what it has waited for."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__func__", function).__code__
+    source = "".join(linecache.getlines(code.co_filename))  # code with counters has constants of its own
+    constants = frozenset(one for one in constants_of(code) if str(one) in source)
+    before, _hooks.lies = _hooks.lies, Liar(constants, keeps_waits=keeps_waits)
+    try:
+        yield _hooks.lies
+    finally:
+        _hooks.lies = before
 
-    def __init__(self, function: Callable[..., Any], *, keeps_waits: bool = False) -> None:
-        function = inspect.unwrap(function)
-        code = getattr(function, "__func__", function).__code__
-        source = "".join(linecache.getlines(code.co_filename))  # code with counters has constants of its own
-        constants = frozenset(one for one in constants_of(code) if str(one) in source)
-        self._liar = Liar(constants, keeps_waits=keeps_waits)
 
-    def __enter__(self) -> tell_lies:
-        self._before, _hooks.lies = _hooks.lies, self._liar
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        _hooks.lies = self._before
-
-    def runs(self, sites: Iterable[Site]) -> Iterator[None]:
-        """As often as it takes: until each of these has failed, or other answers have been tried often enough."""
-        yield from self._liar.runs({_hooks.number_of(site) for site in sites})
-
-    @property
-    def has_failure(self) -> bool:
-        """Whether any assertion has failed."""
-        return self._liar.has_failure
-
-    @property
-    def deaf(self) -> frozenset[Site]:
-        """The assertions that held whatever was answered."""
-        return frozenset(map(_hooks.site, self._liar.deaf))
+def numbered(sites: Iterable[Site]) -> dict[int, Site]:
+    """By the numbers that lies know them by."""
+    return {_hooks.number_of(site): site for site in sites}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
 from scripted.script.counted_source import Site
 from scripted.script.decorator import ScriptedTest
-from scripted.script.measure import Measured, count_assertions, tell_lies, turn_round
+from scripted.script.measure import Measured, count_assertions, numbered, tell_lies, turn_round
 
 # A bug may keep a script from its end.
 _TIMEOUT_S: Final = 2.0
@@ -165,15 +165,16 @@ class _Runs:
 
     def deaf(self, sites: frozenset[Site]) -> frozenset[Site]:
         """The assertions that hold whatever the engine answers."""
+        numbers = numbered(sites)
         with tell_lies(self.test.script) as lies:
-            for _ in lies.runs(sites):
+            for _ in lies.runs(set(numbers)):
                 self.passes(None)
-            return lies.deaf & sites
+        return frozenset(numbers[number] for number in lies.deaf & numbers.keys())
 
     def repeats_waits(self, sites: frozenset[Site]) -> bool:
         """Whether all assertions hold whatever the engine answers, once what was waited for is there."""
         with tell_lies(self.test.script, keeps_waits=True) as lies:
-            for _ in lies.runs(sites):
+            for _ in lies.runs(set(numbered(sites))):
                 self.passes(None)
                 if lies.has_failure:
                     return False
