@@ -10,6 +10,7 @@ import hashlib
 import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from scripted.sdk.live.server import LiveServers
 
 
+@dataclass(kw_only=True)
 class ScriptedSession:
     """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``.
 
@@ -46,31 +48,21 @@ class ScriptedSession:
     tier has them there. ``long_options`` are those short names of options that mean something else in this project.
     """
 
-    def __init__(
-        self,
-        *,
-        mutant: str | None = None,
-        every_step: bool = True,
-        adapter_mutant: str | None = None,
-        device: str | None = None,
-        placement: str = "local",
-        long_options: Collection[str] = (),
-    ) -> None:
-        self.mutant = mutant
-        self.adapter_mutant = adapter_mutant
-        self.every_step = every_step
-        self.device = device
-        self.placement = placement
-        self._long_options = long_options
-        self.node_id = ""
-        # Why no script can run in this process; None when they can.
-        self.refusal: str | None = None
-        # How the script of the present test ended, if it passed.
-        self.ended: ScriptEnded | None = None
-        # The scripts that passed and can run in sim, by what vetting knows them by; of a parametrized one the first.
-        self._passed: dict[str, tuple[ScriptedTest, dict[str, Any]]] = {}
-        self._pool: ServerPool | None = None
-        self._live: LiveServers | None = None
+    mutant: str | None = None
+    every_step: bool = True
+    adapter_mutant: str | None = None
+    device: str | None = None
+    placement: str = "local"
+    long_options: Collection[str] = ()
+    node_id: str = field(default="", init=False)
+    # Why no script can run in this process; None when they can.
+    refusal: str | None = field(default=None, init=False)
+    # How the script of the present test ended, if it passed.
+    ended: ScriptEnded | None = field(default=None, init=False)
+    # The scripts that passed and can run in sim, by what vetting knows them by; of a parametrized one the first.
+    _passed: dict[str, tuple[ScriptedTest, dict[str, Any]]] = field(default_factory=dict, init=False)
+    _pool: ServerPool | None = field(default=None, init=False)
+    _live: LiveServers | None = field(default=None, init=False)
 
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         """Run one test in one tier; raises its ScriptError if it does not pass."""
@@ -209,7 +201,7 @@ class ScriptedSession:
             options["--placement"] = self.placement
         words = ["pytest", node]
         for name, value in options.items():
-            words += [name.replace("--", "--scripted-") if name in self._long_options else name, value]
+            words += [name.replace("--", "--scripted-") if name in self.long_options else name, value]
         return shlex.join(words)
 
 

@@ -24,18 +24,14 @@ _EXPECTS: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises
 _REWRITTEN: Final = frozenset({HOOKS, "@py_builtins", "@pytest_ar"})
 # They look at the frame that calls them.
 _SCOPED: Final = frozenset({"super", "locals", "vars", "dir", "eval", "exec", "globals"})
-_OTHER_WAY: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Lt: ast.GtE,
-    ast.GtE: ast.Lt,
-    ast.Gt: ast.LtE,
-    ast.LtE: ast.Gt,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
+_OPPOSITES: Final[tuple[tuple[type[ast.cmpop], type[ast.cmpop]], ...]] = (
+    (ast.Eq, ast.NotEq),
+    (ast.Lt, ast.GtE),
+    (ast.Gt, ast.LtE),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+)
+_OTHER_WAY: Final = dict(_OPPOSITES) | {other: one for one, other in _OPPOSITES}
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -103,12 +99,6 @@ class _Marker(ast.NodeTransformer):
         self._turnable = turnable
         self._owner_line = 0
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        return self._function(node)
-
     def visit_Assert(self, node: ast.Assert) -> Any:
         number = self._add(node, ast.unparse(node.test), always_fails=fails_always(node))
         other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
@@ -131,24 +121,19 @@ class _Marker(ast.NodeTransformer):
         call.func = ast.copy_location(_hook("asserting", number, call.func), call.func)
         return self._asked(number, node)
 
-    def visit_If(self, node: ast.If) -> Any:
-        return self._visited(node, any(map(fails_always, [*node.body, *node.orelse])))
+    def _visit_failing(self, node: ast.If | ast.Try | ast.For | ast.While) -> Any:
+        branches = [*node.body, *node.orelse] if isinstance(node, (ast.If, ast.Try)) else node.orelse
+        return self._visited(node, any(map(fails_always, branches)))
 
-    def visit_Try(self, node: ast.Try) -> Any:
-        return self._visited(node, any(map(fails_always, [*node.body, *node.orelse])))
-
-    def visit_For(self, node: ast.For) -> Any:
-        return self._visited(node, any(map(fails_always, node.orelse)))
-
-    def visit_While(self, node: ast.While) -> Any:
-        return self._visited(node, any(map(fails_always, node.orelse)))
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         before = self._owner_line
         self._owner_line = before or min([node.lineno, *(one.lineno for one in node.decorator_list)])
         self.generic_visit(node)
         self._owner_line = before
         return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815 - as the visitor calls them
+    visit_If = visit_Try = visit_For = visit_While = _visit_failing  # noqa: N815
 
     def _asked(self, number: int, asked: ast.stmt) -> list[ast.stmt]:
         """A statement that raises where something does not hold, with its counters."""
@@ -187,6 +172,12 @@ class _Elements(ast.NodeTransformer):
 
 class _Answers(ast.NodeTransformer):
     """Has the hooks read every attribute, and look at every function that is called by its name."""
+
+    def visit_match_case(self, node: ast.match_case) -> Any:
+        """A pattern is no answer, and may have no call in it."""
+        node.guard = None if node.guard is None else self.visit(node.guard)
+        node.body = [self.visit(statement) for statement in node.body]
+        return node
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
@@ -230,36 +221,26 @@ class _Calls(ast.NodeTransformer):
 
 def turned(test: ast.expr) -> ast.expr:
     """The condition the other way round, in each part that decides; what holds both ways was never a condition."""
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        return ast.copy_location(ast.Compare(test.left, [_OTHER_WAY[type(test.ops[0])]()], test.comparators), test)
-    if isinstance(test, ast.BoolOp):
-        other = ast.Or() if isinstance(test.op, ast.And) else ast.And()
-        return ast.copy_location(ast.BoolOp(other, [turned(value) for value in test.values]), test)
-    if isinstance(test, (ast.Tuple, ast.List, ast.Set)):
-        test.elts = [turned(one) for one in test.elts]
-        return test
-    if isinstance(test, (ast.GeneratorExp, ast.ListComp, ast.SetComp)):
-        test.elt = turned(test.elt)
-        return test
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = test.operand
-        if _is_over_all(inner, "any"):
-            test.operand = _over_all(inner)
-            return test
-        return inner
-    if _is_over_all(test, "all"):
-        return _over_all(test)
-    return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
-
-
-def _is_over_all(test: ast.expr, name: str) -> bool:
-    is_call = isinstance(test, ast.Call) and _called(test) == name and len(test.args) == 1
-    return is_call and isinstance(test.args[0], (ast.GeneratorExp, ast.ListComp))  # type: ignore[attr-defined]
-
-
-def _over_all(test: ast.expr) -> ast.expr:
-    assert isinstance(test, ast.Call)
-    test.args = [turned(test.args[0])]
+    match test:
+        case ast.Compare(ops=[operator]):
+            return ast.copy_location(ast.Compare(test.left, [_OTHER_WAY[type(operator)]()], test.comparators), test)
+        case ast.BoolOp(op=operator, values=values):
+            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            return ast.copy_location(ast.BoolOp(other, [turned(value) for value in values]), test)
+        case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+            test.elts = [turned(one) for one in elements]
+        case ast.GeneratorExp(elt=one) | ast.ListComp(elt=one) | ast.SetComp(elt=one):
+            test.elt = turned(one)
+        case ast.UnaryOp(
+            op=ast.Not(), operand=ast.Call(args=[ast.GeneratorExp() | ast.ListComp() as over]) as call
+        ) if _called(call) == "any":
+            call.args = [turned(over)]
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return inner
+        case ast.Call(args=[ast.GeneratorExp() | ast.ListComp() as over]) if _called(test) == "all":
+            test.args = [turned(over)]
+        case _:
+            return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
     return test
 
 

@@ -17,6 +17,9 @@ from scripted.script.counted_source import turned
 from scripted.script.measure import Measured, count_assertions, turn_round
 
 SOURCE = """
+import ast
+import types
+
 import {helpers} as helpers
 
 def asks(values):
@@ -56,6 +59,11 @@ def uses_a_class(call):
     checks = Checks()
     if call:
         checks.first()
+
+def matches(value):
+    match value:
+        case types.SimpleNamespace(kind=ast.Add) | {{ast.x: _}} if value.kind is ast.Add:
+            assert value.kind is ast.Add
 """
 HELPERS = """
 def check(value):
@@ -145,6 +153,12 @@ def test_one_assertion_is_turned_round(module: types.ModuleType) -> None:
         module.asks([-1])
     with pytest.raises(AssertionError):
         module.asks([-1])
+
+
+def test_patterns_are_left_alone(module: types.ModuleType) -> None:
+    """Such a file could not be compiled with counters."""
+    assert count_assertions(module.matches, turnable=True)
+    assert _measured(module.matches, types.SimpleNamespace(kind=ast.Add)).assertions == 1
 
 
 @pytest.mark.parametrize(
