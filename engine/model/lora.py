@@ -33,11 +33,8 @@ class Pair(NamedTuple):
     up: torch.Tensor
 
 
-class LoadedLora:
-    """``layers`` has, for each layer of a stage and each product of its forward, the pair that is added to it."""
-
-    def __init__(self, layers: list[list[Pair | None]]) -> None:
-        self.layers = layers
+# For each layer of a stage and each product of its forward, the pair that is added to it.
+LoadedLora = list[list[Pair | None]]
 
 
 class BatchLoras:
@@ -49,7 +46,7 @@ class BatchLoras:
     def add(self, layer: int, product: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
         """Add to ``outputs`` [tokens, out], in place, what the LoRAs make of ``inputs`` [tokens, in]."""
         for lora, rows in self._groups:
-            pair = lora.layers[layer][product]
+            pair = lora[layer][product]
             if pair is None:
                 continue
             if isinstance(rows, slice):
@@ -122,9 +119,9 @@ class StageLoras:
                 }
         except (SafetensorError, OSError) as exc:
             raise CheckpointError(f"{file} must be a whole safetensors file, but: {exc}; save it again") from exc
-        return LoadedLora(
-            [[self._fused(pairs, layer, names) for names in products] for layer, products in enumerate(self._products)]
-        )
+        return [
+            [self._fused(pairs, layer, names) for names in products] for layer, products in enumerate(self._products)
+        ]
 
     # -- inside --
 

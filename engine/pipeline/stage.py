@@ -24,13 +24,7 @@ from engine.model.runner import StageRunner
 from engine.pipeline.channel import StageChannel
 from engine.pipeline.kv_port import KVLinks, KVPort, open_kv_port
 from engine.pipeline.progress import Phase, StageProgress
-from engine.pipeline.transport import (
-    DistributedTransport,
-    HiddenFailed,
-    HiddenTransport,
-    SocketTransport,
-    TransportKind,
-)
+from engine.pipeline.transport import DistributedTransport, HiddenFailed, HiddenTransport, SocketTransport
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
@@ -64,7 +58,7 @@ def run_stage(
     ready: Callable[[], None],
     *,
     on_load: Callable[[Loading], None] | None = None,
-    transport: TransportKind = TransportKind.SOCKET,
+    distributed: bool = False,
     wires: StageWires | None = None,
     kv_links: KVLinks | None = None,
 ) -> None:
@@ -72,7 +66,7 @@ def run_stage(
 
     Without ``wires`` all stages and the scheduler have their sockets in ``private_dir``. ``kv_links`` are to other
     machines of prefill and decode engines.
-    With ``TransportKind.DISTRIBUTED`` the caller has initialised the process group, rank = stage. Raises
+    With ``distributed`` the caller has initialised the process group, rank = stage. Raises
     CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the
     middle of a microbatch.
     """
@@ -80,7 +74,9 @@ def run_stage(
     runner = StageRunner(config, limits, stage, on_load=on_load)
     with ExitStack() as owner:
         scheduler = owner.enter_context(closing(StageChannel(wires.scheduler)))
-        neighbours = owner.enter_context(closing(_open_transport(transport, wires, runner, limits, scheduler)))
+        neighbours = owner.enter_context(
+            closing(_open_transport(wires, runner, limits, scheduler, distributed=distributed))
+        )
         progress = owner.enter_context(closing(StageProgress(private_dir, limits.pp_size)))
         kv_port = open_kv_port(
             config, runner.page_images, _answer_by(scheduler, stage), private_dir, kv_links or KVLinks()
@@ -215,14 +211,10 @@ def view_of(runner: StageRunner, seq: int, *, holder: object, probe: str) -> Sta
 
 
 def _open_transport(
-    kind: TransportKind,
-    wires: StageWires,
-    runner: StageRunner,
-    limits: Limits,
-    scheduler: StageChannel,
+    wires: StageWires, runner: StageRunner, limits: Limits, scheduler: StageChannel, *, distributed: bool
 ) -> HiddenTransport:
     stage, facts, device = runner.stage, runner.facts, runner.model.device
-    if kind == TransportKind.DISTRIBUTED:
+    if distributed:
         most = max(limits.prefill_budget_tokens, limits.decode_budget_tokens)
         return DistributedTransport(stage, facts, device, most_tokens=most)
     return SocketTransport(wires, stage, facts, device, scheduler)

@@ -40,7 +40,6 @@ def run_stage_process(
     """
     from engine.pipeline.kv_port import KVLinks
     from engine.pipeline.stage import run_stage
-    from engine.pipeline.transport import TransportKind
 
     threading.Thread(target=_end_with_supervisor, args=(control,), name="supervisor-watch", daemon=True).start()
     backend = _backend(settings, limits)
@@ -48,7 +47,6 @@ def run_stage_process(
         if meeting is None:
             _require_backend(backend, settings, limits)
         _join_process_group(backend, stage, settings, limits, private_dir, meeting)
-    transport = TransportKind.SOCKET if backend is None else TransportKind.DISTRIBUTED
     run_stage(
         settings,
         limits,
@@ -56,7 +54,7 @@ def run_stage_process(
         private_dir,
         lambda: control.send(Ready()),
         on_load=control.send,
-        transport=transport,
+        distributed=backend is not None,
         wires=wires,
         kv_links=KVLinks.of(settings),
     )

@@ -11,7 +11,6 @@ import select
 import socket
 import struct
 from abc import ABC, abstractmethod
-from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,13 +32,6 @@ MAX_ERROR_BYTES: Final = 8_192
 _HEAD: Final = struct.Struct("<qIQ")
 _DRAIN_BYTES: Final = 1 << 16
 _CPU: Final = torch.device("cpu")
-
-
-class TransportKind(StrEnum):
-    """Which transport the stages of one engine use."""
-
-    SOCKET = "socket"
-    DISTRIBUTED = "distributed"
 
 
 class HiddenFailed(NamedTuple):

@@ -89,7 +89,6 @@ class Gate(Protocol):
 
         ``previous`` is what the last step returned (None before the first).
         """
-        ...
 
 
 class Pipeline(Protocol):
@@ -97,44 +96,35 @@ class Pipeline(Protocol):
 
     def launch(self, microbatch: Microbatch) -> None:
         """Hand a microbatch to the first stage. Never blocks on the computation."""
-        ...
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
         """The next completion in launch order; waits up to ``timeout_s`` seconds (None: for ever, 0: not at all).
 
         A pipeline that computes in this process computes here. Returns None when the time is up.
         """
-        ...
 
     @property
     def ready(self) -> bool:
         """True when ``next_completion(0)`` would return one without a readable wake source: work in this process."""
-        ...
 
     @property
     def takes_more(self) -> bool:
         """True when that work is better waited for after more is launched: what is planned ahead of its result."""
-        ...
 
     def wake_sources(self) -> Sequence[Any]:
         """What to register with a ``zmq.Poller`` to learn that ``next_completion(0)`` may return something."""
-        ...
 
     def order_grammar(self, order: GrammarOrder) -> None:
         """Have the last stage compile or forget a grammar. Never blocks on the compilation."""
-        ...
 
     def order_transfer(self, order: TransferOrder) -> None:
         """Have every stage send or receive KV, or end that. Never blocks on the other engine."""
-        ...
 
     def answers(self) -> Sequence[GrammarReady | TransferEvent]:
         """The answers to orders that are there, without waiting; they wake as completions do."""
-        ...
 
     def answer_source(self) -> int | None:
         """A file descriptor that is readable when ``answers`` has some, where ``wake_sources`` do not tell."""
-        ...
 
     def close(self) -> None: ...
 
@@ -142,8 +132,6 @@ class Pipeline(Protocol):
 class Outbox(Protocol):
     def send(self, replies: Sequence[Reply]) -> None:
         """Hand over the replies of one step, in order. Never blocks on the receiver."""
-        ...
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
         """Hand over what changed in the prefix cache in one step, after its replies. Never blocks on the receiver."""
-        ...

@@ -23,7 +23,7 @@ from engine.errors import CheckpointError, DeviceLostError, EngineError
 from engine.limits import ModelFacts
 from engine.model import capacity, stage_model
 from engine.model.arithmetic import stage_devices
-from engine.model.lora import LoadedLora, Pair
+from engine.model.lora import Pair
 from engine.model.prompt_logprobs import PromptScores
 from engine.model.runner import StageRunner
 from engine.model.sampling import Sampler
@@ -165,7 +165,7 @@ def test_loras_stay_on_their_device(fakes: Callable[[str], Path]) -> None:
     assert stage.lora is not None
     widths = ((64, 128), (64, 64), (64, 192), (96, 64))
     pairs = [[_pair(*width) for width in widths] for _ in stage.layers]
-    stage.lora.held |= {1: LoadedLora(pairs), 2: LoadedLora(pairs)}
+    stage.lora.held |= {1: pairs, 2: pairs}
     segments = [
         msgspec.structs.replace(segment, lora=version)
         for segment, version in zip(segments_of("decodes"), (1, 2, 0, 1), strict=True)
@@ -189,7 +189,7 @@ def test_launching_waits_for_nothing(
     )
     runner = StageRunner(config, limits_for(config), 0, early=True)
     widths = ((64, 128), (64, 64), (64, 192), (96, 64))
-    loaded = LoadedLora([[_pair(*width) for width in widths] for _ in range(5)])
+    loaded = [[_pair(*width) for width in widths] for _ in range(5)]
     runner._loras().held |= {1: loaded, 2: loaded}
     parts = [
         Segment(f"r{row}", row, 0, (1, 2, 3, 4), 0, (row, row + 8), row != 3, SPECS[row % 3], lora=lora)

@@ -124,10 +124,9 @@ def _be_stage(order: Order, config: EngineConfig, limits: Limits, stage: int, wr
     import torch.distributed
 
     from engine.pipeline.stage import run_stage
-    from engine.pipeline.transport import TransportKind
 
     faulthandler.dump_traceback_later(END_TIMEOUT_S * 2, exit=True)
-    if order.transport == TransportKind.DISTRIBUTED:
+    if order.transport == "distributed":
         where = f"file://{order.private_dir}/rendezvous"
         torch.distributed.init_process_group("gloo", init_method=where, rank=stage, world_size=config.pp_size)
     run_stage(
@@ -136,7 +135,7 @@ def _be_stage(order: Order, config: EngineConfig, limits: Limits, stage: int, wr
         stage,
         Path(order.private_dir),
         lambda: assert_written(os.write(writer, b"r")),
-        transport=TransportKind(order.transport),
+        distributed=order.transport == "distributed",
     )
 
 

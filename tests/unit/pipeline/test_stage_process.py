@@ -14,7 +14,6 @@ from engine.errors import ConfigError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.pipeline import stage, stage_process
 from engine.pipeline.kv_port import KVLinks
-from engine.pipeline.transport import TransportKind
 from engine.process.control import Control, Loading, ProcessDied, Ready, Serving, Shutdown, decode_child_message
 from engine.settings import ServerSettings
 
@@ -81,19 +80,19 @@ def test_the_first_word_that_is_no_good_news_ends_it(
     assert ended == [status]
 
 
-@pytest.mark.parametrize(("wanted", "kind"), [("socket", TransportKind.SOCKET), ("gloo", TransportKind.DISTRIBUTED)])
+@pytest.mark.parametrize(("wanted", "distributed"), [("socket", False), ("gloo", True)])
 def test_a_stage_runs_with_its_transport_and_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str, kind: TransportKind
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str, distributed: bool
 ) -> None:
     settings, limits = _settings(hidden_transport=wanted)
     joined: list[Any] = []
     ran: list[Any] = []
     supervisor, child = Pipe()
 
-    def run(*arguments: Any, on_load: Any, transport: TransportKind, wires: object, kv_links: KVLinks) -> None:
+    def run(*arguments: Any, on_load: Any, distributed: bool, wires: object, kv_links: KVLinks) -> None:
         assert wires is None
         assert kv_links == KVLinks()
-        ran.append((*arguments[:4], transport))
+        ran.append((*arguments[:4], distributed))
         on_load(Loading(done=1, total=2, device="cpu", dtype="float32"))
         arguments[4]()
 
@@ -101,10 +100,10 @@ def test_a_stage_runs_with_its_transport_and_says_how_far_it_is(
     monkeypatch.setattr(stage_process, "_end_with_supervisor", lambda control: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *given, **more: joined.append((given, more)))
     stage_process.run_stage_process(Control(child), settings, limits, 1, tmp_path)
-    assert ran == [(settings, limits, 1, tmp_path, kind)]
+    assert ran == [(settings, limits, 1, tmp_path, distributed)]
     said = [decode_child_message(supervisor.recv_bytes()) for _ in range(2)]
     assert said == [Loading(done=1, total=2, device="cpu", dtype="float32"), Ready()]
-    if kind is TransportKind.SOCKET:
+    if not distributed:
         assert joined == []
     else:
         (given, more) = joined[0]
