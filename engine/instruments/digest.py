@@ -87,12 +87,8 @@ def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
 
 def _stream(entries: Sequence[object]) -> bytes:
     """The entries' own encodings, end to end; without a header, so that it does not matter when they were folded."""
-    return encode(entries)[_header_bytes(len(entries)) :]
-
-
-def _header_bytes(items: int) -> int:
-    """Size of the msgpack header of a list: 1 byte up to 15 items, 3 up to 65,535."""
-    return 1 if items < 16 else 3
+    # The msgpack header of a list: 1 byte up to 15 items, 3 up to 65,535.
+    return encode(entries)[1 if len(entries) < 16 else 3 :]
 
 
 def plan_shape(microbatch: Microbatch) -> list[object]:

@@ -177,7 +177,8 @@ class _Supervisor:
 
     def _fork_stages(self) -> None:
         for stage in range(self._limits.pp_size) if self._limits.pp_size > 1 else range(0):
-            self._fork(f"{STAGE_PREFIX}{stage}", functools.partial(self._run_stage, stage))
+            main = functools.partial(self._run_stage, stage)
+            self._adopt(fork_child(f"{STAGE_PREFIX}{stage}", main))
 
     def _gather(self, meeting: Meeting) -> int | None:
         """Wait until stages have joined and their processes were started. The exit status if it ends here, else None.
@@ -239,9 +240,6 @@ class _Supervisor:
         import_frontend()  # while the stages load, where a parent has not done it
         run_frontend = load_attribute(FRONTEND_MAIN)
         run_frontend(control, self._settings, self._limits, self._listener, self._folder)
-
-    def _fork(self, name: str, main: Callable[[Control], None]) -> None:
-        self._adopt(fork_child(name, main))
 
     def _adopt(self, child: WatchedProcess) -> None:
         self._children.append(child)

@@ -240,7 +240,8 @@ class DecodeBatch:
         pages = pool.pages_of_rows(rows, int(self.positions_array.max()) + 1)
         # Ids, positions, slots and lengths, each of all rows: one block, for one copy.
         self.numbers_array = np.zeros((4, size), np.int64)
-        for line, values in zip(self.numbers_array, self._lines(), strict=True):
+        lines = self.token_ids_array, self.positions_array, self.slots_array, self.positions_array + 1
+        for line, values in zip(self.numbers_array, lines, strict=True):
             line[: self.tokens] = values
         self.numbers_array[2, self.tokens :] = pool.scratch_page * pool.page_size
         self.numbers_array[3, self.tokens :] = 1
@@ -251,9 +252,6 @@ class DecodeBatch:
 
     def take_ahead(self, ahead: AheadIds) -> None:
         self.ahead = ahead
-
-    def _lines(self) -> tuple[Slots, Slots, Slots, Slots]:
-        return self.token_ids_array, self.positions_array, self.slots_array, self.positions_array + 1
 
 
 def require_hidden(hidden: torch.Tensor | None, tokens: int, hidden_size: int) -> torch.Tensor:

@@ -271,7 +271,7 @@ def _draw(
     random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
     filtered = [row for row in random if _has_filter(specs[row])]
     plain = [row for row in random if not _has_filter(specs[row])]
-    for rows, draw in ((plain, _draw_plain), (filtered, _draw_filtered)):
+    for rows, draw in ((plain, _invert), (filtered, _draw_filtered)):
         if rows:
             own = [specs[row] for row in rows]
             numbers = [uniform(specs[row].seed, _position(segments[row])) for row in rows]
@@ -293,10 +293,6 @@ def _temperature(spec: SamplingSpec) -> float:
 
 def _has_filter(spec: SamplingSpec) -> bool:
     return spec.top_k > 0 or spec.top_p < 1.0 or spec.min_p > 0.0
-
-
-def _draw_plain(probabilities: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return _invert(probabilities, numbers)
 
 
 def _filters(specs: Sequence[SamplingSpec], scores: torch.Tensor) -> list[list[float]]:

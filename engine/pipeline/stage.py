@@ -78,18 +78,16 @@ def run_stage(
             closing(_open_transport(wires, runner, limits, scheduler, distributed=distributed))
         )
         progress = owner.enter_context(closing(StageProgress(private_dir, limits.pp_size)))
-        kv_port = open_kv_port(
-            config, runner.page_images, _answer_by(scheduler, stage), private_dir, kv_links or KVLinks()
-        )
+
+        def answer(event: TransferEvent) -> None:
+            scheduler.send(encode(TransferDone(stage=stage, event=event)))
+
+        kv_port = open_kv_port(config, runner.page_images, answer, private_dir, kv_links or KVLinks())
         if kv_port is not None:
             owner.enter_context(closing(kv_port))
         ready()
         probe = getattr(config, "stage_probe", "")
         StageLoop(runner, neighbours, scheduler, progress, kv_port, probe=probe).run()
-
-
-def _answer_by(scheduler: StageChannel, stage: int) -> Callable[[TransferEvent], None]:
-    return lambda event: scheduler.send(encode(TransferDone(stage=stage, event=event)))
 
 
 class StageLoop:
@@ -161,7 +159,10 @@ class StageLoop:
         self._note(control.id, Phase.DONE)
 
     def _step(self, microbatch: Forward) -> None:
-        hidden = None if self._runner.facts.is_first else self._await(microbatch)
+        hidden = None
+        if not self._runner.facts.is_first:
+            self._note(microbatch.id, Phase.WAITING)
+            hidden = self._neighbours.receive(microbatch)
         self._note(microbatch.id, Phase.COMPUTING)
         if isinstance(hidden, HiddenFailed):
             self._runner.skip(microbatch)
@@ -171,10 +172,6 @@ class StageLoop:
         self._note(microbatch.id, Phase.HANDING_ON)
         self._hand_on(microbatch, output)
         self._note(microbatch.id, Phase.DONE)
-
-    def _await(self, microbatch: Forward) -> torch.Tensor | HiddenFailed:
-        self._note(microbatch.id, Phase.WAITING)
-        return self._neighbours.receive(microbatch)
 
     def _note(self, microbatch_id: int, phase: Phase) -> None:
         self._progress.note(self._runner.stage, microbatch_id, phase)

@@ -68,13 +68,10 @@ class FlushAndUpdate:
 
     def _do(self, call: FlushCache | UpdateWeights) -> CallAnswer | None:
         if isinstance(call, FlushCache):
-            return self._flush(call)
+            self._grammars.forget_unused()
+            return done(call, f"flushed {self._drop_cache()} cached pages")
         self._books.update = call
         return None
-
-    def _flush(self, flush: FlushCache) -> CallAnswer:
-        self._grammars.forget_unused()
-        return done(flush, f"flushed {self._drop_cache()} cached pages")
 
     def _drop_cache(self) -> int:
         pages = self._memory.pages.cached

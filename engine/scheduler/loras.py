@@ -15,7 +15,7 @@ from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.messages import CacheEvent, CallAnswer, LoadLora, PagesStored, UnloadLora
 from engine.plan import LoraChange, LoraUpdate
-from engine.scheduler.books import Books, Launched
+from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.policy import policy_named
@@ -250,16 +250,12 @@ class Loras:
     def _counts(self, users: Sequence[Request]) -> str:
         """How many of these are where, and in how many microbatches in flight they are."""
         places = [request.place for request in users]
-        flying = sum([not flight.isdisjoint(users) for flight in map(_requests_in, self._books.in_flight)])
+        flying = sum([not set(flight.requests).isdisjoint(users) for flight in self._books.in_flight])
         leaving = places.count(Place.RETRACTING) + places.count(Place.RELEASING)
         return (
             f"waiting={places.count(Place.WAITING)} chunked={places.count(Place.CHUNKED)} "
             f"running={places.count(Place.RUNNING)} in_flight={flying} releasing={leaving}"
         )
-
-
-def _requests_in(launched: Launched) -> set[Request]:
-    return set(launched.requests)
 
 
 def _answer(change: LoraChange, what: str, call: LoraCall | None) -> CallAnswer | None:

@@ -70,7 +70,9 @@ class Transfers:
         """The first request whose pages have come, or will come no more; None while a prompt is partly prefilled."""
         if self._books.chunked is not None:
             return None
-        return next((one for one in self._books.transferring.values() if _has_come(one)), None)
+        return next(
+            (one for one in self._books.transferring.values() if one.place is RECEIVING and not one.in_flight), None
+        )
 
     # -- a decode engine --
 
@@ -230,7 +232,3 @@ class Transfers:
     def _note_deadline(self) -> None:
         # They all have the same time, so the first that was begun is over first.
         self.deadline = next((one.deadline for one in self._open.values() if one.deadline is not None), None)
-
-
-def _has_come(request: Request) -> bool:
-    return request.place is RECEIVING and not request.in_flight
