@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from typing import Final
 
 from lockstep.interruption import interruptible
@@ -31,7 +32,7 @@ def main() -> None:
     """Measure and print."""
     rates: dict[int, list[float]] = {nodes: [] for nodes in NODES}
     shares: dict[int, list[float]] = {nodes: [] for nodes in NODES}
-    with LocalCluster(max(NODES)) as cluster, ray_pool(cluster.address, max(NODES)) as pool:
+    with closing(LocalCluster(max(NODES))) as cluster, ray_pool(cluster.address, max(NODES)) as pool:
         for nodes in NODES:
             _run(pool, nodes)
         for _ in range(ROUNDS):

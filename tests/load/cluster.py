@@ -69,7 +69,7 @@ class Scene:
                 stages = MachineStages(self.network, Path(folder), STAGES)
             else:
                 stages = PlacedStages(Path(folder), STAGES, self.cluster)
-            with stages as placed:
+            with contextlib.closing(stages) as placed:
                 yield placed
 
 
@@ -201,7 +201,11 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         parent = stack.enter_context(PreloadedParent.start())
         network = stack.enter_context(contextlib.closing(Network(STAGES))) if flags.machines else None
-        cluster = stack.enter_context(LocalCluster(STAGES, cpus=NODE_CPUS)) if flags.placement == "ray" else None
+        cluster = (
+            stack.enter_context(contextlib.closing(LocalCluster(STAGES, cpus=NODE_CPUS)))
+            if flags.placement == "ray"
+            else None
+        )
         for name in scenes:
             calm = name in ("calm", "slow")
             seconds = flags.seconds if calm else flags.fault_seconds

@@ -139,10 +139,7 @@ class MachineStages:
             with (self._folder / "agents.log").open("ab") as log:
                 self._agents.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 
-    def __enter__(self) -> MachineStages:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.network.heal()
         for agent in self._agents:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -8,6 +8,7 @@ Mutants: none, the scripts on placed stages name theirs.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def parent():
 
 @pytest.fixture(scope="module")
 def cluster():
-    with LocalCluster(STAGES, cpus=NODE_CPUS) as started:
+    with contextlib.closing(LocalCluster(STAGES, cpus=NODE_CPUS)) as started:
         yield started
 
 

@@ -29,17 +29,16 @@ from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest
 from scripted.core.violation import Violation
 
-_NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
+NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 # A grammar that leads nowhere does so alone too.
-_ENDS_ALONE: Final = (*_NATURAL_ENDS, FinishReason.INVALID)
-_BUDGET_STEPS: Final = 20_000
+_ENDS_ALONE: Final = (*NATURAL_ENDS, FinishReason.INVALID)
+BUDGET_STEPS: Final = 20_000
 
 # Chunks of other lengths are other matrix products, which differ in the last bits of a real model.
 _LOGPROB_TOLERANCE: Final = 1e-3
 
 # What a request says, and the logprobs of its prompt.
-_Said = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
-_Key = tuple[int, tuple[int, ...], SamplingParams, int, int, str | None]
+SaidAlone = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
 
 
 def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limits: Limits) -> None:
@@ -71,7 +70,7 @@ def said_alone(
     weights: str | None,
     limits: Limits,
     alphabet: int,
-) -> _Said:
+) -> SaidAlone:
     """What a request is told, alone, on a simulated engine of these limits with these weights.
 
     Where that engine has a LoRA, it computes the request.
@@ -92,7 +91,7 @@ def said_alone(
     result = scheduler.step((message,) if path is None else (update, message), 0.0)
     tokens: list[int] = []
     logprobs: list[PromptLogprob] = []
-    for _ in range(_BUDGET_STEPS):
+    for _ in range(BUDGET_STEPS):
         if result.microbatch is not None:
             pipeline.launch(result.microbatch)
         for order in result.grammars:
@@ -109,7 +108,7 @@ def said_alone(
             if reply.finish_reason is not None:
                 assert reply.finish_reason in _ENDS_ALONE, f"a request alone ended with {reply.finish_reason}"
                 return tuple(tokens), tuple(logprobs)
-    raise Violation(f"a request alone did not end within {_BUDGET_STEPS} steps")
+    raise Violation(f"a request alone did not end within {BUDGET_STEPS} steps")
 
 
 def are_alike(told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> bool:

@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from engine.messages import (
     CallAnswer,
     Event,
-    FinishReason,
     PromptLogprob,
     Reply,
     SamplingParams,
     TokenOutput,
     UpdateWeights,
 )
-from scripted.adapters.lockstep.oracle.tokens_alone import are_alike, is_repeatable, other_logprobs
+from scripted.adapters.lockstep.oracle.tokens_alone import (
+    BUDGET_STEPS,
+    NATURAL_ENDS,
+    SaidAlone,
+    are_alike,
+    is_repeatable,
+    other_logprobs,
+)
 from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.core.violation import Violation
 
-_NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
-_BUDGET_STEPS: Final = 20_000
-
-# What a request says, and the logprobs of its prompt.
-_Said = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
 _Key = tuple[int, tuple[int, ...], SamplingParams, int, int, str | None]
 
 
@@ -48,7 +49,7 @@ class AloneRuns:
 
     def __init__(self, run: Any) -> None:
         self._run = run
-        self._known: dict[_Key, _Said] = {}
+        self._known: dict[_Key, SaidAlone] = {}
         # Which weights the engine has: 0 for those that it was started with, a new number after each other update.
         self._weights = 0
         self._updates = itertools.count(1)
@@ -105,7 +106,7 @@ class AloneRuns:
             raise Violation(other_logprobs(handle.rid, handle.prompt_logprobs, logprobs))
         compared.outputs += 1
 
-    def _alone(self, handle: RequestHandle) -> Generator[None, None, _Said]:
+    def _alone(self, handle: RequestHandle) -> Generator[None, None, SaidAlone]:
         message = handle.message
         asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
         key = (self._weights, handle.prompt_ids, handle.sampling, *asked, handle.lora_path)
@@ -113,7 +114,7 @@ class AloneRuns:
             self._known[key] = yield from self._run_alone(handle)
         return self._known[key]
 
-    def _run_alone(self, handle: RequestHandle) -> Generator[None, None, _Said]:
+    def _run_alone(self, handle: RequestHandle) -> Generator[None, None, SaidAlone]:
         """Give the request to a flushed, idle engine and listen to the scheduler itself; no client is involved."""
         run, rid = self._run, f"alone-{len(self._known)}"
         tokens: list[int] = []
@@ -122,18 +123,18 @@ class AloneRuns:
         # All by this engine: what another one computes or is sent is compared with what this one computes.
         alone = {"priority": 0, "return_logprob": False, "top_logprobs_num": 0, "prefill_at": None, "deliver": None}
         run.inject(msgspec.structs.replace(handle.message, rid=rid, **alone))
-        for _ in range(_BUDGET_STEPS):
+        for _ in range(BUDGET_STEPS):
             yield
             for reply in run.last_replies:
                 if isinstance(reply, TokenOutput) and reply.rid == rid:
                     tokens += reply.token_ids
                     logprobs += reply.prompt_logprobs
-                    if reply.finish_reason in _NATURAL_ENDS:
+                    if reply.finish_reason in NATURAL_ENDS:
                         return tuple(tokens), tuple(logprobs)
                     if reply.finish_reason is not None:
                         raise Violation(f"{handle.rid}, run alone, ended with {reply.finish_reason}: {reply.error}")
         raise Violation(
-            f"{handle.rid}, run alone, did not end within {_BUDGET_STEPS} steps: {self._what_is_in_its_way()}"
+            f"{handle.rid}, run alone, did not end within {BUDGET_STEPS} steps: {self._what_is_in_its_way()}"
         )
 
     def _why_not_its_lora(self, handle: RequestHandle) -> str | None:
@@ -152,6 +153,6 @@ class AloneRuns:
 
 def _why_not(handle: RequestHandle) -> str | None:
     """Why a request's output cannot be compared; None when it can."""
-    if handle.finish_reason not in _NATURAL_ENDS and not (handle.finish_reason == "timeout" and handle.output_ids):
+    if handle.finish_reason not in NATURAL_ENDS and not (handle.finish_reason == "timeout" and handle.output_ids):
         return f"ended with {handle.finish_reason}" if handle.finished else "not finished"
     return None if is_repeatable(handle.sampling) else "sampled without a seed"

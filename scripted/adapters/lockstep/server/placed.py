@@ -9,8 +9,7 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
@@ -29,7 +28,7 @@ RAY_CPUS: Final = 4
 
 
 class PlacedStages:
-    """The stages of one server, joined by agents of ours or placed on ``cluster``. A context manager.
+    """The stages of one server, joined by agents of ours or placed on ``cluster``.
 
     ``settings`` are the server's, ``orders_path`` is where the relay takes orders. Every connection from or to a stage
     goes through the relay: those to the server, and those from stage to stage.
@@ -97,14 +96,6 @@ class PlacedStages:
             )
             for stage, (join, listen, advertised) in enumerate(ways)
         ]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _reap(agent: ServerProcess) -> None:

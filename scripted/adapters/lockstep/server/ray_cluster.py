@@ -15,8 +15,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from unittest.mock import patch
 
 import psutil
@@ -32,7 +31,7 @@ GONE_TIMEOUT_S: Final = 10.0
 
 
 class LocalCluster:
-    """``nodes`` nodes of ``cpus`` CPUs each, the head among them. A context manager."""
+    """``nodes`` nodes of ``cpus`` CPUs each, the head among them."""
 
     def __init__(self, nodes: int, *, cpus: int = 1) -> None:
         """Raises StartupError where Ray is not installed."""
@@ -95,14 +94,6 @@ class LocalCluster:
             )
             self._nodes[node.node_id] = node
         self._cluster.wait_for_nodes()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _new_cluster() -> Any:

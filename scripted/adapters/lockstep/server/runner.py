@@ -107,11 +107,11 @@ class ScriptedServer(ScriptRunner):
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._log = self._folder / "server.log"
             if placement == "ray" and cluster is None:
-                cluster = stack.enter_context(LocalCluster(config.pp_size))
+                cluster = stack.enter_context(contextlib.closing(LocalCluster(config.pp_size)))
             self._placed = None
             if placement != "local":
                 over = cluster if placement == "ray" else None
-                self._placed = stack.enter_context(PlacedStages(self._folder, config.pp_size, over))
+                self._placed = stack.enter_context(contextlib.closing(PlacedStages(self._folder, config.pp_size, over)))
             context = stack.enter_context(zmq.Context())
             self._socket = stack.enter_context(connected_socket(context, self._folder))
             self._process = stack.enter_context(
