@@ -123,21 +123,9 @@ def test_failed_microbatch_poisons_its_rows_until_their_next_tenant() -> None:
     assert not pipeline.corruptions
 
 
-def test_stalled_stage_holds_completions_back() -> None:
-    pipeline = pipeline_of()
-    pipeline.stall_stage(0)
-    pipeline.launch(Forward(0, ForwardMode.PREFILL, (segment((1,), pages=(0,), spec=GREEDY),)))
-    assert not pipeline.ready
-    assert pipeline.next_completion(0) is None
-    pipeline.resume_stage(0)
-    assert pipeline.ready
-    assert pipeline.next_completion(0) is not None
-
-
-def test_dead_stage_loses_what_is_in_flight_even_behind_a_stall() -> None:
+def test_dead_stage_loses_what_is_in_flight() -> None:
     """A06"""
     pipeline = pipeline_of()
-    pipeline.stall_stage(0)
     pipeline.launch(Forward(0, ForwardMode.PREFILL, (segment((1,), pages=(0,), spec=GREEDY),)))
     pipeline.kill_stage(1)
     assert pipeline.ready
@@ -147,7 +135,7 @@ def test_dead_stage_loses_what_is_in_flight_even_behind_a_stall() -> None:
 
 def test_stage_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="stage must be 0 to 1, got 2"):
-        pipeline_of().stall_stage(2)
+        pipeline_of().fail_next_step(2)
 
 
 def test_kv_digest_follows_the_content() -> None:

@@ -90,12 +90,6 @@ class SimWorld(World):
         self.clients.refuse(ProcessDiedError(event.process, event.cause))
         return event
 
-    def stall_stage(self, stage: int) -> None:
-        self.pipeline.stall_stage(stage)
-
-    def resume_stage(self, stage: int) -> None:
-        self.pipeline.resume_stage(stage)
-
 
 class ScriptedSim(ScriptRunner):
     """Runs scripts in the sim tier. Every script gets its own scheduler and pipeline."""

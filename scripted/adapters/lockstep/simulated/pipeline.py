@@ -120,7 +120,6 @@ class SimulatedPipeline:
             self._make_kv()
         self._done: deque[PipelineEvent] = deque()
         self._failing_stage: int | None = None
-        self._stalled: set[int] = set()
         self._dead: PipelineFailed | None = None
         # What is compiled, by id; and the orders that are not answered.
         self._grammars: dict[int, SimulatedGrammar] = {}
@@ -161,14 +160,12 @@ class SimulatedPipeline:
         self._done.append(self._fail(microbatch) if fails else self._compute(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - nothing to wait for
-        """The next completion, or None while a stage is stalled or nothing is in flight."""
-        if self._stalled and self._dead is None:
-            return None
+        """The next completion, or None while nothing is in flight."""
         return self._done.popleft() if self._done else None
 
     @property
     def ready(self) -> bool:
-        return bool(self._done) and (not self._stalled or self._dead is not None)
+        return bool(self._done)
 
     @property
     def takes_more(self) -> bool:
@@ -231,13 +228,6 @@ class SimulatedPipeline:
 
     def spare_next_step(self) -> None:
         self._failing_stage = None
-
-    def stall_stage(self, stage: int) -> None:
-        """Hold back every completion until the stage is resumed."""
-        self._stalled.add(self._checked(stage))
-
-    def resume_stage(self, stage: int) -> None:
-        self._stalled.discard(self._checked(stage))
 
     def kill_stage(self, stage: int) -> None:
         self._done.clear()
