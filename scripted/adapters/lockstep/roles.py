@@ -14,10 +14,11 @@ from typing import Any, Final
 import msgspec
 
 from engine.config import EngineConfig
-from scripted.adapters.lockstep.actions import AdvanceClock, HoldTransfers, StartRequest
+from scripted.adapters.lockstep.actions import HoldTransfers, StartRequest
 from scripted.adapters.lockstep.adapter import LockstepAdapter
 from scripted.adapters.lockstep.bugs import MUTANTS, mutant_named
 from scripted.adapters.lockstep.space import SPACE
+from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.script.loader import find_test

@@ -13,7 +13,6 @@ from engine.errors import ConfigError
 from engine.limits import Limits
 from engine.scheduler.shared_prompts import LEAST_SPARED_TOKENS
 from scripted.adapters.lockstep.actions import (
-    AdvanceClock,
     BeginProfile,
     EndProfile,
     Evict,
@@ -24,6 +23,7 @@ from scripted.adapters.lockstep.actions import (
 )
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.twists import MOST_PARTS, SCENES, TWISTS, twisted
+from scripted.core.common_actions import AdvanceClock
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule

@@ -22,15 +22,14 @@ from scripted.adapters.lockstep.actions import (
     AbortRequest,
     DisconnectClient,
     Evict,
-    HoldResults,
     PauseServing,
     Press,
-    ReleaseResults,
     Relieve,
     ResumeServing,
     StartRequest,
 )
 from scripted.core.action import Action
+from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.strategies import extras_of

@@ -13,6 +13,7 @@ import pytest
 from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted.adapters.lockstep import actions
+from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 
 register_cpu_ci(est_time=20, suite="base-cpu")
 
@@ -44,8 +45,8 @@ LEAVE = {
     actions.WakeServing: lambda t, r: (t.sleep(), t.wake()),
     actions.BeginProfile: lambda t, r: t.start_profile(),
     actions.EndProfile: lambda t, r: (t.start_profile(), t.stop_profile()),
-    actions.HoldResults: lambda t, r: t.hold_results(),
-    actions.ReleaseResults: lambda t, r: (t.hold_results(), t.release_results(1)),
+    HoldResults: lambda t, r: t.hold_results(),
+    ReleaseResults: lambda t, r: (t.hold_results(), t.release_results(1)),
     actions.HoldGrammars: lambda t, r: (t.hold_grammars(), t.start_req(prompt_len=9, prompt_seed=4, regex="[a-c]{2}")),
     actions.ReleaseGrammars: lambda t, r: (t.hold_grammars(), t.release_grammars(1)),
     actions.FailGrammar: lambda t, r: t.fail_next_grammar(),
@@ -56,7 +57,7 @@ LEAVE = {
     actions.KillStage: lambda t, r: t.kill_stage(1),
     actions.StallStage: lambda t, r: t.stall_stage(0),
     actions.ResumeStage: lambda t, r: (t.stall_stage(0), t.resume_stage(0)),
-    actions.AdvanceClock: lambda t, r: t.clock.advance(5.0),
+    AdvanceClock: lambda t, r: t.clock.advance(5.0),
     actions.HoldTransfers: lambda t, r: (t.hold_transfers(), t.start_req(prompt_len=70, prompt_seed=5)),
     actions.ReleaseTransfers: lambda t, r: (t.hold_transfers(), t.release_transfers()),
     actions.FailTransfer: fail_a_transfer,

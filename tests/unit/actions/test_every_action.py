@@ -30,20 +30,15 @@ from engine.messages import (
 )
 from engine.scheduler import StepRecord
 from scripted.adapters.lockstep.actions import (
-    Action,
     AdministrativeCall,
-    AdvanceClock,
     FailGrammar,
     FailTransfer,
     HoldGrammars,
-    HoldResults,
     HoldTransfers,
     LoraLoad,
     LoraUnload,
-    Placed,
     Press,
     ReleaseGrammars,
-    ReleaseResults,
     ReleaseTransfers,
     Relieve,
     ResumeServing,
@@ -52,12 +47,14 @@ from scripted.adapters.lockstep.actions import (
     StartRequest,
     Update,
     all_actions,
-    parse_placed,
 )
 from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import call_names, event_text
+from scripted.core.action import Action
+from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.named import adapter_named
+from scripted.core.placed import Placed, parse_placed
 from scripted.core.prompts import Recipe, prompt_of
 from scripted.core.schedule import Schedule
 from scripted.core.translation import action_of

@@ -32,7 +32,8 @@ from engine.messages import (
     UpdateWeights,
 )
 from engine.stats import EngineStats
-from scripted.adapters.lockstep.actions import AdministrativeCall, BeginProfile, all_actions, parse_placed
+from scripted.adapters.lockstep.actions import AdministrativeCall, BeginProfile, all_actions
+from scripted.core.placed import parse_placed
 
 
 def _events(text: str) -> list[Any]:

@@ -15,13 +15,13 @@ from scripted.adapters.lockstep.actions import (
     Evict,
     Flush,
     PauseServing,
-    Placed,
     Press,
-    ReleaseResults,
     Relieve,
     StartRequest,
     Update,
 )
+from scripted.core.common_actions import ReleaseResults
+from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule

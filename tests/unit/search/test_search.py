@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from scripted.adapters.lockstep.actions import KillStage, Placed
+from scripted.adapters.lockstep.actions import KillStage
 from scripted.adapters.lockstep.bugs import ESCAPES, RACES, UnknownMutant
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.gallery_page import gallery_markdown, results_on
 from scripted.adapters.lockstep.workloads import FLAGSHIP
 from scripted.core.named import adapter_named
+from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute

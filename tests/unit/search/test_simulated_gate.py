@@ -18,7 +18,6 @@ from scripted.adapters.lockstep.actions import (
     Flush,
     HoldGrammars,
     KillStage,
-    Placed,
     Press,
     StartRequest,
 )
@@ -26,6 +25,7 @@ from scripted.adapters.lockstep.copies import COPIER
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.workloads import FLAGSHIP
 from scripted.core.forks import Frozen
+from scripted.core.placed import Placed
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.script.options import ScriptOptions

@@ -5,8 +5,6 @@ order in which these modules define them.
 """
 
 # isort: off
-from scripted.core.action import Action, SearchBase
-from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.adapters.lockstep.actions.action import (
     AdministrativeCall,
     EngineAction,
@@ -37,8 +35,6 @@ from scripted.adapters.lockstep.actions.transfers import FailTransfer, HoldTrans
 from scripted.adapters.lockstep.actions.weights_and_memory import Evict, Press, Relieve, Update
 from scripted.adapters.lockstep.actions.loras import LoraLoad, LoraUnload
 from scripted.adapters.lockstep.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
-from scripted.core.placed import Placed, parse_placed
-from scripted.core.verb import Verb, variable_of
 
 # isort: on
 
@@ -46,9 +42,7 @@ __all__ = [
     "PAUSE_MODES",
     "AbortEverything",
     "AbortRequest",
-    "Action",
     "AdministrativeCall",
-    "AdvanceClock",
     "BeginProfile",
     "DisconnectClient",
     "EndProfile",
@@ -59,31 +53,24 @@ __all__ = [
     "FailTransfer",
     "Flush",
     "HoldGrammars",
-    "HoldResults",
     "HoldTransfers",
     "Intervention",
     "KillStage",
     "LoraLoad",
     "LoraUnload",
     "PauseServing",
-    "Placed",
     "Press",
     "ReleaseGrammars",
-    "ReleaseResults",
     "ReleaseTransfers",
     "Relieve",
     "ResumeServing",
     "ResumeStage",
-    "SearchBase",
     "SleepServing",
     "StallStage",
     "StartRequest",
     "Update",
-    "Verb",
     "WakeServing",
     "all_actions",
     "name_in_answers",
-    "parse_placed",
-    "variable_of",
     "words_of",
 ]

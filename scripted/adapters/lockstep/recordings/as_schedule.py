@@ -27,14 +27,10 @@ from engine.messages import (
 from engine.recording import RecordedStep as EngineStep
 from engine.recording import RecordingError, read_recording
 from engine.scheduler import StepRecord
-from scripted.adapters.lockstep.actions import (
-    Action,
-    HoldGrammars,
-    ReleaseGrammars,
-    all_actions,
-)
+from scripted.adapters.lockstep.actions import HoldGrammars, ReleaseGrammars, all_actions
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.recordings.again import replay_engine
+from scripted.core.action import Action
 from scripted.core.schedule import Schedule
 from scripted.core.translation import ENDLESS, RecordedStep, Translated, Translator
 
