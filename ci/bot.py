@@ -28,7 +28,7 @@ from ci.commands import (
     parse_comment,
 )
 from ci.errors import CiError, CommandRefusedError, GitHubError
-from ci.github import API_URL, GitHub, PullRequest
+from ci.github import API_URL, Account, GitHub, PullRequest
 from ci.permissions import Asker, Permissions
 from ci.quoting import quoted
 from ci.registry import Registry, read_registry
@@ -51,15 +51,10 @@ COMMIT_SHA = re.compile(r"[0-9a-f]{40}")
 CONCLUSIONS = frozenset({"success", "failure", "cancelled", "skipped"})
 
 
-class _Account(msgspec.Struct, frozen=True):
-    login: str
-    type: str = "User"
-
-
 class _Comment(msgspec.Struct, frozen=True):
     id: int
     body: str
-    user: _Account
+    user: Account
     created_at: str = ""  # A comment without a time is older than every push.
 
 
@@ -242,29 +237,19 @@ class Bot:
         return f"{ticket}, in the list of `{workflow}` shortly"
 
 
-@dataclass(frozen=True)
-class RunEnd:
-    """How a dispatched run ended, from the workflow's own environment. `results` may be missing or hostile."""
-
-    ticket: str
-    pull_request: int
-    conclusion: str
-    url: str
-    results: Path
-
-    def tell(self, github: GitHub) -> str:
-        conclusion = self.conclusion if self.conclusion in CONCLUSIONS else "unknown"
-        text = answers.result(self.ticket, conclusion, self.url, _read_results(self.results))
-        github.comment(self.pull_request, text, f"ci:{self.ticket}:result")
-        return text
+def tell_end(github: GitHub, *, ticket: str, pull_request: int, conclusion: str, url: str, results: Path) -> str:
+    """Tell how a dispatched run ended, by the workflow's own environment. `results` may be missing or hostile."""
+    conclusion = conclusion if conclusion in CONCLUSIONS else "unknown"
+    text = answers.result(ticket, conclusion, url, _read_results(results))
+    github.comment(pull_request, text, f"ci:{ticket}:result")
+    return text
 
 
 def handle_comment(root: Path, tree: Path) -> str:
     """Answer the comment of GITHUB_EVENT_PATH about the head that is checked out in `tree`."""
     event = _read_event(Path(_environment("GITHUB_EVENT_PATH")))
     catalogue = Catalogue.load(root)
-    github = _github(event.repository.full_name)
-    try:
+    with _github(event.repository.full_name) as github:
         bot = Bot(
             github=github,
             catalogue=catalogue,
@@ -274,8 +259,6 @@ def handle_comment(root: Path, tree: Path) -> str:
             sha=_head_sha(tree),
         )
         return bot.handle(event)
-    finally:
-        github.close()
 
 
 def answer_result(results: Path) -> str:
@@ -285,11 +268,15 @@ def answer_result(results: Path) -> str:
     if not number.isdecimal():
         raise CiError(f"PULL_REQUEST must be a number, got {quoted(number)}")
     url = f"{_environment('GITHUB_SERVER_URL')}/{repository}/actions/runs/{_environment('GITHUB_RUN_ID')}"
-    github = _github(repository)
-    try:
-        return RunEnd(_environment("TICKET"), int(number), _environment("RUN_RESULT"), url, results).tell(github)
-    finally:
-        github.close()
+    with _github(repository) as github:
+        return tell_end(
+            github,
+            ticket=_environment("TICKET"),
+            pull_request=int(number),
+            conclusion=_environment("RUN_RESULT"),
+            url=url,
+            results=results,
+        )
 
 
 def _read_event(path: Path) -> CommentEvent:

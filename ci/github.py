@@ -6,7 +6,7 @@ Waits out rate limits and short outages within bounds. A POST of unknown fate is
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -123,7 +123,10 @@ class GitHub:
         self._sleep = sleep
         self._now = now
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
         self._client.close()
 
     def role(self, login: str) -> str:
@@ -210,14 +213,7 @@ class GitHub:
         self, method: str, path: str, body: object = None, params: Mapping[str, str] | None = None
     ) -> httpx.Response:
         """Send a request that does no harm when it arrives twice."""
-        for attempt in range(ATTEMPTS_MAX):
-            try:
-                return self._send(method, path, body, params)
-            except GitHubError as exc:
-                if not _is_outage(exc) or attempt == ATTEMPTS_MAX - 1:
-                    raise
-            self._sleep(RETRY_PAUSE_S * 2**attempt)
-        raise AssertionError(f"{ATTEMPTS_MAX} attempts end in a return or a raise")
+        return self._once(lambda: self._send(method, path, body, params), lambda: None)
 
     def _once(self, send: Callable[[], T], find: Callable[[], T | None]) -> T:
         """Send what must not happen twice: after an outage, look whether it happened before sending again."""

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_tree import REPOSITORY, SampleTree
 
-from ci.bot import Bot, CommentEvent, RunEnd
+from ci.bot import Bot, CommentEvent, tell_end
 from ci.commands import COMMANDS
 from ci.errors import GitHubError
 from ci.permissions import Permissions
@@ -400,8 +400,9 @@ def test_a_newline_ends_the_command(fake: FakeGitHub, tree: SampleTree) -> None:
 # The result, when the run is done.
 
 
-def end(path: Path, conclusion: str = "failure") -> RunEnd:
-    return RunEnd("c4242-1", 5, conclusion, "https://github.com/acme/engine/actions/runs/7000", path)
+def end(fake: FakeGitHub, path: Path, conclusion: str = "failure") -> None:
+    url = "https://github.com/acme/engine/actions/runs/7000"
+    tell_end(fake.client(), ticket="c4242-1", pull_request=5, conclusion=conclusion, url=url, results=path)
 
 
 def test_the_result_of_a_flake_hunt(fake: FakeGitHub, tmp_path: Path) -> None:
@@ -413,7 +414,7 @@ def test_the_result_of_a_flake_hunt(fake: FakeGitHub, tmp_path: Path) -> None:
         FileResult("tests/registered/b.py", FileStatus.CRASHED, 2.0),
     )
     write_json(RunResult(files), tmp_path / "results.json")
-    end(tmp_path / "results.json").tell(fake.client())
+    end(fake, tmp_path / "results.json")
     assert "`c4242-1` ended with **failure**: [run](https://github.com/acme/engine/actions/runs/7000)" in fake.answer
     assert "18 passed, 3 failed" in fake.answer
     assert "| `tests/registered/a.py::test_flush` | 2 | 20 | `AssertionError` |" in fake.answer
@@ -421,7 +422,7 @@ def test_the_result_of_a_flake_hunt(fake: FakeGitHub, tmp_path: Path) -> None:
 
 
 def test_a_run_without_results_is_told_too(fake: FakeGitHub, tmp_path: Path) -> None:
-    end(tmp_path / "missing.json", "cancelled").tell(fake.client())
+    end(fake, tmp_path / "missing.json", "cancelled")
     assert "**cancelled**" in fake.answer
     assert "no results" in fake.answer
 
@@ -434,7 +435,7 @@ def test_results_of_hostile_code_are_only_quoted(tmp_path: Path, name: str, erro
     result = RunResult((FileResult(name, FileStatus.FAILED, 1.0, (TestResult(name, TestOutcome.FAILED, 1.0, error),)),))
     fake = FakeGitHub()
     write_json(result, tmp_path / "results.json")
-    end(tmp_path / "results.json", "**evil**").tell(fake.client())
+    end(fake, tmp_path / "results.json", "**evil**")
     assert fake.answer.isascii()
     assert "**unknown**" in fake.answer
     assert fake.answer.splitlines()[-3].count("|") == 5
@@ -446,7 +447,7 @@ def test_results_of_hostile_code_are_only_quoted(tmp_path: Path, name: str, erro
 )
 def test_broken_results_count_as_none(fake: FakeGitHub, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "results.json").write_bytes(content)
-    end(tmp_path / "results.json").tell(fake.client())
+    end(fake, tmp_path / "results.json")
     assert "no results" in fake.answer
 
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_tree import SampleTree
 
-from ci.partition import partition
-from ci.selection import Selector, disabled_files, part_of, select
+from ci.selection import SelectedFile, Selector, disabled_files, part_of, select
 from ci.suites import Hardware
 from ci.times import MeasuredTimes
 
@@ -17,7 +16,10 @@ Item = tuple[str, float]
 
 
 def cut(items: list[Item], parts: int) -> tuple[tuple[Item, ...], ...]:
-    return partition(items, parts, seconds=lambda item: item[1], name=lambda item: item[0])
+    files = tuple(SelectedFile(name, seconds, "") for name, seconds in items)
+    return tuple(
+        tuple((one.path, one.seconds) for one in part_of(files, index, parts)) for index in range(max(1, parts))
+    )
 
 
 def files(seed: int) -> list[Item]:
