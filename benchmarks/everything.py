@@ -29,8 +29,6 @@ __all__ = ["main"]
 
 RESULTS: Final = Path("out/bench.json")
 PLAIN_WIDTH_COLUMNS: Final = 140
-STEP_ROUNDS: Final = 1000
-STEP_REPEATS: Final = 3
 
 
 def main() -> None:
@@ -54,23 +52,8 @@ def main() -> None:
     console.print(f"numbers: {arguments.json}")
 
 
-def _scheduler_steps() -> Iterable[Measurement]:
-    """Over the flagship's workload, on a tree that is flushed each round; one scheduler, one core."""
-    for audited, target in ((True, 20_000), (False, 60_000)):
-        yield Measurement(
-            name=f"scheduler steps, simulated pipeline, audit {'after every step' if audited else 'off'}",
-            value=max(
-                scheduler_steps.measure(rounds=STEP_ROUNDS, audited=audited, flushed=True) for _ in range(STEP_REPEATS)
-            ),
-            unit="steps/s",
-            target=target,
-            at_least=True,
-            spread=f"best of {STEP_REPEATS}, digests included",
-        )
-
-
 BENCHMARKS: Final[dict[str, Callable[[], Iterable[Measurement]]]] = {
-    "steps": _scheduler_steps,
+    "steps": scheduler_steps.measure,
     "server": scripted_server.measure,
     "gate": gate_cost.measure,
     "processes": live_loop.measure,

@@ -1,33 +1,29 @@
 """How many steps a second the scheduler makes over the simulated pipeline, with the audit after every step and without.
 
 Two workloads on four stages with six microbatches in flight: the flagship, a few prompts of two chunks with a flush
-between rounds, and the same on a prefix tree that stays full. Digests are computed. Run: ``python
-benchmarks/scheduler_steps.py``.
+between rounds, and the same on a prefix tree that stays full. Digests are computed. One scheduler, one core.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.measurement import Measurement
 from engine.config import EngineConfig
 from engine.integrity import audit
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Scheduler
-from lockstep.interruption import interruptible
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 REQUESTS = 3
 PROMPT_TOKENS = 125
 NEW_TOKENS = 4
 CHUNK_TOKENS = 64
-TARGETS = {False: 60_000, True: 20_000}
+ROUNDS = 1000
+REPEATS = 3
 
 
 def limits() -> Limits:
@@ -76,10 +72,24 @@ class SchedulerBench:
                 return
 
 
-def measure(*, rounds: int, audited: bool, flushed: bool) -> float:
-    """Steps a second over ``rounds`` rounds."""
+def measure() -> Iterator[Measurement]:
+    """Steps a second: the best of a few runs, because other processes of the machine only ever slow one down."""
+    for flushed in (True, False):
+        for audited, target in ((True, 20_000), (False, 60_000)):
+            tree = "" if flushed else ", a tree of 1,024 pages that is full"
+            yield Measurement(
+                name=f"scheduler steps, simulated pipeline, audit {'after every step' if audited else 'off'}{tree}",
+                value=max(_steps_a_second(audited=audited, flushed=flushed) for _ in range(REPEATS)),
+                unit="steps/s",
+                target=target if flushed else None,
+                at_least=True,
+                spread=f"best of {REPEATS}, digests included",
+            )
+
+
+def _steps_a_second(*, audited: bool, flushed: bool) -> float:
     bench = SchedulerBench(audited=audited)
-    plans: list[tuple[Event, ...]] = [requests_of(number) for number in range(rounds)]
+    plans: list[tuple[Event, ...]] = [requests_of(number) for number in range(ROUNDS)]
     if flushed:
         plans = [(FlushCache(call_id="flush"), *plan) for plan in plans]
     start = time.perf_counter()
@@ -90,27 +100,3 @@ def measure(*, rounds: int, audited: bool, flushed: bool) -> float:
     if bench.pipeline.corruptions:
         raise SystemExit(f"the run is worth nothing: {bench.pipeline.corruptions[0]}")
     return bench.scheduler.step_number / seconds
-
-
-def main() -> None:
-    """Print the table: best of a few runs, because other processes of the machine only ever slow one down."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1000, help="rounds of three requests a run")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of which the best counts")
-    arguments = parser.parse_args()
-    table = Table(title=f"scheduler steps a second, {REQUESTS} requests a round, best of {arguments.repeat}")
-    for column in ("prefix tree", "audit every step", "steps/s", "target"):
-        table.add_column(column, justify="right")
-    for flushed in (True, False):
-        for audited in (False, True):
-            best = max(
-                measure(rounds=arguments.rounds, audited=audited, flushed=flushed) for _ in range(arguments.repeat)
-            )
-            tree = "flushed each round" if flushed else "1,024 pages, full"
-            table.add_row(tree, "on" if audited else "off", f"{best:,.0f}", f"{TARGETS[audited]:,}" if flushed else "")
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    with interruptible("benchmarks.scheduler_steps"):
-        main()
