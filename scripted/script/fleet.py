@@ -77,14 +77,17 @@ class Member(ABC):
         self.is_dead = False
         # It begins nothing more, and goes when what it has is done.
         self.is_draining = False
+        # To whom, and what, since its last step.
+        self.said: list[tuple[str, Any]] = []
 
     @abstractmethod
     def step(self) -> None:
         """One step of it. Raises Violation."""
 
-    @abstractmethod
     def take_said(self) -> Sequence[tuple[str, Any]]:
         """What its last step says to other machines, in order: to whom, and what."""
+        said, self.said = self.said, []
+        return said
 
     @abstractmethod
     def hear(self, sender: str, message: Any) -> None:

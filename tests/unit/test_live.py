@@ -20,13 +20,11 @@ from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.errors import NoAnswer
 from scripted.sdk import Capabilities, Limits
-from scripted.sdk.live.gate import HeldQueue, LoopGate
-from scripted.sdk.live.launch import Plugin, ServerCommand, check_simulated, server_command
+from scripted.sdk.live.launch import SETTINGS_VARIABLE, Plugin, ServerCommand, check_simulated, server_command
 from scripted.sdk.live.parts import LiveDevice, LiveOracle
 from scripted.sdk.live.server import LiveServer
-from scripted.sdk.live.stops import LoopStops
+from scripted.sdk.live.stops import HeldQueue, LoopGate, LoopStops
 from scripted.sdk.live.weights import WEIGHTS
-from scripted.sdk.live.wire import SETTINGS_VARIABLE
 from scripted.sdk.messages import Add, Signal, Stepped
 
 register_cpu_ci(est_time=2, suite="unit")

@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 from scripted.adapters.sglang import stubs
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.sdk.live.wire import PORT_VARIABLE
+from scripted.sdk.live.launch import PORT_VARIABLE
 
 __all__ = ["ADAPTER"]
 

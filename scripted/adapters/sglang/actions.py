@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.action import Action, SearchBase, verb
 from scripted.errors import BadCall
-from scripted.sdk import Signal
+from scripted.sdk.signals import SignalAction
 
 HOLD: Final = "hold-tier"
 RELEASE: Final = "release-tiers"
@@ -16,31 +16,19 @@ FORGET: Final = "forget-stored"
 TIERS: Final = ("host", "storage")
 
 
-class _OfHost(Action, frozen=True, kw_only=True, omit_defaults=True):
+class _OfHost(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of those that only a host tier knows."""
 
-    def reaches(self, run: RunLike) -> bool:
-        return bool(run.config.enable_hierarchical_cache)
-
-    @classmethod
-    def _all(cls, base: SearchBase, *some: Action) -> Iterable[Action]:
-        return some if base.config.enable_hierarchical_cache else ()
+    needs: ClassVar = "enable_hierarchical_cache"
+    needed: ClassVar = "enable_hierarchical_cache=True, which this configuration has not"
 
 
-class _OfStorage(Action, frozen=True, kw_only=True, omit_defaults=True):
+class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of those that only a storage knows."""
 
-    def reaches(self, run: RunLike) -> bool:
-        return bool(run.config.has_storage)
-
-    @classmethod
-    def _all(cls, base: SearchBase, *some: Action) -> Iterable[Action]:
-        return some if base.config.has_storage else ()
-
-
-def _check(t: Any, action: Action, verb_name: str, needed: str) -> None:
-    if not action.reaches(t.run):
-        raise BadCall(f"{verb_name}() needs {needed}, which this configuration has not")
+    is_extra: ClassVar = True
+    needs: ClassVar = "has_storage"
+    needed: ClassVar = "hicache_storage_backend='dynamic', which this configuration has not"
 
 
 class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold-tier"):
@@ -54,17 +42,19 @@ class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold
     @verb
     def hold_tier(t: Any, tier: str = TIERS[0]) -> None:
         """Let nothing that is carried to or from this tier end until ``release_tiers``."""
-        _check(t, HoldTier(), "hold_tier", "enable_hierarchical_cache=True")
         if tier not in TIERS:
             raise BadCall(f"hold_tier() takes {' or '.join(TIERS)}, got {tier!r}")
-        t.run.act(HoldTier(tier=tier))
+        HoldTier(tier=tier).tell(t)
 
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=HOLD, value=TIERS.index(self.tier)))
+    @property
+    def value(self) -> int:
+        """The number of the tier."""
+        return TIERS.index(self.tier)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return cls._all(base, *(cls(tier=tier) for tier in TIERS[: 1 + base.config.has_storage]))
+        tiers = TIERS[: 1 + base.config.has_storage] if cls.is_known(base.config) else ()
+        return [cls(tier=tier) for tier in tiers]
 
 
 class ReleaseTiers(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="release-tiers"):
@@ -77,11 +67,7 @@ class ReleaseTiers(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="
     @verb
     def release_tiers(t: Any) -> None:
         """Let what is carried end again."""
-        _check(t, ReleaseTiers(), "release_tiers", "enable_hierarchical_cache=True")
-        t.run.act(ReleaseTiers())
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=RELEASE))
+        ReleaseTiers().tell(t)
 
 
 class FailStorage(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, tag="fail-storage"):
@@ -95,17 +81,11 @@ class FailStorage(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, tag
     @verb
     def fail_storage(t: Any, pages: int = 0) -> None:
         """Let only so many come of the pages that are read together next."""
-        _check(t, FailStorage(), "fail_storage", "hicache_storage_backend='dynamic'")
-        if not isinstance(pages, int) or pages < 0:
-            raise BadCall(f"fail_storage() takes pages of 0 or more, got {pages!r}")
-        t.run.act(FailStorage(pages=pages))
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=FAIL, value=self.pages))
+        FailStorage(pages=pages).tell(t)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return cls._all(base, cls(), cls(pages=2))
+        return (cls(), cls(pages=2)) if cls.is_known(base.config) else ()
 
 
 class ForgetStored(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, tag="forget-stored"):
@@ -117,15 +97,7 @@ class ForgetStored(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, ta
     @verb
     def forget_stored(t: Any) -> None:
         """Let the storage lose all that it has."""
-        _check(t, ForgetStored(), "forget_stored", "hicache_storage_backend='dynamic'")
-        t.run.act(ForgetStored())
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=FORGET))
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return cls._all(base, cls())
+        ForgetStored().tell(t)
 
 
 _TIERED: Final = {"enable_hierarchical_cache": (True,)}

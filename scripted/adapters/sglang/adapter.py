@@ -125,8 +125,9 @@ class SglangAdapter(SchedulerAdapter):
         raise UnreadableState("a scheduler of SGLang holds tensors and times")
 
     def obstacle(self, run: Any) -> Action | None:
-        """What is carried between tiers is held."""
-        return ReleaseTiers() if run.machine.host.holds else None
+        """The machine says it."""
+        undo: Action | None = run.machine.obstacle(run)
+        return undo
 
 
 def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[str] = (), **more: Any) -> SglangAdapter:

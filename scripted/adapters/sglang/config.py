@@ -25,29 +25,12 @@ from sglang.srt.platforms import current_platform
 from sglang.srt.server_args import PortArgs, ServerArgs
 
 from scripted.adapters.sglang import host, transfers
+from scripted.adapters.sglang.turns import MODEL
 from scripted.script.watchdog import unwatched
 
 Policy = Literal["fcfs", "lpm", "lof", "dfs-weight"]
 Mode = Literal["null", "prefill", "decode"]
 
-# The end of sequence is a token that nobody says.
-_MODEL: Final = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "num_hidden_layers": 1,
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "float32",
-    "bos_token_id": 1,
-    "eos_token_id": 255,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
 # What makes a server that needs no graphics card.
 ON_CPU: Final = {
     "device": "cpu",
@@ -222,7 +205,7 @@ _left_out: Final[dict[str, Any]] = dict.fromkeys(
 def _model_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder with the configuration of the model, and for sockets; it goes with the process."""
     folder = tempfile.TemporaryDirectory(prefix="scripted-sglang-")
-    (Path(folder.name) / "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
+    (Path(folder.name) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     return folder
 
 

@@ -123,20 +123,20 @@ class RoutedRun(MemberRun):
 
 
 class Router:
-    """What stands before a decode server: it chooses the prefill server of each request. ``said`` is for those."""
+    """What stands before a decode server: it chooses the prefill server of each request."""
 
-    def __init__(self, run: RoutedRun, prefills: Sequence[str], made: int) -> None:
-        self._run = run
+    def __init__(self, member: SglangMember, prefills: Sequence[str], made: int) -> None:
+        self._member = member
+        self._run = member.run
         self._prefills = tuple(prefills)
         self._made = made
         self._count = 0
-        self.said: list[tuple[str, Any]] = []
 
     def passes(self, event: Any) -> Any:
         """What the decode server is given; None where the router answers by itself."""
         rooms = self._run.machine.role.rooms
         if isinstance(event, Abort) and event.rid in rooms and self._run.config.router_tells_both:
-            self.said.append((rooms[event.rid][0], ClientLeft(rooms[event.rid][1])))
+            self._member.said.append((rooms[event.rid][0], ClientLeft(rooms[event.rid][1])))
         if isinstance(event, Add) and self._run.machine.refusal_of(event) is None:
             reached = [name for name in self._prefills if name in self._run.machine.role.transfers.reached]
             if not reached:
@@ -146,7 +146,7 @@ class Router:
             room = self._made * _ROOMS + self._count
             at = reached[self._count % len(reached)]
             rooms[event.rid] = at, room
-            self.said.append((at, Routed(room, event.prompt_ids, event.priority)))
+            self._member.said.append((at, Routed(room, event.prompt_ids, event.priority)))
         return event
 
 
@@ -166,9 +166,7 @@ class SglangMember(SearchedMember):
     def __init__(self, name: str, run: RoutedRun, prefills: Sequence[str], made: int) -> None:
         super().__init__(name)
         self.run = run
-        self._made = made
-        self._said: list[tuple[str, Any]] = []
-        self.router = run.router = Router(run, prefills, made) if name[0] == "d" else None
+        run.router = Router(self, prefills, made) if name[0] == "d" else None
         transfers = run.machine.role.transfers
         transfers.local_ip, transfers.born = name, made
         # Of a prefill server: who has the other half of a request, by its room.
@@ -202,12 +200,9 @@ class SglangMember(SearchedMember):
 
     def take_said(self) -> Sequence[tuple[str, Any]]:
         transfers = self.role.transfers
-        routed: list[tuple[str, Any]] = []
-        if self.router is not None:
-            routed, self.router.said = self.router.said, []
-        said = [*routed, *self._said, *transfers.said]
-        self._said, transfers.said = [], []
-        return said
+        self.said += transfers.said
+        transfers.said = []
+        return super().take_said()
 
     def hear(self, sender: str, message: Any) -> None:
         match message:
@@ -280,13 +275,13 @@ class SglangMember(SearchedMember):
         for rid in ended & self.role.rooms.keys():
             at, room = self.role.rooms[rid]
             half = self.halves.get(room)
-            self._said.append((at, ClientLeft(room)) if half is None else (half.peer, GivenUp(room)))
+            self.said.append((at, ClientLeft(room)) if half is None else (half.peer, GivenUp(room)))
 
     # -- a prefill server --
 
     def _begin(self, sender: str, message: Routed | Recompute) -> None:
         if self.is_draining:
-            self._said.append((sender, GivenUp(message.room)))
+            self.said.append((sender, GivenUp(message.room)))
             return
         rid = f"{sender}.{message.room}"
         while self.run.is_live(rid):
@@ -311,7 +306,7 @@ class SglangMember(SearchedMember):
                 )
             self._check_source(chunk, half, info)
             targets = tuple(info.dst_kv_indices[chunk.index_slice].tolist())
-            self._said.append((info.endpoint, PageWrite(chunk.room, number, first, targets, half.prompt_ids[:end])))
+            self.said.append((info.endpoint, PageWrite(chunk.room, number, first, targets, half.prompt_ids[:end])))
 
     def _part_of(self, chunk: Any, half: ServerHalf, info: Any) -> tuple[int, int]:
         """The positions that a chunk sends."""
@@ -355,7 +350,7 @@ class SglangMember(SearchedMember):
                 f"{self.name} gave {list(table[pages.start // size :])} to a request that waits for them"
             )
         role.loads.append(Load(rid=rid_of(waits[0].rid), start=pages.start, token_ids=pages.token_ids, block_ids=table))
-        self._said.append((sender, Written(pages.chunk)))
+        self.said.append((sender, Written(pages.chunk)))
 
 
 def _config_of(config: Any, name: str) -> Any:

@@ -6,7 +6,6 @@ A loop is cut where it waits: for the result of a batch, and for messages. Only 
 from __future__ import annotations
 
 import inspect
-from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,13 +27,15 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import use_context
-from sglang.srt.sampling.sampling_params import SamplingParams
 
+from scripted.adapters.sglang.actions import ReleaseTiers
 from scripted.adapters.sglang.config import SglangSettings, new_scheduler
 from scripted.adapters.sglang.host import HostTier, NoHost, written_by
 from scripted.adapters.sglang.roles import LOOPS, role_of
 from scripted.adapters.sglang.shares import Retractions, counts_of, inner_name, rid_of, shares_of
 from scripted.adapters.sglang.transfers import Launched
+from scripted.adapters.sglang.turns import request
+from scripted.core.action import Action, RunLike
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.sdk import (
     Abort,
@@ -300,6 +301,11 @@ class SglangMachine:
         shares = [share for batch, _ in self._in_flight for share in batch.shares]
         return {page for share in shares for page in written_by(share, size)}
 
+    def obstacle(self, run: RunLike) -> Action | None:
+        """What is carried between tiers is held."""
+        del run
+        return ReleaseTiers() if self.host.holds else None
+
     # -- a turn of the loop --
 
     def _turn(self) -> Batch | None:
@@ -458,28 +464,15 @@ class SglangMachine:
         if reason is not None:
             self._refuse(event.rid, reason)
             return
-        sampling = SamplingParams(max_new_tokens=event.max_new_tokens, stop_token_ids=set(event.stop_token_ids) or None)
-        sampling.normalize(None)
         self._alive[event.rid] = event
         self._retractions.begin(event.rid)
-        self._say(
-            TokenizedGenerateReqInput(
-                rid=self._inner(event.rid),
-                input_text=None,
-                input_ids=array("q", event.prompt_ids),
-                input_embeds=None,
-                mm_inputs=None,
-                token_type_ids=None,
-                sampling_params=sampling,
-                return_logprob=False,
-                logprob_start_len=-1,
-                top_logprobs_num=0,
-                token_ids_logprob=None,
-                stream=True,
-                priority=event.priority if self.settings.enable_priority_scheduling else None,
-                **self.role.routed(event.rid),
-            )
+        priority = event.priority if self.settings.enable_priority_scheduling else None
+        message = request(
+            self._inner(event.rid), event.prompt_ids, event.max_new_tokens, priority, event.stop_token_ids
         )
+        for name, value in self.role.routed(event.rid).items():
+            setattr(message, name, value)
+        self._say(message)
 
     def refusal_of(self, event: Add) -> str | None:
         """Why the front end refuses it, or why it would not be computed as it asks; None where it begins."""

@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,23 +22,26 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 
+# Its end of sequence is a token that nobody says.
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "vocab_size": 256,
+    "eos_token_id": 255,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+    "rms_norm_eps": 1e-5,
+    **dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 32),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1),
+}
+
 
 def new_scheduler(settings: Any) -> Scheduler:
     """On the CPU, over a random model of one layer."""
-    model = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "vocab_size": 256,
-        "max_position_embeddings": 4096,
-        "torch_dtype": "float32",
-        "rms_norm_eps": 1e-5,
-    }
-    model |= dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 32)
-    model |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1)
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
-    (Path(folder) / "config.json").write_text(json.dumps(model), encoding="utf-8")
+    (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     args = ServerArgs(
         model_path=folder,
         device="cpu",
@@ -68,9 +72,11 @@ def new_scheduler(settings: Any) -> Scheduler:
         return Scheduler(args, ports)
 
 
-def request(rid: str, prompt: list[int], new: int, priority: int | None = None) -> TokenizedGenerateReqInput:
+def request(
+    rid: str, prompt: Iterable[int], new: int, priority: int | None = None, stop: Iterable[int] = ()
+) -> TokenizedGenerateReqInput:
     """As the front end sends it."""
-    sampling = SamplingParams(max_new_tokens=new)
+    sampling = SamplingParams(max_new_tokens=new, stop_token_ids=set(stop) or None)
     sampling.normalize(None)
     return TokenizedGenerateReqInput(
         rid=rid,

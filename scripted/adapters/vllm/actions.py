@@ -12,7 +12,8 @@ import msgspec
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.prompts import prompt_ids
 from scripted.errors import BadCall
-from scripted.sdk import Add, Signal
+from scripted.sdk import Add
+from scripted.sdk.signals import SignalAction
 
 FAIL: Final = "fail-load"
 OFFER: Final = "offer"
@@ -26,23 +27,11 @@ ENDED: Final = "transfer-ended"
 UNKNOWN: Final = -1
 
 
-class _OfConnector(Action, frozen=True, kw_only=True, omit_defaults=True):
+class _OfConnector(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of those that only a connector knows."""
 
-    def reaches(self, run: RunLike) -> bool:
-        return bool(run.config.has_connector)
-
-
-class _OfTransfers(Action, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of those that hold what a connector, or HiSparse, has under way."""
-
-    def reaches(self, run: RunLike) -> bool:
-        return bool(run.config.has_transfers)
-
-
-def _check_connector(t: Any, verb_name: str, *, is_there: bool = False) -> None:
-    if not (is_there or t.run.config.has_connector):
-        raise BadCall(f"{verb_name}() needs a connector: kv_connector must be 'sync' or 'async', got 'none'")
+    needs: ClassVar = "has_connector"
+    needed: ClassVar = "a connector: kv_connector must be 'sync' or 'async', got 'none'"
 
 
 class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="fail-load"):
@@ -56,17 +45,11 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
     @verb
     def fail_load(t: Any, *, block: int = 0) -> None:
         """Let the oldest load, or the next one, bring only what is before this block of the request."""
-        _check_connector(t, "fail_load")
-        if not isinstance(block, int) or block < 0:
-            raise BadCall(f"fail_load() takes a block that is 0 or more, got {block!r}")
-        t.run.act(FailLoad(block=block))
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=FAIL, value=self.block))
+        FailLoad(block=block).tell(t)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return (cls(), cls(block=1)) if base.config.has_connector else ()
+        return (cls(), cls(block=1)) if cls.is_known(base.config) else ()
 
 
 class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="offer"):
@@ -75,63 +58,50 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
     tokens: int
 
     examples: ClassVar = ("offer tokens=4", "offer tokens=-1")
+    least: ClassVar = UNKNOWN
 
     @staticmethod
     @verb
     def offer_prefixes(t: Any, tokens: int) -> None:
         """From now on the connector offers this many tokens of each prompt; with -1 it cannot say yet."""
-        _check_connector(t, "offer_prefixes")
-        if not isinstance(tokens, int) or tokens < UNKNOWN:
-            raise BadCall(f"offer_prefixes() takes a number of tokens, or -1, got {tokens!r}")
-        t.run.act(OfferPrefixes(tokens=tokens))
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=OFFER, value=self.tokens))
+        OfferPrefixes(tokens=tokens).tell(t)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         sizes = (0, base.config.block_size, base.config.max_model_len, UNKNOWN)
-        return [cls(tokens=size) for size in sizes] if base.config.has_connector else ()
+        return [cls(tokens=size) for size in sizes] if cls.is_known(base.config) else ()
 
 
-class HoldConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
+class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
     """Loads and saves that are not waited for do not end from now on."""
 
     examples: ClassVar = ("hold-transfers",)
+    is_extra: ClassVar = True
+    # HiSparse has some under way, too.
+    needs: ClassVar = "has_transfers"
 
     @staticmethod
     @verb
     def hold_transfers(t: Any) -> None:
         """Let no load or save end until ``release_transfers``."""
-        _check_connector(t, "hold_transfers", is_there=t.run.config.has_transfers)
-        t.run.act(HoldConnector())
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=HOLD))
-
-    @classmethod
-    def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return (cls(),) if base.config.has_transfers else ()
+        HoldConnector().tell(t)
 
 
-class ReleaseConnector(_OfTransfers, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
+class ReleaseConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
     """They end again."""
 
     examples: ClassVar = ("release-transfers",)
     added_beside: ClassVar = "hold-transfers"
+    needs: ClassVar = "has_transfers"
 
     @staticmethod
     @verb
     def release_transfers(t: Any) -> None:
         """Let loads and saves end again."""
-        _check_connector(t, "release_transfers", is_there=t.run.config.has_transfers)
-        t.run.act(ReleaseConnector())
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=RELEASE))
+        ReleaseConnector().tell(t)
 
 
-class HoldCompilation(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
+class HoldCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
     """From now on no grammar is compiled."""
 
     examples: ClassVar = ("hold-grammars",)
@@ -140,17 +110,14 @@ class HoldCompilation(Action, frozen=True, kw_only=True, omit_defaults=True, tag
     @verb
     def hold_grammars(t: Any) -> None:
         """Let no grammar be compiled until ``release_grammars``."""
-        t.run.act(HoldCompilation())
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=HOLD_GRAMMARS))
+        HoldCompilation().tell(t)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         return (cls(),) if any(getattr(start, "grammar", 0) for start in base.starts) else ()
 
 
-class ReleaseCompilation(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
+class ReleaseCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
     """Grammars are compiled again."""
 
     examples: ClassVar = ("release-grammars",)
@@ -160,10 +127,7 @@ class ReleaseCompilation(Action, frozen=True, kw_only=True, omit_defaults=True, 
     @verb
     def release_grammars(t: Any) -> None:
         """Let grammars be compiled again."""
-        t.run.act(ReleaseCompilation())
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=RELEASE_GRAMMARS))
+        ReleaseCompilation().tell(t)
 
 
 class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"):
@@ -234,7 +198,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
         return [cls(rid=rid, tokens=size, new=3) for rid in _sessions_of(base) for size in sizes]
 
 
-class EndSession(Action, frozen=True, kw_only=True, omit_defaults=True, tag="end-session"):
+class EndSession(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="end-session"):
     """The client of a session has no more input."""
 
     rid: str
@@ -245,10 +209,7 @@ class EndSession(Action, frozen=True, kw_only=True, omit_defaults=True, tag="end
     @verb
     def end_session(t: Any, r: Any) -> None:
         """Say that there is no more input."""
-        t.run.act(EndSession(rid=t.rid_of("end_session()", r)))
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=END_SESSION, rid=self.rid))
+        EndSession(rid=t.rid_of("end_session()", r)).tell(t)
 
     def reaches(self, run: RunLike) -> bool:
         return bool(run.machine.is_session(self.rid))

@@ -29,8 +29,6 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from scripted.adapters.vllm.actions import (
     ACTIONS,
     NEEDED_BY_SETTINGS,
-    EndSession,
-    OfferPrefixes,
     ReleaseCompilation,
     ReleaseConnector,
 )
@@ -130,17 +128,9 @@ class VllmAdapter(SchedulerAdapter):
         return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
 
     def obstacle(self, run: Any) -> Action | None:
-        """Transfers and grammars that are held, a session that waits, a connector that cannot say what it has."""
-        if run.machine.transfers.holds:
-            return ReleaseConnector()
-        if run.machine.grammars.holds:
-            return ReleaseCompilation()
-        waiting = run.machine.waiting_session
-        if waiting is not None and not run.is_live(waiting):
-            return EndSession(rid=waiting)
-        if run.machine.transfers.is_unknown and not run.is_settled:
-            return OfferPrefixes(tokens=run.config.kv_offered_tokens)
-        return None
+        """The machine says it."""
+        undo: Action | None = run.machine.obstacle(run)
+        return undo
 
 
 ADAPTER: Final = VllmAdapter(

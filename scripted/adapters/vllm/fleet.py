@@ -109,10 +109,10 @@ class ProxiedPrompt:
 class ProxiedRun(MemberRun):
     """A run whose requests may wait for another engine before its scheduler has them."""
 
-    proxy: Proxy | None = None
+    proxy: Proxy
 
     def give(self, event: Any) -> None:
-        if self.proxy is None or not self.proxy.takes(event):
+        if not self.proxy.takes(event):
             super().give(event)
 
     def _check_waits(self) -> None:
@@ -121,22 +121,22 @@ class ProxiedRun(MemberRun):
             super()._check_waits()
 
     def is_live(self, rid: str) -> bool:
-        return super().is_live(rid) or (self.proxy is not None and rid in self.proxy.waiting)
+        return super().is_live(rid) or rid in self.proxy.waiting
 
 
 class Proxy:
-    """What stands before a consumer: it has prompts computed elsewhere first.
+    """What stands before a consumer: it has prompts computed elsewhere first. Before a producer it does nothing.
 
-    ``prompts`` are those that are not over, by their numbers. ``said`` is for producers.
+    ``prompts`` are those that are not over, by their numbers.
     """
 
-    def __init__(self, run: ProxiedRun, producers: Sequence[str]) -> None:
-        self._run = run
+    def __init__(self, member: VllmMember, producers: Sequence[str]) -> None:
+        self._member = member
+        self._run = member.run
         self._producers = tuple(producers)
         self._reached: set[str] = set()
         self._count = 0
         self.prompts: dict[int, ProxiedPrompt] = {}
-        self.said: list[tuple[str, Any]] = []
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -159,7 +159,7 @@ class Proxy:
         """Whether this is kept from the scheduler, which may be for good."""
         if isinstance(event, Abort) and event.rid in self.waiting:
             number = self.waiting[event.rid]
-            self.said.append((self.prompts.pop(number).at, Dropped(number)))
+            self._member.said.append((self.prompts.pop(number).at, Dropped(number)))
             return True
         reached = [name for name in self._producers if name in self._reached]
         if not isinstance(event, Add) or not reached:
@@ -167,7 +167,7 @@ class Proxy:
         self._count += 1
         at = reached[self._count % len(reached)]
         self.prompts[self._count] = ProxiedPrompt(event.rid, at, event)
-        self.said.append((at, Wanted(self._count, event.prompt_ids, event.priority, event.lora)))
+        self._member.said.append((at, Wanted(self._count, event.prompt_ids, event.priority, event.lora)))
         return True
 
     def lose(self, number: int) -> None:
@@ -205,7 +205,7 @@ class Proxy:
                     self.lose(message.number)
                     return
                 self._end_load(self._take_number(message.number), 0)
-                self.said.append((one.at, Dropped(message.number)))
+                self._member.said.append((one.at, Dropped(message.number)))
                 del self.prompts[message.number]
 
     def after_step(self) -> None:
@@ -213,10 +213,10 @@ class Proxy:
         connector = self._connector
         for load in self._run.machine.transfers.take_asked():
             number = connector.numbers[load.request_id]
-            self.said.append((self.prompts[number].at, Pull(number, load.start, load.token_ids)))
+            self._member.said.append((self.prompts[number].at, Pull(number, load.start, load.token_ids)))
         for request_id in connector.take_unused():
             number = connector.numbers.pop(request_id)
-            self.said.append((self.prompts.pop(number).at, Dropped(number)))
+            self._member.said.append((self.prompts.pop(number).at, Dropped(number)))
 
     def _take_number(self, number: int) -> str:
         """The request of a number, whose KV is over."""
@@ -240,18 +240,16 @@ class VllmMember(SearchedMember):
         super().__init__(name)
         self.run = run
         run.machine.transfers.is_remote = run.machine.scheduler.connector.is_remote = True
-        self.proxy = run.proxy = Proxy(run, producers) if name[0] == "d" else None
+        self.proxy = run.proxy = Proxy(self, producers if name[0] == "d" else ())
         self.kept: dict[tuple[str, int], Kept] = {}
         # Those whose end the scheduler has not taken.
         self.ending: set[str] = set()
-        self._said: list[tuple[str, Any]] = []
         self._begun = 0
 
     def step(self) -> None:
         if not self.run.advance():
             return
-        if self.proxy is not None:
-            self.proxy.after_step()
+        self.proxy.after_step()
         owners = {one.rid: key for key, one in self.kept.items()}
         for reply in self.run.previous.replies:
             if isinstance(reply, (Tokens, Refused)) and reply.rid in owners:
@@ -262,18 +260,10 @@ class VllmMember(SearchedMember):
         for request_id in [one for one in kept if rid_of(one) not in owners and one not in self.ending]:
             self.end_save(request_id)
 
-    def take_said(self) -> Sequence[tuple[str, Any]]:
-        said, self._said = self._said, []
-        if self.proxy is not None:
-            said += self.proxy.said
-            self.proxy.said = []
-        return said
-
     def hear(self, sender: str, message: Any) -> None:
         key = sender, message.number
         match message:
             case Computed() | Blocks():
-                assert self.proxy is not None
                 self.proxy.hear(message)
             case Wanted():
                 self._begin(key, message)
@@ -282,32 +272,30 @@ class VllmMember(SearchedMember):
                 if not is_gone:
                     self.kept[key].read = message
                     self._check_read(key)
-                self._said.append((sender, Blocks(message.number, is_gone)))
+                self.said.append((sender, Blocks(message.number, is_gone)))
             case Dropped():
                 self._check_read(key)
                 self._drop(key)
 
     def not_sent(self, receiver: str, message: Any) -> None:
         del receiver
-        if self.proxy is not None and isinstance(message, (Wanted, Pull)):
+        if isinstance(message, (Wanted, Pull)):
             self.proxy.lose(message.number)
 
     def meet(self, other: str) -> None:
-        if self.proxy is not None:
-            self.proxy.meet(other)
+        self.proxy.meet(other)
 
     def part_from(self, other: str) -> None:
-        if self.proxy is not None:
-            self.proxy.part_from(other)
+        self.proxy.part_from(other)
         for key in [key for key in self.kept if key[0] == other]:
             self._drop(key)
 
     @property
     def is_quiet(self) -> bool:
-        return super().is_quiet and not self.kept and not (self.proxy is not None and self.proxy.prompts)
+        return super().is_quiet and not (self.kept or self.proxy.prompts)
 
     def check_quiet(self) -> None:
-        left = len(self.kept) + (0 if self.proxy is None else len(self.proxy.prompts))
+        left = len(self.kept) + len(self.proxy.prompts)
         if left:
             raise Violation(f"nothing is on its way, but {left} prompts are kept for others or awaited from them")
 
@@ -315,7 +303,7 @@ class VllmMember(SearchedMember):
 
     def _begin(self, key: tuple[str, int], wanted: Wanted) -> None:
         if self.is_draining:
-            self._said.append((key[0], Computed(wanted.number, is_there=False)))
+            self.said.append((key[0], Computed(wanted.number, is_there=False)))
             return
         self._begun += 1
         # A consumer that came back counts from 1 again.
@@ -332,7 +320,7 @@ class VllmMember(SearchedMember):
         is_there = reason == "length"
         if not is_there:
             del self.kept[key]
-        self._said.append((key[0], Computed(key[1], is_there)))
+        self.said.append((key[0], Computed(key[1], is_there)))
 
     def _check_read(self, key: tuple[str, int]) -> None:
         """What a consumer reads is the KV of its prompt, from when it asks to when it says that it has it."""
@@ -402,9 +390,8 @@ class VllmFleets(FleetAdapter):
         return VllmMember(name, run, [one for one in config.names if one[0] == "p"])
 
     def fleet_digest(self, run: Run) -> bytes:
-        known = [(one.name, one.kept, one.ending, one.is_draining) for one in run.machine.living]
-        proxies = [one.proxy.prompts for one in run.machine.living if one.proxy is not None]
-        return _STATES.digest(run.machine.fleet.links, known, proxies)
+        known = [(one.name, one.kept, one.ending, one.is_draining, one.proxy.prompts) for one in run.machine.living]
+        return _STATES.digest(run.machine.fleet.links, known)
 
     def freeze(self, run: Run) -> Frozen[Any]:
         return Frozen(run, COPIER)

@@ -7,23 +7,31 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from vllm.distributed.kv_events import NullEventPublisher
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from scripted.adapters.vllm.actions import END_SESSION, HOLD_GRAMMARS, RELEASE_GRAMMARS
-from scripted.adapters.vllm.checkpoints import checkpoint_reader
+from scripted.adapters.vllm.actions import (
+    END_SESSION,
+    HOLD_GRAMMARS,
+    RELEASE_GRAMMARS,
+    EndSession,
+    OfferPrefixes,
+    ReleaseCompilation,
+    ReleaseConnector,
+)
+from scripted.adapters.vllm.announced import not_cached, take_events
 from scripted.adapters.vllm.config import VllmSettings
 from scripted.adapters.vllm.grammar import masks_of
-from scripted.adapters.vllm.grammars import Grammars
 from scripted.adapters.vllm.hisparse import SparseHost
 from scripted.adapters.vllm.ids import id_at, rid_of
 from scripted.adapters.vllm.images import Images, name_of, placed_in
-from scripted.adapters.vllm.kv_events import Subscriber
 from scripted.adapters.vllm.parts import new_request, new_scheduler, result_of
 from scripted.adapters.vllm.runner_view import RunnerView
 from scripted.adapters.vllm.transfers import Transfers
 from scripted.core.account import OWN_ENDS
+from scripted.core.action import Action, RunLike
 from scripted.core.masks import is_allowed
 from scripted.sdk import (
     Abort,
@@ -69,6 +77,57 @@ _EMPTY_PLANS: Final = 3
 _MASKED: Final = 0
 
 
+class Subscriber(NullEventPublisher):  # type: ignore[misc] # vLLM is not there for mypy
+    """In the place of vLLM's publisher: ``said`` are the blocks, by group and hash, as of the events that came."""
+
+    def __init__(self) -> None:
+        self.said: set[tuple[int, Any]] = set()
+
+    def publish(self, events: Any) -> None:
+        take_events(self.said, events.events)
+
+    def check(self, pool: Any) -> None:
+        """With the events that are on their way, nothing is said to be cached that is not. Raises Violation."""
+        missing = not_cached(pool, self.said)
+        if missing:
+            groups = sorted({group for group, _ in missing})
+            raise Violation(
+                f"KV events say that {len(missing)} blocks of group {', '.join(map(str, groups))} are in the prefix "
+                "cache, which are not"
+            )
+
+
+class Grammars:
+    """Those that are being compiled, each in so many steps unless they are held."""
+
+    def __init__(self, steps: int, compiler: Any) -> None:
+        self.holds = False
+        self._steps = steps
+        self._compiler = compiler
+        self._now = 0
+        # When each is done, and whether it compiles, by the request.
+        self._waiting: dict[str, tuple[int, bool]] = {}
+
+    @property
+    def go_on(self) -> bool:
+        return bool(self._waiting) and not self.holds
+
+    def begin(self, step: int) -> None:
+        """A step begins: what is due is done."""
+        self._now = step
+        for request_id, (due, compiles) in list(self._waiting.items()):
+            if due <= step and not self.holds:
+                del self._waiting[request_id]
+                self._compiler.finish(request_id, compiles)
+
+    def add(self, request_id: str, request: Add) -> None:
+        if request.grammar:
+            self._waiting[request_id] = self._now + self._steps, request.grammar > 0
+
+    def take(self, signal: Signal) -> None:
+        self.holds = signal.name == HOLD_GRAMMARS
+
+
 class _Flight(msgspec.Struct, frozen=True, kw_only=True):
     """A plan whose result is not in. Of one that computes nothing there is no batch, and no result to wait for.
 
@@ -96,7 +155,7 @@ class VllmMachine:
             self.scheduler.kv_event_publisher = Subscriber()
         self._settings = settings
         self._host = SparseHost(settings) if settings.hisparse_host_blocks else None
-        self._runner = RunnerView(settings, checkpoint_reader(settings, self.scheduler), self._host)
+        self._runner = RunnerView(settings, self.scheduler, self._host)
         # In order.
         self._in_flight: deque[_Flight] = deque()
         # The last plan samples behind tokens in flight, on which its masks depend: vLLM's engine computes it, and waits
@@ -184,9 +243,18 @@ class VllmMachine:
     def transfers(self) -> Transfers | SparseHost:
         return self._transfers
 
-    @property
-    def grammars(self) -> Grammars:
-        return self._grammars
+    def obstacle(self, run: RunLike) -> Action | None:
+        """Transfers and grammars that are held, a session that waits, a connector that cannot say what it has."""
+        if self._transfers.holds:
+            return ReleaseConnector()
+        if self._grammars.holds:
+            return ReleaseCompilation()
+        waiting = next((rid for rid in self._sessions if self.has_session(rid)), None)
+        if waiting is not None and not run.is_live(waiting):
+            return EndSession(rid=waiting)
+        if self._transfers.is_unknown and not run.is_settled:
+            return OfferPrefixes(tokens=self._settings.kv_offered_tokens)
+        return None
 
     # -- events --
 
@@ -287,10 +355,6 @@ class VllmMachine:
 
     def has_session(self, rid: str) -> bool:
         return self.is_session(rid) and _waits_for_input(self.scheduler.requests[self._sessions[rid]])
-
-    @property
-    def waiting_session(self) -> str | None:
-        return next((rid for rid in self._sessions if self.has_session(rid)), None)
 
     def _end(self, rids: Sequence[str] | None) -> None:
         everybody = self.scheduler.requests.values()

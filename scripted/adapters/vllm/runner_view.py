@@ -5,6 +5,7 @@ Plans say what has changed. What a plan forgets to say is missing here, as it is
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +61,12 @@ def _states(blocks: tuple[int, ...], size: int, kept: tuple[int, int]) -> StateT
 
 
 class RunnerView:
-    """``checkpoint_of`` says of the positions that a prompt's share computes which state is kept beside the last;
-    ``host`` which pages of a request are where, if some are in host memory.
-    """
+    """Of plans of this scheduler. ``host`` says which pages of a request are where, if some are in host memory."""
 
-    def __init__(
-        self,
-        settings: VllmSettings,
-        checkpoint_of: Callable[[int, int], tuple[int, int]] | None = None,
-        host: SparseHost | None = None,
-    ) -> None:
+    def __init__(self, settings: VllmSettings, scheduler: Any, host: SparseHost | None = None) -> None:
         self._settings = settings
-        self._checkpoint_of = checkpoint_of
+        # Of the positions that a prompt's share computes: which state is kept beside the last.
+        self._checkpoint_of = _checkpoint_reader(settings, scheduler)
         self._host = host
         self._version = settings.model_runner
         self._requests: dict[str, _Request] = {}
@@ -156,3 +151,34 @@ class RunnerView:
                     table += more
             starts[rid] = start
         return starts
+
+
+def _checkpoint_reader(settings: VllmSettings, scheduler: Any) -> Callable[[int, int], tuple[int, int]] | None:
+    """What the kernels of Mamba's layers ask: after how many tokens of a share, and where, a state is kept besides.
+
+    None where they keep none.
+    """
+    if not settings.mamba_checkpoint_alignment:
+        return None
+    # It imports kernels.
+    from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
+
+    group = scheduler.kv_cache_manager.coordinator.single_type_managers[-1 - len(settings.rings)]
+
+    more: dict[str, Any] = {
+        "hash_block_size": settings.hash_block_size,
+        "mamba_block_size": settings.states[0],
+        "checkpoint_alignment": settings.mamba_checkpoint_alignment,
+        "drop_eagle_block": scheduler.use_eagle_block_drop,
+        # Since 0.32, and since 0.33: a hash may cover tokens behind its block.
+        "cache_hit_alignment_tokens": getattr(group, "cache_hit_alignment_tokens", None),
+        "num_hash_lookahead_tokens": getattr(scheduler, "num_hash_lookahead_tokens", None),
+    }
+    known = inspect.signature(compute_mamba_prefill_checkpoints).parameters
+    more = {name: value for name, value in more.items() if name in known}
+
+    def checkpoint_of(start: int, end: int) -> tuple[int, int]:
+        (count,), (place,) = compute_mamba_prefill_checkpoints([end], [end - start], **more)
+        return count, place
+
+    return checkpoint_of

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 
-from scripted.sdk.live.gate import LoopGate
+from scripted.sdk.live.stops import LoopGate
 
 _OK: Final = 200
 _DATA: Final = b"data: "

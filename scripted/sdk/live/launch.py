@@ -15,9 +15,17 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.sdk.live.wire import PORT_VARIABLE, SETTINGS_VARIABLE
+from scripted.script.execution import ScriptOutcome
+from scripted.script.wire import HookReady, ScriptFailedReply
 
 MODEL: Final = "model"
+SOCKET: Final = "gate"
+# What the hook in the engine's process is told: the folder of the socket, and the process that it lives for.
+FOLDER_VARIABLE: Final = "SCRIPTED_LIVE_FOLDER"
+OWNER_VARIABLE: Final = "SCRIPTED_LIVE_OWNER"
+# And where its front end listens, and its adapter's settings.
+PORT_VARIABLE: Final = "SCRIPTED_LIVE_PORT"
+SETTINGS_VARIABLE: Final = "SCRIPTED_LIVE_SETTINGS"
 
 
 class ServerCommand(NamedTuple):
@@ -71,3 +79,19 @@ def _write_plugin(folder: Path, plugin: Plugin) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted-live\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text(f"[{plugin.group}]\nscripted_live = {plugin.hook}\n")
+
+
+# -- what the gate says of a script --
+
+
+class Passed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    outcome: ScriptOutcome
+
+
+class Broken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The script neither passed nor failed: the harness or the adapter has a defect."""
+
+    text: str
+
+
+Reply = HookReady | Passed | ScriptFailedReply | Broken

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from scripted.core.action import Action, RunLike
 from scripted.core.violation import Violation
 from scripted.sdk.live.clients import HttpCall
-from scripted.sdk.live.launch import MODEL
+from scripted.sdk.live.launch import FOLDER_VARIABLE, MODEL
 from scripted.sdk.live.stops import LoopStops
 from scripted.sdk.live.weights import VERSIONS, WEIGHTS, History
-from scripted.sdk.live.wire import FOLDER_VARIABLE
 from scripted.sdk.messages import (
     Abort,
     Add,
@@ -103,6 +103,11 @@ class LiveEngine:
         raise NotImplementedError
 
     # -- what a run asks --
+
+    def obstacle(self, run: RunLike) -> Action | None:
+        """None: a live engine holds nothing that a script does not."""
+        del run
+        return None
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
         """Let in what these events send, let results through, and let the loop run until it waits again."""

@@ -21,10 +21,7 @@ from scripted.report.failure import ScriptError
 from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
 from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
-from scripted.sdk.live.machine import LiveEngine
-from scripted.sdk.live.parts import LiveDevice, LiveOracle, LiveRun
-from scripted.sdk.live.stops import LoopStops
-from scripted.sdk.live.wire import (
+from scripted.sdk.live.launch import (
     FOLDER_VARIABLE,
     OWNER_VARIABLE,
     PORT_VARIABLE,
@@ -34,24 +31,42 @@ from scripted.sdk.live.wire import (
     Passed,
     Reply,
 )
+from scripted.sdk.live.machine import LiveEngine
+from scripted.sdk.live.parts import LiveDevice, LiveOracle, LiveRun
+from scripted.sdk.live.stops import LoopStops
 from scripted.sdk.script.runner import run_script
 
 _OWNER_INTERVAL_S: Final = 1.0
 _FRONT_END_INTERVAL_S: Final = 0.2
 
 
-def serve_scripts(
-    stops: LoopStops, adapter: Adapter, config: type[msgspec.Struct], new_machine: Callable[[int], LiveEngine]
+def hook_loop(
+    kind: type,
+    loop: str,
+    *,
+    adapter: Adapter,
+    config: type[msgspec.Struct],
+    stops: Callable[[Any], Any],
+    machine: Callable[[Any, Any, int], LiveEngine],
 ) -> None:
-    """Run every script that comes, each on a machine of its own around the same engine. In a thread of its own.
+    """Let the ``loop`` of an engine's class stop at the gate in a live server. It may be hooked twice.
 
-    A machine is made of the port of the engine's front end. ``stops`` are closed once this listens: until then the
-    engine answers it by itself.
+    ``stops`` are made of the engine, and a machine for each script of the engine, its stops and the port of its front
+    end. Scripts are run in a thread of its own.
     """
-    settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=config)
-    port = int(os.environ[PORT_VARIABLE])
-    _start(_end_with_owner)
-    _start(lambda: _serve(stops, port, adapter, settings, lambda: new_machine(port)))
+    own_loop = getattr(kind, loop)
+    if own_loop.__module__ == __name__ or PORT_VARIABLE not in os.environ:
+        return
+
+    def hooked_loop(engine: Any) -> None:
+        at = stops(engine)
+        settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=config)
+        port = int(os.environ[PORT_VARIABLE])
+        _start(_end_with_owner)
+        _start(lambda: _serve(at, port, adapter, settings, lambda: machine(engine, at, port)))
+        own_loop(engine)
+
+    setattr(kind, loop, hooked_loop)
 
 
 def _start(target: Callable[[], None]) -> None:

@@ -22,8 +22,7 @@ from scripted.script.decorator import ScriptedTest
 from scripted.script.execution import ScriptOutcome
 from scripted.script.options import ScriptOptions
 from scripted.script.wire import HookReady, ScriptFailedReply, command_to_run
-from scripted.sdk.live.launch import Launcher
-from scripted.sdk.live.wire import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Broken, Passed, Reply
+from scripted.sdk.live.launch import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Broken, Launcher, Passed, Reply
 
 # An engine with all its imports, on a machine with two cores that others use as well.
 _BOOT_TIMEOUT_S: Final = 600.0

@@ -1,13 +1,108 @@
-"""Where an engine's loop stops: it waits for messages or for a result, or would plan twice in one step."""
+"""Where an engine's loop stops: it waits for messages or for a result, or would plan twice in one step.
+
+Between the loop and a script is a gate: two threads, of which one runs at a time.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from scripted.sdk.live.gate import HeldQueue, LoopGate
+from scripted.errors import NoAnswer
 
 ANSWER_TIMEOUT_S: Final = 30.0
+
+
+class LoopGate:
+    """``where`` says what the loop waits for; empty while it runs. ``news`` is notified of whatever comes from outside.
+
+    An open gate stops nobody: the engine starts, or its process ends.
+    """
+
+    def __init__(self, answer_timeout_s: float) -> None:
+        self.news = threading.Condition()
+        self.where = ""
+        self.is_open = True
+        self._answer_timeout_s = answer_timeout_s
+
+    # -- in the loop's thread --
+
+    def stop_at(self, where: str) -> None:
+        """Wait here until the script lets the loop go on."""
+        with self.news:
+            if self.is_open:
+                return
+            self.where = where
+            self.news.notify_all()
+            self.news.wait_for(lambda: not self.where or self.is_open)
+
+    # -- in the script's thread --
+
+    def go_on(self) -> None:
+        """Let the loop run until it waits again. Raises NoAnswer."""
+        with self.news:
+            self.where = ""
+            self.news.notify_all()
+        self.wait(lambda: bool(self.where), "the engine's loop to come back to the gate")
+
+    def wait(self, done: Callable[[], bool], what: str) -> None:
+        """Wait for something from outside. Raises NoAnswer when it takes too long."""
+        with self.news:
+            if not self.news.wait_for(done, self._answer_timeout_s):
+                raise NoAnswer(f"waited {self._answer_timeout_s:g} s in vain for {what}")
+
+    # -- in any thread --
+
+    def notify(self) -> None:
+        with self.news:
+            self.news.notify_all()
+
+    def open(self) -> None:
+        with self.news:
+            self.is_open = True
+            self.news.notify_all()
+
+
+class HeldQueue(queue.Queue[Any]):
+    """The queue in which a loop gets its messages. What arrives is ``held`` until it is let in.
+
+    ``ends`` says of a message that it ends the process: it opens the gate.
+    """
+
+    def __init__(self, gate: LoopGate, ends: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.held: list[Any] = []
+        self._gate = gate
+        self._ends = ends
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if self._gate.is_open or self._ends(item):
+            super().put(item, block, timeout)
+            self._gate.open()
+            return
+        with self._gate.news:
+            self.held.append(item)
+            self._gate.news.notify_all()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The oldest message that was let in; the loop stops here while there is none."""
+        while block and self.empty() and not self._gate.is_open:
+            self._gate.stop_at("messages")
+        return super().get(block, timeout)
+
+    def wake(self, item: Any) -> None:
+        """Let in a message that only wakes the loop."""
+        super().put(item)
+
+    def let_in(self) -> list[Any]:
+        """All that is held; returns it."""
+        with self._gate.news:
+            items, self.held = self.held, []
+        for item in items:
+            super().put(item)
+        return items
 
 
 class LoopStops:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from scripted.core.account import Account, Life
-from scripted.core.action import Action, RunLike, verb
+from scripted.core.action import verb
 from scripted.errors import BadCall
 from scripted.sdk.messages import Add, Event, Signal
+from scripted.sdk.signals import SignalAction
 
 WEIGHTS: Final = "weights"
 VERSIONS: Final = (0, 1)
 
 
-class UpdateWeights(Action, frozen=True, kw_only=True, omit_defaults=True, tag="weights"):
+class UpdateWeights(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="weights"):
     """What is computed from now on is computed with these weights."""
 
     version: int
@@ -30,10 +31,7 @@ class UpdateWeights(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
         """
         if version not in VERSIONS:
             raise BadCall(f"update_weights() takes a version of {VERSIONS}, got {version!r}")
-        t.run.act(UpdateWeights(version=version))
-
-    def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=WEIGHTS, value=self.version))
+        UpdateWeights(version=version).tell(t)
 
 
 # From which position on a request was computed with which weights.

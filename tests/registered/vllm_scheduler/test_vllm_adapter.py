@@ -129,7 +129,7 @@ def cached(rid: str, blocks: tuple[list[int], ...] | None, *, start: int, resume
 
 
 def test_the_runner_keeps_block_tables_from_what_plans_say() -> None:
-    runner = RunnerView(VllmSettings(model_runner=1))
+    runner = RunnerView(VllmSettings(model_runner=1), None)
     (first,) = runner.shares_of(plan(scheduled_new_reqs=[new("a", 3, 1)], num_scheduled_tokens={"a": 5}), ())
     assert first == Share(rid="a", start=0, count=5, block_ids=(3, 1), known_tokens=5)
     more = plan(scheduled_cached_reqs=cached("a", ([7],), start=5), num_scheduled_tokens={"a": 1})
@@ -151,7 +151,7 @@ def test_the_runner_keeps_block_tables_from_what_plans_say() -> None:
     ],
 )
 def test_gaps_in_a_plan_are_found(version: int, first: dict[str, Any], second: dict[str, Any], what: str) -> None:
-    runner = RunnerView(VllmSettings(model_runner=version))
+    runner = RunnerView(VllmSettings(model_runner=version), None)
     runner.shares_of(plan(scheduled_new_reqs=[new("a", 3)], num_scheduled_tokens={"a": 5}), ())
     runner.shares_of(plan(**first), ())
     goes_on = {} if second else {"scheduled_cached_reqs": cached("a", None, start=5), "num_scheduled_tokens": {"a": 1}}

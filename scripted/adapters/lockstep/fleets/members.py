@@ -57,7 +57,7 @@ class SearchedEngine(EngineEnd, SearchedMember):
             self.tell(self.run.previous.replies)
         if self.limits.prefills and self._load != self._told:
             self._told = self._load
-            self._said += [(other, self._told) for other in self._decoding]
+            self.said += [(other, self._told) for other in self._decoding]
 
     @property
     def is_busy(self) -> bool:
@@ -89,7 +89,7 @@ class SearchedEngine(EngineEnd, SearchedMember):
             super().tell((reply,))
 
     def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
-        self._said.append((receiver, PrefillAnswer(transfer, error, status)))
+        self.said.append((receiver, PrefillAnswer(transfer, error, status)))
 
     def hear(self, sender: str, message: Any) -> None:
         match message:

@@ -82,7 +82,6 @@ class EngineEnd(Member):
         self.run = run
         self.asked: dict[int, str] = {}
         self.serving: dict[str, tuple[str, int]] = {}
-        self._said: list[tuple[str, Any]] = []
 
     @property
     def arrived(self) -> list[Any]:
@@ -115,7 +114,7 @@ class EngineEnd(Member):
         """Tell a decode engine of the end of its prompt: nothing, unless it failed."""
         del status
         if error is not None:
-            self._said.append((receiver, PrefillFailed(transfer=transfer, error=error)))
+            self.said.append((receiver, PrefillFailed(transfer=transfer, error=error)))
 
     # -- the fleet --
 
@@ -144,13 +143,12 @@ class EngineEnd(Member):
             case _:
                 error = self.transfers.arrive(message)
                 self.wires.hand_on(sender, self, message, error)
-                self._said.append((sender, ConfirmedPages(message.sending, error)))
+                self.said.append((sender, ConfirmedPages(message.sending, error)))
 
     def take_said(self) -> Sequence[tuple[str, Any]]:
-        said, self._said = self._said, []
-        said += [(pages.to, pages) for pages in self.transfers.sent]
+        self.said += [(pages.to, pages) for pages in self.transfers.sent]
         self.transfers.sent.clear()
-        return said
+        return super().take_said()
 
     def not_sent(self, receiver: str, message: Any) -> None:
         if isinstance(message, PrefillWanted):
@@ -178,12 +176,12 @@ class EngineEnd(Member):
                 case PrefillWanted():
                     self.asked[reply.transfer] = reply.at
                     self.wires.leave(self, reply)
-                    self._said.append((reply.at, reply))
+                    self.said.append((reply.at, reply))
                 case PrefillDropped():
                     at = self.asked.pop(reply.transfer, None)
                     if at is not None:
                         self.wires.leave(self, reply)
-                        self._said.append((at, reply))
+                        self.said.append((at, reply))
                 case TokenOutput() | Refusal() if reply.rid in self.serving:
                     self._end(reply)
                 case _:

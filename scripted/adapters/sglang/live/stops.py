@@ -22,8 +22,7 @@ from sglang.srt.managers.io_struct import (
 )
 
 from scripted.adapters.sglang.shares import shares_of
-from scripted.sdk.live.gate import HeldQueue
-from scripted.sdk.live.stops import LoopStops
+from scripted.sdk.live.stops import HeldQueue, LoopStops
 from scripted.sdk.messages import Share
 
 # What scripts send, and the end; whatever else the front end says of its own accord passes.

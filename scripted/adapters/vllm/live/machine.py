@@ -9,10 +9,8 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from scripted.adapters.vllm.config import VllmSettings
-from scripted.adapters.vllm.grammars import Grammars
 from scripted.adapters.vllm.ids import id_at, rid_of
 from scripted.adapters.vllm.runner_view import RunnerView
-from scripted.adapters.vllm.transfers import Transfers
 from scripted.sdk.live.clients import HttpCall
 from scripted.sdk.live.machine import ABORT, LiveEngine
 from scripted.sdk.live.weights import WEIGHTS
@@ -29,19 +27,15 @@ class LiveVllm(LiveEngine):
     """``core`` is vLLM's EngineCoreProc, whose loop waits at the gate."""
 
     keeping = "keep"
-    # It has no sessions.
-    waiting_session: str | None = None
 
     def __init__(self, core: Any, stops: VllmStops, port: int) -> None:
         self.scheduler = core.scheduler
         self._seen = stops
-        self._runner = RunnerView(VllmSettings(model_runner=2 if core.scheduler.use_v2_model_runner else 1))
+        settings = VllmSettings(model_runner=2 if core.scheduler.use_v2_model_runner else 1)
+        self._runner = RunnerView(settings, core.scheduler)
         # The names of calls, by the numbers that vLLM gives them.
         self._calls: dict[int, str] = {}
         self._arrivals = 0
-        # Without a connector and structured output there are none.
-        self.transfers = Transfers(VllmSettings(), None)
-        self.grammars = Grammars(0, None)
         super().__init__(stops, port)
 
     @property

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from vllm.v1.engine import EngineCoreRequestType
 
-from scripted.sdk.live.gate import HeldQueue
-from scripted.sdk.live.stops import LoopStops
+from scripted.sdk.live.stops import HeldQueue, LoopStops
 
 _ENDING: Final = ("WAKEUP", "EXECUTOR_FAILED")
 

@@ -1,0 +1,52 @@
+"""The base of what may happen to one kind of machine alone: its action becomes a ``Signal``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from scripted.core.action import Action, RunLike, SearchBase, verbs_of
+from scripted.errors import BadCall
+from scripted.sdk.messages import Signal
+
+
+class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
+    """The signal has the tag of the action, its ``rid`` if it has one, and its ``value``.
+
+    ``needs`` is the property of a configuration without which it acts on nothing; an error says ``needed``.
+    ``least`` is the smallest ``value``.
+    """
+
+    needs: ClassVar[str] = ""
+    needed: ClassVar[str] = ""
+    least: ClassVar[int] = 0
+
+    @property
+    def value(self) -> Any:
+        """What the signal says: the first field, unless that is the rid."""
+        first = next(iter(self.__struct_fields__), "rid")
+        return 0 if first == "rid" else getattr(self, first)
+
+    def apply(self, run: RunLike) -> None:
+        run.give(Signal(name=self.kind, value=self.value, rid=getattr(self, "rid", "")))
+
+    def tell(self, t: Any) -> None:
+        """Its verb. Raises BadCall for a value that is none, and where there is nothing for it to act on."""
+        (verb,) = verbs_of(type(self))
+        if not self.is_known(t.run.config):
+            raise BadCall(f"{verb}() needs {self.needed}")
+        if not isinstance(self.value, int) or self.value < self.least:
+            raise BadCall(f"{verb}() takes {self.__struct_fields__[0]} of {self.least} or more, got {self.value!r}")
+        t.run.act(self)
+
+    @classmethod
+    def is_known(cls, config: Any) -> bool:
+        """Whether machines of this configuration have what it acts on."""
+        return not cls.needs or bool(getattr(config, cls.needs))
+
+    def reaches(self, run: RunLike) -> bool:
+        return self.is_known(run.config)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return super().extras(base) if cls.is_known(base.config) else ()
