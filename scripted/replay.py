@@ -14,7 +14,7 @@ from scripted.core.named import OWN, adapter_named
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule
-from scripted.core.translation import Translated, Translation
+from scripted.core.translation import Translated
 from scripted.report.rerun import Rerun
 from scripted.sdk.recording import recorded_adapter
 from scripted.search.execution import record
@@ -47,7 +47,7 @@ def is_recording(target: str) -> bool:
         return False
 
 
-def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str | None = None) -> Translation:
+def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str | None = None) -> Translated:
     """A recording's file as a schedule, up to a step, and how far it does the same. Raises what a bad file raises."""
     adapter = _adapter_of(path)
     with adapter.switched_on(mutant):
@@ -56,7 +56,7 @@ def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str |
     launched = [adapter.plan_of(records[step - 1]) if step <= len(records) else None for step in told.steps]
     pairs = zip(told.plans, launched, strict=False)
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return Translation(told.schedule, len(told.steps), same, told.notes)
+    return told._replace(same_steps=same)
 
 
 def _adapter_of(path: Path) -> Adapter:

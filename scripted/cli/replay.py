@@ -100,7 +100,7 @@ def _write_script(
     translation = schedule_of_recording(path, until=until, mutant=mutant)
     schedule = translation.schedule
     console.print(
-        f"as a schedule: {len(schedule.placed)} events; {translation.same_steps} of {translation.steps} "
+        f"as a schedule: {len(schedule.placed)} events; {translation.same_steps} of {len(translation.steps)} "
         "recorded steps launch the same",
         soft_wrap=True,
     )

@@ -30,22 +30,15 @@ class RecordedStep(NamedTuple):
 class Translated(NamedTuple):
     """``steps`` of the schedule stand for the recorded ones, which launched ``plans``; ``notes`` say what is lost.
 
-    A plan is whatever the adapter's ``plan_of`` makes of a step, with the requests named as in the schedule.
+    A plan is whatever the adapter's ``plan_of`` makes of a step, with the requests named as in the schedule. When the
+    schedule was run, ``same_steps`` of them launch the same there.
     """
 
     schedule: Schedule
     steps: Sequence[int]
     plans: Sequence[object]
     notes: tuple[str, ...]
-
-
-class Translation(NamedTuple):
-    """A recording as a schedule that was run: ``same_steps`` of the ``steps`` launch the same there."""
-
-    schedule: Schedule
-    steps: int
-    same_steps: int
-    notes: tuple[str, ...]
+    same_steps: int = 0
 
 
 class Translator(ABC):

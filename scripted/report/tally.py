@@ -5,6 +5,7 @@ Counts and words only; knows no pytest.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -32,10 +33,10 @@ class SummaryOfScripts:
         self.scripts = 0
         self._steps = 0
         self._compared = 0
-        self._skipped: dict[str, int] = {}
-        self._counts: dict[str, int] = {}
+        self._skipped = Counter[str]()
+        self._counts = Counter[str]()
         self._tests: dict[str, list[str]] = {}
-        self._asked: dict[str, int] = {}
+        self._asked = Counter[str]()
         self._never_fail: set[str] = set()
 
     def add(self, test: str, counts: Mapping[str, int]) -> None:
@@ -51,15 +52,13 @@ class SummaryOfScripts:
             elif name == "compared":
                 self._compared += count
             elif name.startswith(NOT_COMPARED):
-                reason = name.removeprefix(NOT_COMPARED)
-                self._skipped[reason] = self._skipped.get(reason, 0) + count
+                self._skipped[name.removeprefix(NOT_COMPARED)] += count
             elif name.startswith(NEVER_FAILS):
                 self._never_fail.add(name.removeprefix(NEVER_FAILS))
             elif name.startswith(ASKED):
-                assertion = name.removeprefix(ASKED)
-                self._asked[assertion] = self._asked.get(assertion, 0) + count
+                self._asked[name.removeprefix(ASKED)] += count
             else:
-                self._counts[name] = self._counts.get(name, 0) + count
+                self._counts[name] += count
                 self._tests.setdefault(name, []).append(test)
 
     def lines(self, *, verbose: bool = False) -> Iterator[str]:

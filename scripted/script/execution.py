@@ -181,7 +181,7 @@ class ScriptExecution:
         code = code_of(self.function)
         return FailureReport(
             kind=kind,
-            error=error_text(exc, BaseContext if self.context is None else type(self.context), self.function),
+            error=error_text(exc, self.function),
             frames=frames_of(exc, inside=code.co_filename) or position_of(self.script) or definition_of(code),
             printed=self.take_printed(),
             script=f"{code.co_filename}::{self.function.__name__}",

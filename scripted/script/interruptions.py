@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import bdb
 import contextlib
-import inspect
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from scripted.core.phrases import nearest, text_of
 from scripted.errors import BadCall
 from scripted.script.deadline import Overrun
 
-_UNKNOWN_ARGUMENT: Final = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
 # Of a chain of exceptions, those that are named.
 _MOST_BEFORE: Final = 3
@@ -34,15 +32,14 @@ class Departure(BadCall):
         )
 
 
-def error_text(exc: BaseException, context: type[object], script: object = None) -> str:
+def error_text(exc: BaseException, script: object = None) -> str:
     """The exception as pytest shows it: an assertion by its introspected text, all else by type and text.
 
-    Below it, a line each: the exceptions of a group, and what was being handled or was the cause. ``context`` is the
-    class of ``t``, whose methods the ``script`` called.
+    Below it, a line each: the exceptions of a group, and what was being handled or was the cause.
     """
     text = text_of(exc)
     if type(exc) is not AssertionError or not text:
-        text = f"{type(exc).__name__}: {text}".removesuffix(": ") + _remedy(exc, context, script)
+        text = f"{type(exc).__name__}: {text}".removesuffix(": ") + _remedy(exc, script)
     return "\n".join([text, *_grouped(exc), *_before(exc)])
 
 
@@ -97,7 +94,7 @@ def _headline(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {first}".removesuffix(": ")
 
 
-def _remedy(exc: BaseException, context: type[object], script: object) -> str:
+def _remedy(exc: BaseException, script: object) -> str:
     """What the text of a Python error leaves out: the nearest name that there is."""
     if isinstance(exc, bdb.BdbQuit):
         return f"the debugger was left, or had no terminal; {_DEBUG_REMEDY}"
@@ -105,16 +102,6 @@ def _remedy(exc: BaseException, context: type[object], script: object) -> str:
         return "; a method runs on a new object, which no fixture, setup method or __init__ has touched"
     if type(exc) is AttributeError and exc.name is not None:
         return nearest(exc.name, (name for name in dir(exc.obj) if not name.startswith("_")))
-    if type(exc) is TypeError and (found := _UNKNOWN_ARGUMENT.search(str(exc))):
-        return _nearest_argument(context, found[1], found[2])
     if type(exc) is TypeError and _NOT_CALLABLE.fullmatch(str(exc)):
         return "; it is a value and no method: leave the parentheses out"
     return ""
-
-
-def _nearest_argument(context: type[object], method: str, argument: str) -> str:
-    function: Any = getattr(context, method, None)
-    if function is None:
-        return ""
-    takes = [name for name in inspect.signature(function).parameters if name != "self"]
-    return f"{nearest(argument, takes)}; it takes {', '.join(takes)}"

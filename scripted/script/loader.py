@@ -72,13 +72,8 @@ def find_test(spec: str, *, of_any_adapter: bool = False) -> ScriptedTest:
     path = next((path for path in (Path(file), _PACKAGE_ROOT / file) if path.is_file()), None)
     if path is None:
         raise ScriptDefinitionError(f"there is no file {file!r} in {Path.cwd()}; give the path of a Python file")
-    _import_like(path)
-    try:
+    with _importing(path):
         test = load_test(str(path.resolve()), name)
-    except ScriptDefinitionError:
-        raise
-    except Exception as exc:
-        raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
     if test.adapter != OWN and not of_any_adapter:
         raise ScriptDefinitionError(f"{spec} is a script of the adapter {test.adapter}; run it with pytest {spec}")
     return test
@@ -91,13 +86,8 @@ def find_tests(spec: str) -> list[ScriptedTest]:
     path = Path(spec)
     if not path.is_file():
         raise ScriptDefinitionError(f"there is no file {spec!r} in {Path.cwd()}; give the path of a Python file")
-    _import_like(path)
-    try:
+    with _importing(path):
         names = scripts_in(path)
-    except ScriptDefinitionError:
-        raise
-    except Exception as exc:
-        raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
     tests = [load_test(str(path.resolve()), name) for name in names]
     if not any(test.adapter == OWN for test in tests):
         raise ScriptDefinitionError(f"{spec} has no script of the engine; decorate one with @scripted(config)")
@@ -112,11 +102,21 @@ def scripts_in(path: Path) -> list[str]:
     return list(_names_in(_module(path.resolve())))
 
 
-def _import_like(path: Path) -> None:
-    """A script imports what its tests import; the console command's import path starts at its own folder."""
+@contextlib.contextmanager
+def _importing(path: Path) -> Iterator[None]:
+    """A script imports what its tests import; the console command's import path starts at its own folder.
+
+    Raises ScriptDefinitionError for whatever importing the file raises.
+    """
     for folder in (str(path.parent.resolve()), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.insert(0, folder)
+    try:
+        yield
+    except ScriptDefinitionError:
+        raise
+    except Exception as exc:
+        raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
 
 
 def _names_in(owner: types.ModuleType | type, prefix: str = "") -> Iterator[str]:
