@@ -5,6 +5,7 @@ Fails, with the reason, if a run does not show what it should: a demo that alway
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import textwrap
@@ -30,7 +31,6 @@ from scripted.report.failure import ServerDied
 from scripted.report.step_log import Said, ShownStep, StepLog
 from scripted.report.table import step_table
 from scripted.report.timeline import render_timeline
-from scripted.report.trace import Trace
 from scripted.script.decorator import spec_of
 
 
@@ -102,7 +102,7 @@ def run_demo(page: Path) -> bool:
         engine = Half.run("2. This engine", None, parent)
         engine.show(console)
     problems = [*bug.problems(), *engine.problems()]
-    traces = [half.trace for half in (engine, bug) if half.trace is not None]
+    traces = [half.outcome.trace for half in (engine, bug) if half.outcome.trace is not None]
     if traces:
         write_output(page, render_timeline(traces))
         console.print(f"Both runs as a timeline, step by step: {page}", soft_wrap=True)
@@ -130,9 +130,10 @@ class Half:
             outcome = run_script(flush_race, harness=server, title=TITLE, tier="server", mutant=name)
         return cls(title=title, mutant=mutant, outcome=outcome, pids=pids)
 
-    @property
-    def trace(self) -> Trace | None:
-        return self.outcome.trace
+    @functools.cached_property
+    def race(self) -> Race | None:
+        """Its turning points, where there were any."""
+        return None if self.outcome.trace is None else Race.of(self.outcome.trace.log)
 
     def show(self, console: Console) -> None:
         """Print what runs, the steps around the flush, and the story."""
@@ -141,11 +142,11 @@ class Half:
         about = "The engine as it is." if self.mutant is None else f"Mutant {self.mutant.name}: {self.mutant.bug}."
         console.print(about)
         console.print("Processes: " + ", ".join(f"{name} ({pid})" for name, pid in sorted(self.pids.items())))
-        race = self._race()
-        if self.trace is None or race is None:
+        race, trace = self.race, self.outcome.trace
+        if trace is None or race is None:
             console.print(self.outcome.error.report.render() if self.outcome.error else "no step was recorded")
             return
-        console.print(step_table(self.trace.log, around=race.flush.step))
+        console.print(step_table(trace.log, around=race.flush.step))
         story = Table.grid(padding=(0, 2))
         story.add_column(no_wrap=True)
         story.add_column()
@@ -155,31 +156,25 @@ class Half:
 
     def problems(self) -> list[str]:
         """What this half should have shown and did not."""
-        race = self._race()
+        race, error = self.race, self.outcome.error
         if race is None:
             return [f"{self.title}: the window never opened, or the flush was never answered"]
-        wanted = self._of_the_engine(race) if self.mutant is None else self._of_the_bug(race, self.mutant)
+        if self.mutant is None:
+            is_refused = race.answer.kind == "refused" and "in_flight=" in race.answer.text
+            wanted = {
+                "the script passes": self.outcome.passed,
+                f"the flush is refused with {REFUSED} for what is in flight": is_refused,
+                "the request completes": race.last_reply.endswith("ends: length"),
+            }
+        else:
+            signature = self.mutant.signature
+            wanted = {
+                "the flush is accepted": race.answer.kind == "answer",
+                "the server dies": isinstance(error, ServerDied),
+                f"the scheduler dies of {signature!r}": signature in (race.end.error or ""),
+            }
         wanted["the flush arrives in the first step of the window"] = race.flushed_in_the_window
         return [f"{self.title}: {what}" for what, shown in wanted.items() if not shown]
-
-    def _of_the_bug(self, race: Race, mutant: Mutant) -> dict[str, bool]:
-        error = self.outcome.error
-        return {
-            "the flush is accepted": race.answer.kind == "answer",
-            "the server dies": isinstance(error, ServerDied),
-            f"the scheduler dies of {mutant.signature!r}": mutant.signature in (race.end.error or ""),
-        }
-
-    def _of_the_engine(self, race: Race) -> dict[str, bool]:
-        return {
-            "the script passes": self.outcome.passed,
-            f"the flush is refused with {REFUSED} for what is in flight": race.answer.kind == "refused"
-            and "in_flight=" in race.answer.text,
-            "the request completes": race.last_reply.endswith("ends: length"),
-        }
-
-    def _race(self) -> Race | None:
-        return None if self.trace is None else Race.of(self.trace.log)
 
 
 def _introduce(console: Console) -> None:

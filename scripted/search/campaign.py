@@ -16,10 +16,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from scripted.core.named import adapter_named
-from scripted.search.coverage import Coverage
 from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
-from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
+from scripted.search.units import Coverage, Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
 
 # A context without a reference is left again as soon as it is collected.
 _for_life: Final = ExitStack()
