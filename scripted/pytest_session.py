@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scripted.core.named import OWN, adapter_named
+from scripted.core.phrases import path_of
 from scripted.core.protocol import ScriptEnded
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ServerDied, ServerDirty
@@ -69,7 +70,7 @@ class ScriptedSession:
         __tracebackhide__ = True
         self._run(test, tier, arguments)
         if "sim" in test.tiers:
-            self._passed.setdefault(f"{self._shown(test)}::{test.script.__qualname__}", (test, arguments))
+            self._passed.setdefault(f"{path_of(test.file)}::{test.script.__qualname__}", (test, arguments))
 
     def _run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -183,13 +184,8 @@ class ScriptedSession:
             self._pool = ServerPool()
         return self._pool
 
-    @staticmethod
-    def _shown(test: ScriptedTest) -> Path:
-        file = Path(test.file)
-        return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-
     def _replay_command(self, test: ScriptedTest, tier: str) -> str:
-        node = self.node_id or f"{self._shown(test)}::{test.script.__name__}[{tier}]"
+        node = self.node_id or f"{path_of(test.file)}::{test.script.__name__}[{tier}]"
         options = {"--tier": tier}
         if named := self.mutant if test.adapter == OWN else self.adapter_mutant:
             options["--mutant"] = named

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 # A rid longer than this keeps its head and its tail: generated ones differ in the one or the other.
@@ -29,6 +31,17 @@ def text_of(exc: BaseException) -> str:
         return str(exc)
     except Exception as why:  # noqa: BLE001 - a class of the user's
         return f"(its text raises {type(why).__name__})"
+
+
+def common_start(sequences: Iterable[Sequence[object]]) -> int:
+    """With how many equal items all of them begin."""
+    return len(list(itertools.takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False))))
+
+
+def path_of(file: str) -> str:
+    """A path from the working folder, if it is below it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def plural(count: int, noun: str) -> str:

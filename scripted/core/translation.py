@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.core.phrases import common_start
 from scripted.core.placed import Placed
 from scripted.core.prompts import Recipe
 from scripted.core.schedule import Schedule
@@ -131,7 +132,7 @@ class Translator(ABC):
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
         """How a schedule makes a prompt that shares with those before it what this one does."""
-        common, like = max(((_common(prompt, other), other) for other in self._recipes), default=(0, ()))
+        common, like = max(((common_start([prompt, other]), other) for other in self._recipes), default=(0, ()))
         if common < self._page_size and common < len(prompt):
             recipe = Recipe(seed=self._next_seed())
         else:
@@ -153,10 +154,3 @@ def action_of(event: Any, actions: Iterable[type[Action]], reader: Any) -> Actio
         if action.event is type(event) and (found := action.read_back(event, reader)) is not None:
             return found
     return None
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return min(len(one), len(other))

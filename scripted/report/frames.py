@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.phrases import path_of
+
 # Frames shown at each end of a long traceback.
 SHOWN_FRAMES: Final = 12
 _MOST_WIDTH_COLUMNS: Final = 118
@@ -45,7 +47,7 @@ def where_text(frames: tuple[Frame, ...], error: str) -> str:
         if frame is None:
             lines += [f"... {len(frames) - 2 * SHOWN_FRAMES} frames like these ..."]
             continue
-        lines += [f"{_short(frame.file)}:{frame.line}: in {frame.function}", f">       {frame.source}"]
+        lines += [f"{path_of(frame.file)}:{frame.line}: in {frame.function}", f">       {frame.source}"]
     lines += [f"E       {line}" for line in error.splitlines()]
     return "\n".join(lines)
 
@@ -105,9 +107,3 @@ def _shortened(frames: tuple[Frame, ...]) -> tuple[Frame | None, ...]:
     if len(frames) <= 2 * SHOWN_FRAMES:
         return frames
     return (*frames[:SHOWN_FRAMES], None, *frames[-SHOWN_FRAMES:])
-
-
-def _short(file: str) -> str:
-    """A path relative to the working folder, if it is below it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

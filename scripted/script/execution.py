@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -202,34 +202,36 @@ class ScriptExecution:
         return {} if self.context is None else dict(self.context.reached)
 
 
-class ScriptSource(Protocol):
+class ScriptSource:
     """Where a run gets its scripts and leaves how they ended. ``run`` is the ScriptedRun."""
 
-    warms_up: bool
+    warms_up = False
 
-    def open(self) -> None: ...
+    def open(self) -> None:
+        """The run begins."""
 
     def next_script(self) -> Any:
         """Wait for the next script; None when there will be none."""
-        ...
+        raise NotImplementedError
 
     def left(self) -> list[str]:
         """The script came to its end: put back what it has changed in its process, and say what that was."""
-        ...
+        raise NotImplementedError
 
     def progress(self, run: Any, script: Any) -> None:
         """A step is about to run; the records of all steps before it are in the run."""
-        ...
 
     def ended(self, run: Any, script: Any) -> None:
         """A script passed; None stands for the warm-up."""
-        ...
 
-    def failed(self, run: Any, script: Any, exc: Exception) -> None: ...
+    def failed(self, run: Any, script: Any, exc: Exception) -> None:
+        raise NotImplementedError
 
-    def crashed(self, run: Any, script: Any, exc: BaseException) -> None: ...
+    def crashed(self, run: Any, script: Any, exc: BaseException) -> None:
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError
 
 
 def kind_of(exc: BaseException) -> FailureKind:
@@ -239,13 +241,11 @@ def kind_of(exc: BaseException) -> FailureKind:
     return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
 
 
-class OneScript:
+class OneScript(ScriptSource):
     """A source of one script, which keeps how it ended: what it raised, and the report of that, as it was then.
 
     ``new_state`` notes what a test may not change in its process for those after it; None where there are none.
     """
-
-    warms_up = False
 
     def __init__(
         self, script: ScriptExecution, mutant: str | None, new_state: Callable[[], ProcessState] | None
@@ -257,8 +257,6 @@ class OneScript:
         self._next: ScriptExecution | None = script
         self._new_state = new_state
         self._state: ProcessState | None = None
-
-    def open(self) -> None: ...
 
     def close(self) -> None:
         self.left()
@@ -273,10 +271,6 @@ class OneScript:
     def left(self) -> list[str]:
         state, self._state = self._state, None
         return [] if state is None else state.put_back()
-
-    def progress(self, run: Any, script: Any) -> None: ...
-
-    def ended(self, run: Any, script: Any) -> None: ...
 
     def failed(self, run: Any, script: Any, exc: Exception) -> None:
         self.left()  # before it is reported, with what it may have replaced

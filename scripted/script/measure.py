@@ -23,6 +23,7 @@ from typing import Any, Final, TypeGuard
 
 import msgspec
 
+from scripted.core.phrases import path_of
 from scripted.errors import BadCall
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.decorator import ScriptedTest
@@ -88,7 +89,7 @@ class Measured:
             return
         caller = sys._getframe(2)  # noqa: SLF001 - the only name of the frame that called
         self._made = [one for one in self._made if not one.has_begun]
-        self._made.append(_Origin(value, f"{_shown(caller.f_code.co_filename)}:{caller.f_lineno}"))
+        self._made.append(_Origin(value, f"{path_of(caller.f_code.co_filename)}:{caller.f_lineno}"))
 
     @property
     def assertions(self) -> int:
@@ -135,7 +136,7 @@ class Measured:
             asked = [site for code in helper for site in self._sites_of(code)]
             if not any(site in self.executed for site in asked):
                 found += asked
-        return {f"{_shown(one.file)}:{one.line}: assert {one.text}": self.executed.get(one, 0) for one in found}
+        return {f"{path_of(one.file)}:{one.line}: assert {one.text}": self.executed.get(one, 0) for one in found}
 
     def _sites_of(self, code: types.CodeType) -> Iterator[Site]:
         for site in _hooks.sites_of(code.co_filename):
@@ -397,8 +398,3 @@ def _is_of_the_project(file: str) -> bool:
     if path.suffix != ".py" or _INSTALLED & set(path.parts):
         return False
     return not any(path.is_relative_to(folder) for folder in (_HARNESS, _ENGINE, *_LIBRARIES))
-
-
-def _shown(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -11,13 +11,12 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import msgspec
 
-from scripted.core.phrases import text_of
+from scripted.core.phrases import path_of, text_of
 from scripted.core.placed import Placed
 from scripted.core.protocol import Freezer
 from scripted.core.refusals import HarnessError
@@ -70,7 +69,7 @@ class Failure(msgspec.Struct, frozen=True):
         last = traceback.extract_tb(exc.__traceback__)[-1]
         signature = f"{type(exc).__name__} in {last.name}: {words[:_SIGNATURE_LENGTH]}"
         raised = not isinstance(exc, Violation) and _is_of_scheduler(exc, gate)
-        place = f"{_short(last.filename)}:{last.lineno}, in {last.name}" if raised else ""
+        place = f"{path_of(last.filename)}:{last.lineno}, in {last.name}" if raised else ""
         return cls(type(exc).__name__, text, gate.step, signature, place)
 
     @classmethod
@@ -86,7 +85,7 @@ class Failure(msgspec.Struct, frozen=True):
             return None
         frame, line = next((one for one in at if one[0] is found), at[0])
         doing = _doing(gate)
-        place = f"{_short(frame.f_code.co_filename)}:{line}, in {frame.f_code.co_name}"
+        place = f"{path_of(frame.f_code.co_filename)}:{line}, in {frame.f_code.co_name}"
         step = 0 if gate is None else gate.step
         return cls(type(exc).__name__, f"{text_of(exc)}, {doing}", step, f"{type(exc).__name__}, {doing}", place)
 
@@ -120,12 +119,6 @@ def _stack(frame: FrameType | None) -> Iterable[FrameType]:
 
 def _doing(gate: Run | None) -> str:
     return "making or copying a run" if gate is None else gate.phase.value
-
-
-def _short(filename: str) -> str:
-    """A path from here, where there is one."""
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -7,12 +7,11 @@ the colour of the first of the other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
 from typing import Final
 
 import msgspec
 
-from scripted.core.phrases import printable, short_rid
+from scripted.core.phrases import common_start, printable, short_rid
 from scripted.report.step_log import ShownStep
 from scripted.report.trace import Trace
 
@@ -45,15 +44,10 @@ def _head_and_tail(name: str) -> str:
 def _with_middles(rids: Sequence[str]) -> list[str]:
     """Labels for rids with the same head and tail: what lies between what all of them begin and end with."""
     names = [printable(rid) for rid in rids]
-    begin = _common_start(names)
-    end = _common_start([name[begin:][::-1] for name in names])
+    begin = common_start(names)
+    end = common_start([name[begin:][::-1] for name in names])
     middles = [name[begin : len(name) - end][:_MIDDLE] for name in names]
     return [f"{name[:_HEAD]}..{middle}" for name, middle in zip(names, middles, strict=True)]
-
-
-def _common_start(names: Sequence[str]) -> int:
-    """How many characters all of them begin with."""
-    return len(list(takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))))
 
 
 def _free(label: str, taken: set[str]) -> str:

@@ -44,7 +44,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import frames_of, position_of
 from scripted.script.arguments import unpacked
-from scripted.script.execution import kind_of
+from scripted.script.execution import ScriptSource, kind_of
 from scripted.script.loader import load_script
 from scripted.script.process_state import LeftChanged, ProcessState
 from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
@@ -65,7 +65,7 @@ def scripted_gate(context: GateContext) -> EngineRun:
     return run
 
 
-class WireSource:
+class WireSource(ScriptSource):
     """Scripts from the private socket, results back on it."""
 
     warms_up = True
