@@ -26,6 +26,7 @@ from engine.frontend.host_check import HostCheck
 from engine.frontend.long_bodies import BodyWork, LongBodies
 from engine.frontend.metrics import Metrics
 from engine.frontend.origins import Origins, admit_json
+from engine.frontend.prefill_bodies import PREFILL
 from engine.frontend.request_log import REQUEST_ID_HEADER, RequestLog, request_id_of
 from engine.frontend.requests import ServedModel
 from engine.frontend.responses import error_answer
@@ -89,7 +90,7 @@ def build_app(
     operators = APIRouter(dependencies=[Depends(admission) for admission in admissions])
     add_administration(operators, settings, client, state, description)
     if settings.role == "prefill":
-        generation.add_prefill_to(operators, description)
+        generation.add_to(operators, description, [PREFILL])
     _add_heads(app.router, clients)
     for router in (clients, operators):
         app.include_router(router)

@@ -31,6 +31,7 @@ from engine.frontend.sessions import Shaping
 from engine.messages import Delivery, FinishReason, Generate, SamplingParams
 from engine.pipeline.kv_addresses import parse_kv_address
 
+PREFILL: Final = "/prefill"
 MAX_ADDRESS_CHARS: Final = 512
 
 

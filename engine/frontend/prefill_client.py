@@ -15,11 +15,11 @@ import httpx
 import msgspec
 
 from engine.frontend.peer_answers import whole_answer
+from engine.frontend.prefill_bodies import PREFILL
 from engine.messages import ClientMessage, PrefillDropped, PrefillFailed, PrefillWanted
 from engine.routing.prefills import Prefills
 from engine.settings import ServerSettings
 
-PATH: Final = "/prefill"
 # Prompts that one prefill engine is asked for at a time; more wait here, within the scheduler's time.
 MAX_CALLS: Final = 64
 LOOK_PERIOD_S: Final = 1.0
@@ -108,7 +108,7 @@ class PrefillClient:
         try:
             async with self._rooms[wanted.at]:
                 answer = await whole_answer(
-                    self._client, "POST", f"{wanted.at}{PATH}", content=self._body(wanted), headers=self._headers
+                    self._client, "POST", f"{wanted.at}{PREFILL}", content=self._body(wanted), headers=self._headers
                 )
         except (httpx.HTTPError, OSError) as exc:
             failed = self.prefills.failed(wanted.transfer, f"is gone ({type(exc).__name__})")

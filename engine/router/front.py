@@ -28,10 +28,11 @@ from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.host_check import HostCheck
-from engine.frontend.openai.response_answers import ResponseError
+from engine.frontend.openai.response_shapes import ResponseError
 from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_of_route
+from engine.frontend.routes.generation import CLIENT_PATHS
 from engine.frontend.sessions import written
 from engine.router.passed import Engines, Head, Headers, PassedRequest, ReplicaLostError
 from engine.routing import Prompt
@@ -40,13 +41,8 @@ from engine.settings import ServerSettings
 # The clients' routes. One engine answers as well as any other.
 PASSED_ON: Final = frozenset(
     {
-        "/generate",
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/messages",
+        *CLIENT_PATHS,
         "/v1/messages/count_tokens",
-        "/v1/embeddings",
         "/v1/models",
         "/v1/models/{model:path}",
         "/tokenize",

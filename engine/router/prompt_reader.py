@@ -8,27 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from engine.errors import ConfigError
 from engine.frontend.dialect import Dialect
 from engine.frontend.errors import ApiError
 from engine.frontend.long_bodies import is_long
 from engine.frontend.requests import Order, ServedModel
-from engine.frontend.routes.generation import CHAT, CHATS, COMPLETION, MESSAGE, NATIVE, RESPONSE, orders_of
+from engine.frontend.routes.generation import GENERATING, ROUTES, orders_of
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.messages import salt_key
 from engine.routing import NO_PROMPT, Prompt
 from engine.settings import ServerSettings
-
-_KINDS: Final = {
-    "/generate": NATIVE,
-    "/v1/completions": COMPLETION,
-    "/v1/chat/completions": CHAT,
-    "/v1/responses": RESPONSE,
-    "/v1/messages": MESSAGE,
-}
 
 
 class ReadsPrompts(Protocol):
@@ -64,16 +56,15 @@ class PromptReader:
 
     async def prompt_of(self, path: str, body: bytes) -> Prompt:
         """The prompt in a body; a long one is read beside the event loop."""
-        kind = _KINDS.get(path)
-        if kind is None or kind not in self._orders:
+        if path not in GENERATING or not self._orders:
             return NO_PROMPT
-        if is_long(body, is_chat=kind in CHATS):
-            return await asyncio.to_thread(self._read, kind, body)
-        return self._read(kind, body)
+        if is_long(body, is_chat=ROUTES[path].is_chat):
+            return await asyncio.to_thread(self._read, path, body)
+        return self._read(path, body)
 
-    def _read(self, kind: str, body: bytes) -> Prompt:
+    def _read(self, path: str, body: bytes) -> Prompt:
         try:
-            order = self._orders[kind](body)
+            order = self._orders[path](body)
         except ApiError:
             return NO_PROMPT
         assert self._served is not None, "there are orders of no model"

@@ -9,19 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.frontend.routes.generation import GENERATING
 from engine.routing import NO_PROMPT, Prompt, chunk_hashes
 
 # A guess that holds for most tokenizers and texts; it only weighs prompts against one another.
 BYTES_A_TOKEN: Final = 4
-_ROUTES_WITH_PROMPTS: Final = frozenset(
-    {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
-)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 def prompt_in(path: str, body: bytes, chunk_bytes: int) -> Prompt:
     """The prompt in a body by its text: the chunks are of bytes, and the tokens a guess. Empty where there is none."""
-    if path not in _ROUTES_WITH_PROMPTS:
+    if path not in GENERATING:
         return NO_PROMPT
     try:
         fields = msgspec.json.decode(body)

@@ -1,42 +1,141 @@
-"""Answers of the engine in the shape of the Messages protocol, whole and as the events of a stream."""
+"""What clients of the Messages protocol get: a message, its blocks, and the events of its stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import msgspec
 from pydantic_core import from_json, to_json
 
-from engine.frontend.anthropic.answers import (
-    BlockGrowth,
-    BlockStart,
-    BlockStop,
-    ContentBlock,
-    InputGrowth,
-    MessageAnswer,
-    MessageEnd,
-    MessageGrowth,
-    MessagesError,
-    MessageStart,
-    MessageStop,
-    MessagesUsage,
-    TextContent,
-    TextGrowth,
-    ThinkingContent,
-    ThinkingGrowth,
-    TokenCount,
-    ToolUseContent,
-)
 from engine.frontend.anthropic.bodies import CountTokensBody, MessagesBody
-from engine.frontend.errors import ErrorBody
-from engine.frontend.openai.blocks import Begun, Block, BlockKind, BlockShape, Change, Ended, Grown
+from engine.frontend.errors import ErrorBody, ErrorType
 from engine.frontend.openai.requests import chat_prompt, order_of_chat, requested_lora
-from engine.frontend.openai.spoken import SpokenChoice
+from engine.frontend.openai.shapes import BlockShape
+from engine.frontend.openai.spoken import Begun, Block, BlockKind, Change, Ended, Grown, NewChoice, SpokenChoice
 from engine.frontend.openai.translated import Translation
 from engine.frontend.protocol import parse_body
 from engine.frontend.requests import Order, ServedModel
 from engine.messages import FinishReason
+
+# Types of errors that have another name in the protocol.
+_ERROR_TYPES = {
+    ErrorType.NOT_FOUND: "not_found_error",
+    ErrorType.BUSY: "rate_limit_error",
+    ErrorType.UNAVAILABLE: "overloaded_error",
+    ErrorType.ENGINE: "api_error",
+    ErrorType.TIMEOUT: "timeout_error",
+    ErrorType.TIME_LIMIT: "timeout_error",
+    ErrorType.MEDIA_TYPE: ErrorType.INVALID,
+    ErrorType.DUPLICATE: ErrorType.INVALID,
+}
+
+
+class TextContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
+    """Reasoning as the model wrote it; nothing signs it."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call. Of arguments that were cut ``input`` has what is whole."""
+
+    id: str
+    name: str
+    input: Any
+
+
+ContentBlock = TextContent | ThinkingContent | ToolUseContent
+
+
+class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """``input_tokens`` are those of the prompt that were not read from the prefix cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ContentBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``/v1/messages/count_tokens``."""
+
+    input_tokens: int
+
+
+class MessageStart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message_start"):
+    message: MessageAnswer
+
+
+class BlockStart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: ContentBlock
+
+
+class TextGrowth(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class ThinkingGrowth(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class InputGrowth(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class BlockGrowth(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: TextGrowth | ThinkingGrowth | InputGrowth
+
+
+class BlockStop(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class MessageEnd(msgspec.Struct, frozen=True, kw_only=True):
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class MessageGrowth(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message_delta"):
+    delta: MessageEnd
+    usage: MessagesUsage
+
+
+class MessageStop(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message_stop"):
+    pass
+
+
+class MessagesError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
+    """The body of an answer that is no success, and the last event of a stream that broke."""
+
+    error: Any
+    request_id: str | None
+
+    @classmethod
+    def of(cls, error: ErrorBody) -> MessagesError:
+        detail = error.error
+        named = msgspec.structs.replace(detail, type=_ERROR_TYPES.get(detail.type, detail.type))
+        return cls(error=named, request_id=detail.request_id)
+
+
+MESSAGE_EVENTS = (MessageStart, BlockStart, BlockGrowth, BlockStop, MessageGrowth, MessageStop, MessagesError)
 
 _AS_CHAT = Translation(
     {
@@ -71,15 +170,15 @@ def token_count(data: bytes, served: ServedModel) -> TokenCount:
 class MessageShape(BlockShape):
     """Each block of the answer is a block of the message."""
 
-    def __init__(self, order: Order, served: ServedModel, new_choice: Callable[[], SpokenChoice] | None = None) -> None:
-        super().__init__(new_choice)
+    def __init__(self, order: Order, served: ServedModel, new_choice: NewChoice = SpokenChoice) -> None:
+        super().__init__(new_choice())
         self._head: dict[str, Any] = {"id": order.rid, "model": order.lora or served.model_name}
 
     def _answer(self) -> MessageAnswer:
         end = self._end
         return MessageAnswer(
             **self._head,
-            content=[_content(block) for block in self._blocks],
+            content=[_content(block) for block in self._spoken.blocks],
             stop_reason=end.stop_reason,
             stop_sequence=end.stop_sequence,
             usage=self._usage,
@@ -107,12 +206,12 @@ class MessageShape(BlockShape):
 
     @property
     def _end(self) -> MessageEnd:
-        reason, meta = self._reason, self._meta
+        reason, meta = self._spoken.end, self._meta
         if reason is None or meta is None:
             return MessageEnd(stop_reason=None, stop_sequence=None)
         if reason is FinishReason.STOP and isinstance(meta.matched_stop, str):
             return MessageEnd(stop_reason="stop_sequence", stop_sequence=meta.matched_stop)
-        if reason is FinishReason.STOP and any(block.kind is BlockKind.CALL for block in self._blocks):
+        if reason is FinishReason.STOP and any(block.kind is BlockKind.CALL for block in self._spoken.blocks):
             return MessageEnd(stop_reason="tool_use", stop_sequence=None)
         return MessageEnd(stop_reason=_REASONS.get(reason, reason.value), stop_sequence=None)
 

@@ -1,54 +1,230 @@
-"""Answers of the engine in the shape of ``/v1/responses``, whole and as the events of a stream."""
+"""``/v1/responses``: the order of a body, and the response, its items, and the events of its stream.
+
+The answers have the protocol's names. A field that is unset is left out; one that is None is null.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 from pydantic_core import to_json
 
 from engine.frontend.errors import ApiError, ErrorBody
-from engine.frontend.openai.blocks import Begun, Block, BlockKind, BlockShape, Change, Ended, Grown
+from engine.frontend.openai.answers import ChatLogprob
 from engine.frontend.openai.requests import order_of_chat
-from engine.frontend.openai.response_answers import (
-    ArgumentsDelta,
-    ArgumentsDone,
-    IncompleteDetails,
-    InputDetails,
-    ItemAdded,
-    ItemDone,
-    ItemStatus,
-    OutputCall,
-    OutputDetails,
-    OutputItem,
-    OutputMessage,
-    OutputReasoning,
-    OutputText,
-    PartAdded,
-    PartDone,
-    ReasoningContent,
-    ReasoningDelta,
-    ReasoningDone,
-    ResponseAnswer,
-    ResponseCompleted,
-    ResponseCreated,
-    ResponseError,
-    ResponseIncomplete,
-    ResponseInProgress,
-    ResponseUsage,
-    TextDelta,
-    TextDone,
-)
 from engine.frontend.openai.response_bodies import LOGPROBS, ResponseBody
-from engine.frontend.openai.spoken import SpokenChoice
+from engine.frontend.openai.shapes import BlockShape
+from engine.frontend.openai.spoken import Begun, Block, BlockKind, Change, Ended, Grown, NewChoice, SpokenChoice
 from engine.frontend.openai.translated import Translation
 from engine.frontend.protocol import parse_body
 from engine.frontend.requests import Order, ServedModel
 from engine.frontend.sessions import listed
 from engine.frontend.token_texts import TokenTexts
 from engine.messages import FinishReason
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: tuple[()] = ()
+    logprobs: list[ChatLogprob]
+
+
+class ReasoningContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputReasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    """Reasoning as the model wrote it; there is no summary."""
+
+    id: str
+    status: ItemStatus
+    summary: tuple[()] = ()
+    content: list[ReasoningContent]
+
+
+class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    """``arguments`` is what the model wrote: JSON, unless the answer was cut or the model erred."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+
+class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens whose KV came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens that are reasoning, its markers among them; 0 where they cannot be told."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a response ended early: ``max_output_tokens``, or the engine's word for it."""
+
+    reason: str
+
+
+class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A response. ``created_at`` is in seconds since the epoch. The fields from ``background`` on are the request's."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "cancelled"]
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+    incomplete_details: IncompleteDetails | None = None
+    error: None = None
+    background: Literal[False] = False
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: dict[str, str | None]
+    service_tier: Literal["default"] = "default"
+    store: Literal[False] = False
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[Any]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    user: str | None
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """An event of a stream; ``sequence_number`` counts them."""
+
+    sequence_number: int
+
+
+class _OfResponse(_Event, frozen=True, kw_only=True):
+    response: ResponseAnswer
+
+
+class ResponseCreated(_OfResponse, frozen=True, kw_only=True, tag="response.created"):
+    pass
+
+
+class ResponseInProgress(_OfResponse, frozen=True, kw_only=True, tag="response.in_progress"):
+    pass
+
+
+class ResponseCompleted(_OfResponse, frozen=True, kw_only=True, tag="response.completed"):
+    pass
+
+
+class ResponseIncomplete(_OfResponse, frozen=True, kw_only=True, tag="response.incomplete"):
+    """The end of a response that ended early."""
+
+
+class _OfItem(_Event, frozen=True, kw_only=True):
+    """``output_index`` is the item's place in the response."""
+
+    output_index: int
+
+
+class ItemAdded(_OfItem, frozen=True, kw_only=True, tag="response.output_item.added"):
+    item: OutputItem
+
+
+class ItemDone(_OfItem, frozen=True, kw_only=True, tag="response.output_item.done"):
+    item: OutputItem
+
+
+class _OfPart(_OfItem, frozen=True, kw_only=True):
+    item_id: str
+    content_index: Literal[0] = 0
+
+
+class PartAdded(_OfPart, frozen=True, kw_only=True, tag="response.content_part.added"):
+    part: OutputText | ReasoningContent
+
+
+class PartDone(_OfPart, frozen=True, kw_only=True, tag="response.content_part.done"):
+    part: OutputText | ReasoningContent
+
+
+class TextDelta(_OfPart, frozen=True, kw_only=True, tag="response.output_text.delta"):
+    delta: str
+    logprobs: list[ChatLogprob]
+
+
+class TextDone(_OfPart, frozen=True, kw_only=True, tag="response.output_text.done"):
+    text: str
+    logprobs: list[ChatLogprob]
+
+
+class ReasoningDelta(_OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
+    delta: str
+
+
+class ReasoningDone(_OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
+    text: str
+
+
+class ArgumentsDelta(_OfItem, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
+    item_id: str
+    delta: str
+
+
+class ArgumentsDone(_OfItem, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+    item_id: str
+    name: str
+    arguments: str
+
+
+class ResponseError(_Event, frozen=True, kw_only=True, tag="error"):
+    """The last event of a stream that broke."""
+
+    code: str
+    message: str
+    param: str | None
+    error: Any
+
+    @classmethod
+    def of(cls, error: ErrorBody, sequence_number: int) -> ResponseError:
+        detail = error.error
+        code, message, param = str(detail.code), detail.message, detail.param
+        return cls(sequence_number=sequence_number, code=code, message=message, param=param, error=detail)
+
+
+RESPONSE_EVENTS = (
+    *(ResponseCreated, ResponseInProgress, ItemAdded, PartAdded, ReasoningDelta, ReasoningDone, TextDelta, TextDone),
+    *(PartDone, ArgumentsDelta, ArgumentsDone, ItemDone, ResponseCompleted, ResponseIncomplete, ResponseError),
+)
 
 _AS_CHAT = Translation(
     {
@@ -97,8 +273,8 @@ def response_order(data: bytes, served: ServedModel) -> Order:
 class ResponseShape(BlockShape):
     """Each block of the answer is an item of the response."""
 
-    def __init__(self, order: Order, served: ServedModel, new_choice: Callable[[], SpokenChoice] | None = None) -> None:
-        super().__init__(new_choice, TokenTexts(served.tokenizer) if order.logprobs else None)
+    def __init__(self, order: Order, served: ServedModel, new_choice: NewChoice = SpokenChoice) -> None:
+        super().__init__(new_choice(), TokenTexts(served.tokenizer) if order.logprobs else None)
         self._id = order.rid
         self._head: dict[str, Any] = msgspec.json.decode(order.shown_request, type=dict[str, msgspec.Raw]) | {
             "id": order.rid,
@@ -108,7 +284,7 @@ class ResponseShape(BlockShape):
         self._events = 0
 
     def _answer(self) -> ResponseAnswer:
-        reason = self._reason or FinishReason.STOP
+        reason = self._spoken.end or FinishReason.STOP
         counts = self._counts.usage()
         details = counts.completion_tokens_details
         usage = ResponseUsage(
@@ -121,7 +297,7 @@ class ResponseShape(BlockShape):
         return ResponseAnswer(
             **self._head,
             status=_STATUSES.get(reason, "incomplete"),
-            output=[self._item(block, self._status(block)) for block in self._blocks],
+            output=[self._item(block, self._status(block)) for block in self._spoken.blocks],
             usage=usage,
             incomplete_details=None
             if reason is FinishReason.STOP
@@ -167,7 +343,7 @@ class ResponseShape(BlockShape):
                 yield ItemDone(sequence_number=self._next(), output_index=block.index, item=item)
 
     def _status(self, block: Block) -> ItemStatus:
-        return "incomplete" if self._is_cut(block) else "completed"
+        return "incomplete" if self._spoken.is_cut(block) else "completed"
 
     def _item(self, block: Block, status: ItemStatus) -> OutputItem:
         item_id = self._item_id(block)

@@ -6,6 +6,7 @@ Owns ids, indices, logprobs' spelling and token counts; one object for each HTTP
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -14,6 +15,8 @@ import msgspec
 from engine.frontend.answer import Decoder, Detokenizer
 from engine.frontend.errors import ErrorBody
 from engine.frontend.openai.answers import (
+    CalledFunction,
+    CalledFunctionDelta,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
@@ -28,10 +31,12 @@ from engine.frontend.openai.answers import (
     CompletionLogprobs,
     PromptDetails,
     PromptTokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     TopLogprob,
     Usage,
 )
-from engine.frontend.openai.spoken import SpokenChoice
+from engine.frontend.openai.spoken import Begun, BlockKind, Change, Grown, NewChoice, SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.frontend.requests import Order, ServedModel
 from engine.frontend.sessions import DONE, Shaping, finished, listed, spelled
@@ -42,18 +47,18 @@ _Said = TypeVar("_Said", "_PromptEntry", OutputLogprob)
 
 
 class Counts:
-    """Token counts of all choices; ``n`` neighbouring choices share a prompt.
-
-    ``reasoning`` has the tokens of reasoning of those choices of which they are known.
-    """
+    """Token counts of all choices; ``n`` neighbouring choices share a prompt."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._last: dict[int, MetaInfo] = {}
-        self.reasoning: dict[int, int] = {}
+        # Of those choices of which they are known.
+        self._reasoning: dict[int, int] = {}
 
-    def note(self, index: int, meta: MetaInfo) -> None:
+    def note(self, index: int, meta: MetaInfo, choice: SpokenChoice | None = None) -> None:
         self._last[index] = meta
+        if choice is not None and choice.reasoning_tokens is not None:
+            self._reasoning[index] = choice.reasoning_tokens
 
     def usage(self) -> Usage:
         prompts = [meta for index, meta in self._last.items() if index % self._n == 0]
@@ -64,8 +69,8 @@ class Counts:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptDetails(cached_tokens=sum(meta.cached_tokens for meta in prompts)),
-            completion_tokens_details=CompletionDetails(reasoning_tokens=sum(self.reasoning.values()))
-            if self.reasoning
+            completion_tokens_details=CompletionDetails(reasoning_tokens=sum(self._reasoning.values()))
+            if self._reasoning
             else msgspec.UNSET,
         )
 
@@ -179,30 +184,28 @@ class CompletionShape(_Shape):
 
 
 class ChatShape(_Shape):
-    """Answers of ``/v1/chat/completions``. ``new_choice`` makes what finds the parts of one; None: there are none."""
+    """Answers of ``/v1/chat/completions``. ``new_choice`` makes what finds the parts of one."""
 
     event = ChatChunk
 
-    def __init__(self, order: Order, served: ServedModel, new_choice: Callable[[], SpokenChoice] | None = None) -> None:
+    def __init__(self, order: Order, served: ServedModel, new_choice: NewChoice = SpokenChoice) -> None:
         super().__init__(order, served)
-        self._new_choice = new_choice
-        self._choices: dict[int, SpokenChoice] = {}
+        # Each choice has its own.
+        self._choices = [new_choice() for _ in range(order.n)]
         self._begun: set[int] = set()
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
         choices = []
         for index, answer in enumerate(answers):
-            if index:
-                yield
-            spoken = self._choice(index)
-            message = ChatMessage(content=answer.text) if spoken is None else (yield from spoken.message(answer))
-            self._note(index, answer.meta_info)
+            spoken = self._choices[index]
+            yield from spoken.take(answer)
+            self._counts.note(index, answer.meta_info, spoken)
             choices.append(
                 ChatChoice(
                     index=index,
-                    message=message,
+                    message=_message_of(spoken),
                     logprobs=(yield from self._spelled(answer)),
-                    finish_reason=self._finish_reason(index, answer.meta_info),
+                    finish_reason=spoken.finish_reason,
                     token_ids=self._ids(answer),
                 )
             )
@@ -217,40 +220,22 @@ class ChatShape(_Shape):
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """The role before a choice's first piece, then an event for each piece that shows something."""
-        spoken = self._choice(index)
+        spoken = self._choices[index]
         self._counts.note(index, piece.meta_info)
         if index not in self._begun:
             self._begun.add(index)
             # Whether there will be content is not known yet where an answer may have other parts.
-            yield self._delta(index, ChatDelta(role="assistant", content="" if spoken is None else msgspec.UNSET))
-        deltas = plain_deltas(piece) if spoken is None else spoken.deltas(piece)
-        self._note(index, piece.meta_info)
+            yield self._delta(index, ChatDelta(role="assistant", content="" if spoken.is_plain else msgspec.UNSET))
+        deltas = [delta for change in spoken.changes(piece) if (delta := _delta_of(change)) is not None]
+        self._counts.note(index, piece.meta_info, spoken)
         logprobs = finished(self._spelled(piece))
         ids = self._ids(piece)
         if (logprobs is not None or ids) and not deltas:
-            deltas = [ChatDelta(content="") if spoken is None else ChatDelta()]
+            deltas = [ChatDelta(content="") if spoken.is_plain else ChatDelta()]
         for number, delta in enumerate(deltas):
             yield self._delta(index, delta, logprobs=None if number else logprobs, ids=msgspec.UNSET if number else ids)
         if piece.meta_info.finish_reason is not None:
-            yield self._delta(index, ChatDelta(), finish_reason=self._finish_reason(index, piece.meta_info))
-
-    def _choice(self, index: int) -> SpokenChoice | None:
-        """What finds the parts of a choice: each has its own."""
-        if self._new_choice is None:
-            return None
-        if index not in self._choices:
-            self._choices[index] = self._new_choice()
-        return self._choices[index]
-
-    def _note(self, index: int, meta: MetaInfo) -> None:
-        self._counts.note(index, meta)
-        spoken = self._choice(index)
-        if spoken is not None and spoken.reasoning_tokens is not None:
-            self._counts.reasoning[index] = spoken.reasoning_tokens
-
-    def _finish_reason(self, index: int, meta: MetaInfo) -> str | None:
-        spoken = self._choice(index)
-        return meta.finish_reason if spoken is None else spoken.finish_reason(meta.finish_reason)
+            yield self._delta(index, ChatDelta(), finish_reason=spoken.finish_reason)
 
     def _delta(
         self,
@@ -276,6 +261,94 @@ class ChatShape(_Shape):
         return ChatLogprobs(content=listed((yield from spelled_logprobs(piece, self._texts))))
 
 
+def _message_of(spoken: SpokenChoice) -> ChatMessage:
+    """The message of a choice that was taken in; a plain text may be empty."""
+
+    def written(kind: BlockKind) -> str:
+        return "".join(block.text for block in spoken.blocks if block.kind is kind)
+
+    content = written(BlockKind.TEXT)
+    calls = [
+        ToolCall(id=block.call_id, function=CalledFunction(name=block.name, arguments=block.text))
+        for block in spoken.blocks
+        if block.kind is BlockKind.CALL
+    ]
+    return ChatMessage(
+        content=content if content or spoken.is_plain else None,
+        reasoning_content=written(BlockKind.REASONING) or msgspec.UNSET,
+        tool_calls=calls or msgspec.UNSET,
+    )
+
+
+def _delta_of(change: Change) -> ChatDelta | None:
+    """What shows a change; a call's beginning and its arguments are deltas of their own."""
+    block = change.block
+    match change:
+        case Begun() if block.kind is BlockKind.CALL:
+            begun = CalledFunctionDelta(name=block.name, arguments="")
+            call = ToolCallDelta(index=block.call_index, id=block.call_id, type="function", function=begun)
+            return ChatDelta(tool_calls=[call])
+        case Grown(text=text) if block.kind is BlockKind.CALL:
+            more = ToolCallDelta(index=block.call_index, function=CalledFunctionDelta(arguments=text))
+            return ChatDelta(tool_calls=[more])
+        case Grown(text=text):
+            return ChatDelta(content=text) if block.kind is BlockKind.TEXT else ChatDelta(reasoning_content=text)
+        case _:
+            return None
+
+
+class BlockShape(ABC):
+    """The part of a protocol's shape that shows an answer of one choice as its blocks.
+
+    ``texts`` spell the logprobs of an answer that is plain text; None: they are not shown.
+    """
+
+    end = b""
+
+    def __init__(self, spoken: SpokenChoice, texts: TokenTexts | None = None) -> None:
+        self._spoken = spoken
+        self._texts = texts
+        self._counts = Counts(1)
+        self._meta: MetaInfo | None = None
+
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
+        (answer,) = answers
+        logprobs = b"" if self._texts is None else (yield from spelled_logprobs(answer, self._texts))
+        yield from self._spoken.take(answer, says=bool(logprobs))
+        self._note(answer.meta_info)
+        if logprobs:
+            self._spoken.blocks[0].logprobs = [logprobs]
+        return self._answer()
+
+    def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:  # noqa: ARG002 - there is one
+        """The events that show a piece of the answer; the first piece has what begins it before them."""
+        if self._meta is None:
+            self._meta = piece.meta_info
+            self._counts.note(0, piece.meta_info)
+            yield from self._first_events()
+        logprobs = b"" if self._texts is None else finished(spelled_logprobs(piece, self._texts))
+        for change in self._spoken.changes(piece, says=bool(logprobs)):
+            if isinstance(change, Grown) and logprobs:
+                change.block.logprobs.append(logprobs)
+                change = change._replace(logprobs=logprobs)
+            yield from self._shown(change)
+        self._note(piece.meta_info)
+
+    @abstractmethod
+    def _answer(self) -> msgspec.Struct:
+        """What is known of the answer so far."""
+
+    @abstractmethod
+    def _first_events(self) -> Iterator[msgspec.Struct]: ...
+
+    @abstractmethod
+    def _shown(self, change: Change) -> Iterator[msgspec.Struct]: ...
+
+    def _note(self, meta: MetaInfo) -> None:
+        self._meta = meta
+        self._counts.note(0, meta, self._spoken)
+
+
 def spelled_logprobs(piece: GenerateAnswer, texts: TokenTexts) -> Shaping[bytes]:
     """The inside of a list of the logprobs of a piece's tokens, as chats and responses spell them."""
 
@@ -292,11 +365,6 @@ def spelled_logprobs(piece: GenerateAnswer, texts: TokenTexts) -> Shaping[bytes]
 
     entries = _entries(piece)
     return (yield from spelled(entries, _width(entries), spell))
-
-
-def plain_deltas(piece: GenerateAnswer) -> list[ChatDelta]:
-    """What is new with a piece of an answer that has no parts."""
-    return [ChatDelta(content=piece.text)] if piece.text else []
 
 
 class _Offsets:

@@ -1,29 +1,23 @@
-"""One choice of a chat whose answer has parts: the deltas of its stream, and the message that they add up to.
+"""One choice of a chat, as a sequence of blocks: reasoning, text and calls of tools, one after the other.
 
-Owns indices and ids of calls, and why the choice ended. The message in one is made of the same deltas, so that a stream
-and an answer in one cannot differ.
+What all protocols of chats have in common: answers in one and streams are made of the same changes, so that they cannot
+differ. Owns indices and ids of calls, and why the choice ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import UNSET
 
 from engine.frontend.dialect import AnswerParser
-from engine.frontend.openai.answers import (
-    CalledFunction,
-    CalledFunctionDelta,
-    ChatDelta,
-    ChatMessage,
-    ToolCall,
-    ToolCallDelta,
-)
 from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from engine.frontend.sessions import Shaping
+from engine.frontend.tools.families import new_usual_id
 from engine.messages import FinishReason
 
 # Characters that are looked through for calls before the event loop turns: 10 ms where there is nothing but calls.
@@ -32,63 +26,140 @@ CHARS_A_TURN: Final = 4096
 TOOL_CALLS = "tool_calls"
 
 
-class SpokenChoice:
-    """``new_id`` makes ids of calls, ``count`` is told of each whether it is whole.
+class BlockKind(Enum):
+    REASONING = auto()
+    TEXT = auto()
+    CALL = auto()
 
-    ``named``: the client named the function to be called.
-    ``end_of_reasoning`` is the token that ends reasoning, None where it is not one token.
+
+@dataclass
+class Block:
+    """``index`` counts the blocks of the choice; ``name``, ``call_id`` and ``call_index`` are those of a call.
+
+    ``logprobs`` are the insides of the lists of its tokens' logprobs, where they are shown.
+    """
+
+    kind: BlockKind
+    index: int
+    name: str = ""
+    call_id: str = ""
+    call_index: int = 0
+    written: list[str] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What was written so far; of a call, its arguments."""
+        return "".join(self.written)
+
+
+class Begun(NamedTuple):
+    block: Block
+
+
+class Grown(NamedTuple):
+    block: Block
+    text: str
+    logprobs: bytes = b""
+
+
+class Ended(NamedTuple):
+    block: Block
+
+
+Change = Begun | Grown | Ended
+
+
+def _ignore(whole: bool) -> None:
+    """Nobody counts calls."""
+
+
+class SpokenChoice:
+    """``parser`` finds the parts of the choice; None: it is plain text.
+
+    ``new_id`` makes ids of calls, ``count`` is told of each whether it is whole. ``named``: the client named the
+    function to be called. ``end_of_reasoning`` is the token that ends reasoning, None where it is not one token.
     """
 
     def __init__(
         self,
-        parser: AnswerParser,
-        new_id: Callable[[], str],
-        count: Callable[[bool], None],
+        parser: AnswerParser | None = None,
+        new_id: Callable[[], str] = new_usual_id,
+        count: Callable[[bool], None] = _ignore,
         *,
-        named: bool,
-        end_of_reasoning: int | None,
+        named: bool = False,
+        end_of_reasoning: int | None = None,
     ) -> None:
+        self.blocks: list[Block] = []
+        # Why the choice has ended; None while it goes on.
+        self.end: FinishReason | None = None
         self._parser = parser
         self._new_id = new_id
         self._count_call = count
         self._named = named
         self._end_of_reasoning = end_of_reasoning
+        self._is_open = False
         self._calls = 0
         self._in_call = False
-        self._has_reasoned = False
         self._reasoning_ended = False
         self._tokens_of_reasoning = 0
 
-    def deltas(self, piece: GenerateAnswer) -> list[ChatDelta]:
-        """What is new with a piece of the answer; a call's beginning and its arguments are deltas of their own."""
+    @property
+    def is_plain(self) -> bool:
+        return self._parser is None
+
+    def changes(self, piece: GenerateAnswer, *, says: bool = False) -> Iterator[Change]:
+        """What a piece changes, as it is taken in. One that ``says`` more than text does so with an empty text too."""
         self._count_tokens(piece.output_ids)
-        parts = self._parser.push(piece.text)
+        parts = self._parts(piece)
+        for part in [Content("")] if says and not parts else parts:
+            yield from self._taken(part)
         if piece.meta_info.finish_reason is not None:
-            parts += self._parser.flush()
-        deltas = [delta for part in parts if (delta := self._delta(part)) is not None]
-        if piece.meta_info.finish_reason is not None and self._in_call:
-            self._count_call(False)
-        return deltas
+            if self._in_call:
+                self._count_call(False)
+            self.end = piece.meta_info.finish_reason
+            yield from self._ended()
 
-    def message(self, answer: GenerateAnswer) -> Shaping[ChatMessage]:
-        deltas = []
-        for part in turns_of(answer):
-            deltas += self.deltas(part)
+    def take(self, answer: GenerateAnswer, *, says: bool = False) -> Shaping[None]:
+        """Take a whole answer in, in parts that are each short enough to be looked through in one turn."""
+        text, going = answer.text, msgspec.structs.replace(answer.meta_info, finish_reason=None)
+        last = max(0, len(text) - 1) // CHARS_A_TURN * CHARS_A_TURN
+        for start in range(0, last + 1, CHARS_A_TURN):
+            part = msgspec.structs.replace(
+                answer,
+                text=text[start : start + CHARS_A_TURN],
+                output_ids=() if start else answer.output_ids,
+                meta_info=answer.meta_info if start == last else going,
+            )
+            for _ in self.changes(part, says=says):
+                continue
             yield
-        return _message(deltas)
 
-    def finish_reason(self, reason: FinishReason | None) -> str | None:
+    @property
+    def finish_reason(self) -> str | None:
         """Why the choice ended, in the protocol's words. A call that was cut is no reason to answer it."""
-        if reason is FinishReason.STOP and self._calls and not self._in_call and not self._named:
+        if self.end is FinishReason.STOP and self._calls and not self._in_call and not self._named:
             return TOOL_CALLS
-        return reason
+        return self.end
 
     @property
     def reasoning_tokens(self) -> int | None:
         """Tokens of reasoning so far; None where they cannot be told from others."""
         if self._end_of_reasoning is None:
             return None
-        return self._tokens_of_reasoning if self._has_reasoned else 0
+        # Reasoning comes before all else.
+        has_reasoned = bool(self.blocks) and self.blocks[0].kind is BlockKind.REASONING
+        return self._tokens_of_reasoning if has_reasoned else 0
+
+    def is_cut(self, block: Block) -> bool:
+        """Whether the answer ended early, in this block."""
+        return self.end not in (None, FinishReason.STOP) and block is self.blocks[-1]
+
+    def _parts(self, piece: GenerateAnswer) -> list[Part]:
+        if self._parser is None:
+            return [Content(piece.text)] if piece.text else []
+        parts = self._parser.push(piece.text)
+        return parts if piece.meta_info.finish_reason is None else parts + self._parser.flush()
 
     def _count_tokens(self, ids: tuple[int, ...]) -> None:
         if self._reasoning_ended or self._end_of_reasoning is None:
@@ -96,63 +167,42 @@ class SpokenChoice:
         self._reasoning_ended = self._end_of_reasoning in ids
         self._tokens_of_reasoning += ids.index(self._end_of_reasoning) + 1 if self._reasoning_ended else len(ids)
 
-    def _delta(self, part: Part) -> ChatDelta | None:
+    def _taken(self, part: Part) -> Iterator[Change]:
         match part:
             case Reasoning(text):
-                self._has_reasoned = True
-                return ChatDelta(reasoning_content=text)
+                yield from self._grown(BlockKind.REASONING, text)
             case Content(text):
-                return ChatDelta(content=text)
+                yield from self._grown(BlockKind.TEXT, text)
             case CallBegun(name, call_id):
                 if self._in_call:
                     self._count_call(False)
-                self._calls += 1
                 self._in_call = True
-                function = CalledFunctionDelta(name=name, arguments="")
-                return self._of_call(function, call_id or self._new_id())
+                call_id = call_id or self._new_id()
+                yield from self._begun(Block(BlockKind.CALL, len(self.blocks), name, call_id, self._calls))
+                self._calls += 1
             case CallArguments(text):
-                return self._of_call(CalledFunctionDelta(arguments=text))
+                yield from self._grown(BlockKind.CALL, text)
             case CallEnded():
                 self._in_call = False
                 self._count_call(True)
-                return None
 
-    def _of_call(self, function: CalledFunctionDelta, call_id: str | None = None) -> ChatDelta:
-        index = self._calls - 1
-        if call_id is None:
-            return ChatDelta(tool_calls=[ToolCallDelta(index=index, function=function)])
-        return ChatDelta(tool_calls=[ToolCallDelta(index=index, id=call_id, type="function", function=function)])
+    def _grown(self, kind: BlockKind, text: str) -> Iterator[Change]:
+        if not self._is_open or self.blocks[-1].kind is not kind:
+            yield from self._begun(Block(kind, len(self.blocks)))
+        self.blocks[-1].written.append(text)
+        yield Grown(self.blocks[-1], text)
+
+    def _begun(self, block: Block) -> Iterator[Change]:
+        yield from self._ended()
+        self.blocks.append(block)
+        self._is_open = True
+        yield Begun(block)
+
+    def _ended(self) -> Iterator[Change]:
+        if self._is_open:
+            self._is_open = False
+            yield Ended(self.blocks[-1])
 
 
-def turns_of(answer: GenerateAnswer) -> Iterator[GenerateAnswer]:
-    """An answer in parts, each short enough to be looked through in one turn of the event loop."""
-    text, going = answer.text, msgspec.structs.replace(answer.meta_info, finish_reason=None)
-    ids = answer.output_ids
-    while len(text) > CHARS_A_TURN:
-        yield msgspec.structs.replace(answer, text=text[:CHARS_A_TURN], output_ids=ids, meta_info=going)
-        text, ids = text[CHARS_A_TURN:], ()
-    yield msgspec.structs.replace(answer, text=text, output_ids=ids)
-
-
-def _message(deltas: Iterable[ChatDelta]) -> ChatMessage:
-    """What deltas add up to, as clients add them up."""
-    content: list[str] = []
-    reasoning: list[str] = []
-    calls: list[tuple[str, str, list[str]]] = []
-    for delta in deltas:
-        content += [delta.content] if isinstance(delta.content, str) else []
-        reasoning += [delta.reasoning_content] if isinstance(delta.reasoning_content, str) else []
-        for call in delta.tool_calls or ():
-            if isinstance(call.id, str) and isinstance(call.function.name, str):
-                calls.append((call.id, call.function.name, []))
-            if isinstance(call.function.arguments, str):
-                calls[call.index][2].append(call.function.arguments)
-    return ChatMessage(
-        content="".join(content) or None,
-        reasoning_content="".join(reasoning) or UNSET,
-        tool_calls=[
-            ToolCall(id=call_id, function=CalledFunction(name=name, arguments="".join(arguments)))
-            for call_id, name, arguments in calls
-        ]
-        or UNSET,
-    )
+# Makes what takes a choice apart.
+NewChoice = Callable[[], SpokenChoice]

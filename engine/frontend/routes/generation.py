@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
@@ -17,9 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine.frontend.answer import Decoder
-from engine.frontend.anthropic.answers import MESSAGE_EVENTS, MessageAnswer, MessagesError
 from engine.frontend.anthropic.bodies import MessagesBody
-from engine.frontend.anthropic.shapes import MessageShape, message_order
+from engine.frontend.anthropic.shapes import MESSAGE_EVENTS, MessageAnswer, MessagesError, MessageShape, message_order
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
 from engine.frontend.dialect import Parsing
@@ -32,12 +31,11 @@ from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnsw
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.openai.embeddings import EmbeddingAnswer, EmbeddingBody, EmbeddingShape, embedding_order
 from engine.frontend.openai.requests import chat_order, completion_order
-from engine.frontend.openai.response_answers import RESPONSE_EVENTS, ResponseAnswer
 from engine.frontend.openai.response_bodies import ResponseBody
-from engine.frontend.openai.response_shapes import ResponseShape, response_order
+from engine.frontend.openai.response_shapes import RESPONSE_EVENTS, ResponseAnswer, ResponseShape, response_order
 from engine.frontend.openai.shapes import ChatShape, CompletionShape
-from engine.frontend.openai.spoken import SpokenChoice
-from engine.frontend.prefill_bodies import PrefillAnswer, PrefillBody, PrefillShape, prefill_order
+from engine.frontend.openai.spoken import NewChoice, SpokenChoice
+from engine.frontend.prefill_bodies import PREFILL, PrefillAnswer, PrefillBody, PrefillShape, prefill_order
 from engine.frontend.protocol import GenerateAnswer, GenerateBody
 from engine.frontend.reasoning import END
 from engine.frontend.request_log import current_record
@@ -46,17 +44,7 @@ from engine.frontend.responses import JSON_TYPE
 from engine.frontend.sessions import NativeShape, Session, Shape
 from engine.frontend.token_texts import MarkerDecoder, WholeDecoder
 
-NATIVE = "native"
-COMPLETION = "completion"
-CHAT = "chat"
-RESPONSE = "response"
-MESSAGE = "message"
-EMBEDDING = "embedding"
-PREFILL = "prefill"
-# The kinds whose bodies a chat template reads.
-CHATS = frozenset({CHAT, RESPONSE, MESSAGE})
 OPENAI = "openai"
-ANTHROPIC = "anthropic"
 ERRORS = (404, 409, 421, 429, 500, 504)
 _GENERATES: Final = (
     "embeddings need a model that was trained for them, and {0!r} is one that generates text: its folder has no "
@@ -67,30 +55,111 @@ _PREFILLS: Final = (
     "engine, or the router in front of them"
 )
 _EMBEDS: Final = "{0!r} is a model that embeds and generates no text; use /v1/embeddings here, or serve another model"
-# Makes the shape of a chat's answers, with what finds their parts where they have some.
-ShapeMaker = Callable[[Order, ServedModel, Callable[[], SpokenChoice] | None], Shape]
 # Bytes of an answer that are written before the event loop turns.
 BYTES_A_TURN: Final = 1 << 20
 # The extension of a request's scope under which a connection offers to write.
 PART_WRITER: Final = "lockstep.part_writer"
 
 
-def order_works(served: ServedModel) -> dict[str, BodyWork]:
-    """What becomes of long bodies, by the kind of order."""
-    return {kind: functools.partial(packed, take=take) for kind, take in orders_of(served).items()}
+class OrderRoute(NamedTuple):
+    """A route whose bodies become orders. ``about`` describes it, as a ``Description`` takes that.
+
+    ``shape`` makes what shows its answers, with what finds the parts of a chat's. ``is_chat``: a template reads it.
+    """
+
+    name: str
+    says: str
+    order: Callable[[bytes, ServedModel], Order]
+    shape: Callable[[Order, ServedModel, NewChoice], Shape]
+    about: Mapping[str, Any]
+    is_chat: bool = False
+
+
+EMBEDDINGS: Final = "/v1/embeddings"
+ROUTES: Final[Mapping[str, OrderRoute]] = {
+    "/generate": OrderRoute(
+        "generate",
+        "Generate from a text or token ids.",
+        native_order,
+        lambda order, *_: NativeShape(order.n),
+        {
+            "body": GenerateBody,
+            "answer": GenerateAnswer,
+            "may_be_list": True,
+            "events": (GenerateAnswer,),
+            "errors": (409, 421, 429, 500, 504),
+            "tag": "native",
+        },
+    ),
+    "/v1/completions": OrderRoute(
+        "completions",
+        "Complete one or more prompts.",
+        completion_order,
+        lambda order, served, _: CompletionShape(order, served),
+        {"body": CompletionBody, "answer": CompletionAnswer, "events": (CompletionAnswer,), "tag": OPENAI},
+    ),
+    "/v1/chat/completions": OrderRoute(
+        "chat_completions",
+        "Answer a conversation.",
+        chat_order,
+        ChatShape,
+        {"body": ChatBody, "answer": ChatAnswer, "events": (ChatChunk,), "tag": OPENAI},
+        is_chat=True,
+    ),
+    "/v1/responses": OrderRoute(
+        "responses",
+        "Answer a conversation, in items. Nothing is stored: the client sends the whole conversation.",
+        response_order,
+        ResponseShape,
+        {"body": ResponseBody, "answer": ResponseAnswer, "events": RESPONSE_EVENTS, "tag": OPENAI},
+        is_chat=True,
+    ),
+    "/v1/messages": OrderRoute(
+        "messages",
+        "Answer a conversation, in the Anthropic protocol.",
+        message_order,
+        MessageShape,
+        {
+            "body": MessagesBody,
+            "answer": MessageAnswer,
+            "events": MESSAGE_EVENTS,
+            "failure": MessagesError,
+            "tag": "anthropic",
+        },
+        is_chat=True,
+    ),
+    EMBEDDINGS: OrderRoute(
+        "embeddings",
+        "Give the vector of each text. Only models that were trained for it do: their folders say so.",
+        embedding_order,
+        lambda order, served, _: EmbeddingShape(order, served),
+        {"body": EmbeddingBody, "answer": EmbeddingAnswer, "tag": OPENAI},
+    ),
+    PREFILL: OrderRoute(
+        "prefill",
+        "Compute a prompt and send its KV to a decode engine; answered when all is sent.",
+        prefill_order,
+        lambda *_: PrefillShape(),
+        {"body": PrefillBody, "answer": PrefillAnswer, "errors": (409, 500, 504), "tag": "prefill"},
+    ),
+}
+CLIENT_PATHS: Final = tuple(path for path in ROUTES if path != PREFILL)
+# Those whose answers are text.
+GENERATING: Final = tuple(path for path in CLIENT_PATHS if path != EMBEDDINGS)
 
 
 def orders_of(served: ServedModel) -> Mapping[str, Callable[[bytes], Order]]:
-    """What makes an order of a body, by the kind of order."""
-    return {
-        NATIVE: functools.partial(native_order, served=served),
-        COMPLETION: functools.partial(completion_order, served=served),
-        CHAT: functools.partial(chat_order, served=served),
-        RESPONSE: functools.partial(response_order, served=served),
-        MESSAGE: functools.partial(message_order, served=served),
-        EMBEDDING: functools.partial(embedding_order, served=served),
-        PREFILL: functools.partial(prefill_order, served=served),
-    }
+    """What makes an order of a body, by the path of its route."""
+    return {path: functools.partial(_order_of, path, served) for path in ROUTES}
+
+
+def _order_of(path: str, served: ServedModel, data: bytes) -> Order:
+    return ROUTES[path].order(data, served)
+
+
+def order_works(served: ServedModel) -> dict[str, BodyWork]:
+    """What becomes of long bodies, by the same."""
+    return {path: functools.partial(packed, take=take) for path, take in orders_of(served).items()}
 
 
 class GenerationRoutes:
@@ -111,116 +180,47 @@ class GenerationRoutes:
         self._long_bodies = long_bodies
         self._grammars = grammars
         self._metrics = metrics
-        self._orders = orders_of(served)
 
-    def add_to(self, router: APIRouter, description: Description) -> None:
-        native = description.route(
-            body=GenerateBody,
-            answer=GenerateAnswer,
-            may_be_list=True,
-            events=(GenerateAnswer,),
-            errors=(409, 421, 429, 500, 504),
-            tag=NATIVE,
-        )
-        router.post("/generate", **native)(self.generate)
-        completions = description.route(
-            body=CompletionBody, answer=CompletionAnswer, events=(CompletionAnswer,), errors=ERRORS, tag=OPENAI
-        )
-        router.post("/v1/completions", **completions)(self.completions)
-        chats = description.route(body=ChatBody, answer=ChatAnswer, events=(ChatChunk,), errors=ERRORS, tag=OPENAI)
-        router.post("/v1/chat/completions", **chats)(self.chat_completions)
-        responses = description.route(
-            body=ResponseBody, answer=ResponseAnswer, events=RESPONSE_EVENTS, errors=ERRORS, tag=OPENAI
-        )
-        router.post("/v1/responses", **responses)(self.responses)
-        messages = description.route(
-            body=MessagesBody,
-            answer=MessageAnswer,
-            events=MESSAGE_EVENTS,
-            errors=ERRORS,
-            failure=MessagesError,
-            tag=ANTHROPIC,
-        )
-        router.post("/v1/messages", **messages)(self.messages)
-        embeddings = description.route(body=EmbeddingBody, answer=EmbeddingAnswer, errors=ERRORS, tag=OPENAI)
-        router.post("/v1/embeddings", **embeddings)(self.embeddings)
+    def add_to(self, router: APIRouter, description: Description, paths: Iterable[str] = CLIENT_PATHS) -> None:
+        for path in paths:
+            route = ROUTES[path]
+            about = description.route(**{"errors": ERRORS, **route.about})
+            router.post(path, name=route.name, description=route.says, **about)(self._answer_to(path))
 
-    def add_prefill_to(self, router: APIRouter, description: Description) -> None:
-        """Add the route of a prefill engine."""
-        prefill = description.route(body=PrefillBody, answer=PrefillAnswer, errors=(409, 500, 504), tag=PREFILL)
-        router.post("/prefill", **prefill)(self.prefill)
+    def _answer_to(self, path: str) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await self._respond(path, request, await self._take_order(path, request))
 
-    async def prefill(self, request: Request) -> Response:
-        """Compute a prompt and send its KV to a decode engine; answered when all is sent."""
-        return await self._respond(request, await self.take_order(PREFILL, request), PrefillShape())
+        return answer
 
-    async def generate(self, request: Request) -> Response:
-        """Generate from a text or token ids."""
-        order = await self.take_order(NATIVE, request)
-        return await self._respond(request, order, NativeShape(order.n))
-
-    async def completions(self, request: Request) -> Response:
-        """Complete one or more prompts."""
-        order = await self.take_order(COMPLETION, request)
-        return await self._respond(request, order, CompletionShape(order, self._served))
-
-    async def chat_completions(self, request: Request) -> Response:
-        """Answer a conversation."""
-        return await self._answer_chat(request, await self.take_order(CHAT, request), ChatShape)
-
-    async def responses(self, request: Request) -> Response:
-        """Answer a conversation, in items. Nothing is stored: the client sends the whole conversation."""
-        return await self._answer_chat(request, await self.take_order(RESPONSE, request), ResponseShape)
-
-    async def messages(self, request: Request) -> Response:
-        """Answer a conversation, in the Anthropic protocol."""
-        return await self._answer_chat(request, await self.take_order(MESSAGE, request), MessageShape)
-
-    async def _answer_chat(self, request: Request, order: Order, shape_of: ShapeMaker) -> Response:
-        parsing = order.parsing
-        if parsing is None:
-            return await self._respond(request, order, shape_of(order, self._served, None))
-        shape = shape_of(order, self._served, functools.partial(self._spoken_choice, parsing))
-        # An answer's text has the markers in it that it is looked through for.
-        markers = self._served.dialect.markers(parsing)
-        decoder = MarkerDecoder(self._served.tokenizer, self._served.special_ids, markers)
-        return await self._respond(request, order, shape, decoder)
-
-    async def embeddings(self, request: Request) -> Response:
-        """Give the vector of each text. Only models that were trained for it do: their folders say so."""
-        order = await self.take_order(EMBEDDING, request)
-        return await self._respond(request, order, EmbeddingShape(order, self._served))
-
-    async def take_order(self, kind: str, request: Request) -> Order:
+    async def _take_order(self, path: str, request: Request) -> Order:
         """The order of a request, which can be carried out. A long body delays no stream. Raises ApiError."""
-        if self._served.limits.prefills and kind != PREFILL:
+        limits, name = self._served.limits, self._served.model_name
+        if limits.prefills and path != PREFILL:
             raise ApiError(421, ErrorType.MISDIRECTED, _PREFILLS)
-        embeds, name = bool(self._served.limits.embedding_size), self._served.model_name
-        if embeds != (kind == EMBEDDING):
-            raise ApiError.invalid(_EMBEDS.format(name) if embeds else _GENERATES.format(name), param="model")
+        if bool(limits.embedding_size) != (path == EMBEDDINGS):
+            words = _EMBEDS if limits.embedding_size else _GENERATES
+            raise ApiError.invalid(words.format(name), param="model")
         async with self._bodies.body_of(request) as data:
-            if is_long(data, is_chat=kind in CHATS):
-                order = await unpacked(await unless_gone(request, self._long_bodies.work_on(kind, data)))
+            if is_long(data, is_chat=ROUTES[path].is_chat):
+                order = await unpacked(await unless_gone(request, self._long_bodies.work_on(path, data)))
             else:
-                order = self._orders[kind](data)
+                order = ROUTES[path].order(data, self._served)
         if order.messages[0].sampling.grammar is not None:
             await unless_gone(request, self._grammars.look(order))
         return order
 
-    async def _respond(self, request: Request, order: Order, shape: Shape, decoder: Decoder | None = None) -> Response:
+    async def _respond(self, path: str, request: Request, order: Order) -> Response:
         """Send an order's requests to the engine and show their answers. Raises ApiError when one is refused or fails.
 
-        ``decoder`` gives them their texts, by default the tokenizer. Raises ClientDisconnect when the client left
-        before all were sent, once those that were sent have ended.
+        Raises ClientDisconnect when the client left before all were sent, once those that were sent have ended.
         """
-        if order.shows_special:
-            decoder = WholeDecoder(self._served.tokenizer)
-        record = current_record()
+        served, record = self._served, current_record()
         session = Session(
             self._client.sessions,
             order,
-            shape,
-            decoder or self._served.tokenizer,
+            ROUTES[path].shape(order, served, functools.partial(self._spoken_choice, order.parsing)),
+            self._decoder_of(order),
             observe=lambda: self._metrics.begin().note,
             request_id=None if record is None else record.request_id,
         )
@@ -241,7 +241,18 @@ class GenerationRoutes:
             raise ClientDisconnect
         return _sent_in_parts(await _shaped(session))
 
-    def _spoken_choice(self, parsing: Parsing) -> SpokenChoice:
+    def _decoder_of(self, order: Order) -> Decoder:
+        """What gives answers their texts. These have the markers in them that they are looked through for."""
+        tokenizer, parsing = self._served.tokenizer, order.parsing
+        if order.shows_special:
+            return WholeDecoder(tokenizer)
+        if parsing is None:
+            return tokenizer
+        return MarkerDecoder(tokenizer, self._served.special_ids, self._served.dialect.markers(parsing))
+
+    def _spoken_choice(self, parsing: Parsing | None) -> SpokenChoice:
+        if parsing is None:
+            return SpokenChoice()
         dialect = self._served.dialect
         end_of_reasoning = None if parsing.reasoning is None else self._served.tokenizer.token_to_id(END)
         return SpokenChoice(

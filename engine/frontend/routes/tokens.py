@@ -7,16 +7,15 @@ worked on at once, a long one in a process of its own, its answer included.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, JsonValue, model_validator
 
-from engine.frontend.anthropic.answers import MessagesError, TokenCount
 from engine.frontend.anthropic.bodies import CountTokensBody
-from engine.frontend.anthropic.shapes import token_count
+from engine.frontend.anthropic.shapes import MessagesError, TokenCount, token_count
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
 from engine.frontend.errors import FieldError
@@ -28,10 +27,7 @@ from engine.frontend.protocol import NullableBody, TokenIds, parse_body
 from engine.frontend.requests import ServedModel, check_vocabulary, tokenize
 from engine.frontend.responses import JSON_TYPE
 
-TOKENIZE = "tokenize"
-DETOKENIZE = "detokenize"
-COUNT = "count_tokens"
-TOKENS = "tokens"
+DETOKENIZE = "/detokenize"
 
 
 class TokenizeBody(NullableBody):
@@ -84,53 +80,6 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-def token_works(served: ServedModel) -> dict[str, BodyWork]:
-    """The JSON of the answer to a body, by the kind of question."""
-    return {
-        TOKENIZE: functools.partial(_json_of, answer=_tokenized, served=served),
-        DETOKENIZE: functools.partial(_json_of, answer=_detokenized, served=served),
-        COUNT: functools.partial(_json_of, answer=token_count, served=served),
-    }
-
-
-def add_tokenization(
-    router: APIRouter, served: ServedModel, bodies: BodyReader, long_bodies: LongBodies, description: Description
-) -> None:
-    """Add the routes of the tokenizer. ``long_bodies`` must know ``token_works``."""
-    works = token_works(served)
-
-    async def answer(kind: str, request: Request) -> Response:
-        async with bodies.body_of(request) as data:
-            is_short = not is_long(data, is_chat=kind != DETOKENIZE)
-            said = works[kind](data) if is_short else await unless_gone(request, long_bodies.work_on(kind, data))
-        return Response(said, media_type=JSON_TYPE)
-
-    @router.post("/tokenize", **description.route(body=TokenizeBody, answer=TokenizeAnswer, errors=(404,), tag=TOKENS))
-    async def tokenize(request: Request) -> Response:
-        """Say which token ids a text or a conversation becomes."""
-        return await answer(TOKENIZE, request)
-
-    @router.post(
-        "/detokenize", **description.route(body=DetokenizeBody, answer=DetokenizeAnswer, errors=(404,), tag=TOKENS)
-    )
-    async def detokenize(request: Request) -> Response:
-        """Say which text token ids are."""
-        return await answer(DETOKENIZE, request)
-
-    counted = description.route(
-        body=CountTokensBody, answer=TokenCount, errors=(404,), failure=MessagesError, tag=TOKENS
-    )
-
-    @router.post("/v1/messages/count_tokens", **counted)
-    async def count_tokens(request: Request) -> Response:
-        """Say how many tokens the prompt of a message has, in the Anthropic protocol."""
-        return await answer(COUNT, request)
-
-
-def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel) -> bytes:
-    return msgspec.json.encode(answer(data, served))
-
-
 def _tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
     """The ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
     body = parse_body(TokenizeBody, data)
@@ -156,3 +105,65 @@ def _detokenized(data: bytes, served: ServedModel) -> DetokenizeAnswer:
     requested_lora(body.model, served)
     check_vocabulary(body.tokens, served.limits.vocab_size, "tokens")
     return DetokenizeAnswer(prompt=served.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+
+class _TokenRoute(NamedTuple):
+    """A route of the tokenizer: its description, and what makes the answer to a body. It raises ApiError."""
+
+    name: str
+    says: str
+    answer: Callable[[bytes, ServedModel], msgspec.Struct]
+    about: Mapping[str, Any]
+
+
+_ROUTES: Final = {
+    "/tokenize": _TokenRoute(
+        "tokenize",
+        "Say which token ids a text or a conversation becomes.",
+        _tokenized,
+        {"body": TokenizeBody, "answer": TokenizeAnswer},
+    ),
+    DETOKENIZE: _TokenRoute(
+        "detokenize",
+        "Say which text token ids are.",
+        _detokenized,
+        {"body": DetokenizeBody, "answer": DetokenizeAnswer},
+    ),
+    "/v1/messages/count_tokens": _TokenRoute(
+        "count_tokens",
+        "Say how many tokens the prompt of a message has, in the Anthropic protocol.",
+        token_count,
+        {"body": CountTokensBody, "answer": TokenCount, "failure": MessagesError},
+    ),
+}
+
+
+def token_works(served: ServedModel) -> dict[str, BodyWork]:
+    """The JSON of the answer to a body, by the path of its route."""
+    return {path: functools.partial(_json_of, answer=route.answer, served=served) for path, route in _ROUTES.items()}
+
+
+def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel) -> bytes:
+    return msgspec.json.encode(answer(data, served))
+
+
+def add_tokenization(
+    router: APIRouter, served: ServedModel, bodies: BodyReader, long_bodies: LongBodies, description: Description
+) -> None:
+    """Add the routes of the tokenizer. ``long_bodies`` must know ``token_works``."""
+    works = token_works(served)
+
+    def answer_to(path: str) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            async with bodies.body_of(request) as data:
+                if is_long(data, is_chat=path != DETOKENIZE):
+                    said: bytes | memoryview = await unless_gone(request, long_bodies.work_on(path, data))
+                else:
+                    said = works[path](data)
+            return Response(said, media_type=JSON_TYPE)
+
+        return answer
+
+    for path, route in _ROUTES.items():
+        about = description.route(**route.about, errors=(404,), tag="tokens")
+        router.post(path, name=route.name, description=route.says, **about)(answer_to(path))

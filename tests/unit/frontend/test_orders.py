@@ -20,7 +20,7 @@ from engine.frontend.long_bodies import LONG_BODY_BYTES, LongBodies, body_work
 from engine.frontend.process import sampling_defaults_of
 from engine.frontend.protocol import GenerateBody
 from engine.frontend.requests import Order, ServedModel, request_of, unpacked
-from engine.frontend.routes.generation import CHAT, COMPLETION, MESSAGE, NATIVE, RESPONSE, order_works, orders_of
+from engine.frontend.routes.generation import order_works, orders_of
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, Generate, TokenOutput
@@ -28,7 +28,7 @@ from engine.model.embedded import embedded_folder
 from engine.settings import ServerSettings
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"\u20ac": {}}}}}]
-PATHS = {NATIVE: "/generate", COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions"}
+NATIVE, COMPLETION, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 # Long in bytes, while the text fits into the context.
 LONG_CHARS = 6000
 LONG = "\\u0078" * LONG_CHARS
@@ -150,7 +150,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(play) -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("kind", list(PATHS))
+@pytest.mark.parametrize("kind", [NATIVE, COMPLETION, CHAT])
 def test_a_long_body_is_read_elsewhere_and_answered_as_a_short_one(play, kind: str) -> None:
     body = {
         NATIVE: '{"rid": "r", "text": "%s"%s}',
@@ -159,14 +159,14 @@ def test_a_long_body_is_read_elsewhere_and_answered_as_a_short_one(play, kind: s
     }[kind]
 
     async def scene(stage) -> None:
-        answer = asyncio.create_task(stage.http.post(PATHS[kind], content=body % (LONG, "")))
+        answer = asyncio.create_task(stage.http.post(kind, content=body % (LONG, "")))
         message = await stage.scheduler.receive()
         assert isinstance(message, Generate)
         assert bytes(message.prompt_ids).count(b"x") == LONG_CHARS
         assert [question.partition(b"\n")[0].decode() for question in stage.long_bodies] == [kind]
         await stage.scheduler.reply(TokenOutput(rid="r", token_ids=(97,), finish_reason=FinishReason.LENGTH))
         assert (await answer).status_code == 200
-        refused = await stage.http.post(PATHS[kind], content=body % (LONG, ', "max-tokens": 1'))
+        refused = await stage.http.post(kind, content=body % (LONG, ', "max-tokens": 1'))
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max-tokens")
         assert len(stage.long_bodies) == 2
 
@@ -218,8 +218,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "generate": (NATIVE, {"text": "x"}),
     "completions": (COMPLETION, {"prompt": "x"}),
     "chat": (CHAT, {"messages": USER}),
-    "responses": (RESPONSE, {"input": "x"}),
-    "messages": (MESSAGE, {"model": "embedded", "messages": USER, "max_tokens": 5}),
+    "responses": ("/v1/responses", {"input": "x"}),
+    "messages": ("/v1/messages", {"model": "embedded", "messages": USER, "max_tokens": 5}),
 }
 
 

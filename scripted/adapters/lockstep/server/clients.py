@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import httpx
 
-from engine.frontend.prefill_client import PATH as PREFILL_PATH
+from engine.frontend.prefill_bodies import PREFILL as PREFILL_PATH
 from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.adapters.lockstep.actions.bodies import view_of

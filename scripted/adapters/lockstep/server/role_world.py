@@ -17,7 +17,7 @@ import httpx
 import msgspec
 import zmq
 
-from engine.frontend.prefill_client import PATH as PREFILL_PATH
+from engine.frontend.prefill_bodies import PREFILL as PREFILL_PATH
 from engine.messages import (
     ClientMessage,
     Generate,
