@@ -6,13 +6,13 @@ It imports no web framework: the HTTP front end, a proxy before several engines 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from engine.frontend.errors import ApiError
-from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, MAX_PATH_CHARS, MAX_RID_CHARS, LoraName, StrictBody
+from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, MAX_PATH_CHARS, MAX_RID_CHARS, LoraName, RuledBody, StrictBody
 from engine.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, Sleep, UpdateWeights
 
 
@@ -26,19 +26,17 @@ class MessageBody(StrictBody):
         """What the scheduler is sent."""
 
 
-class AbortBody(MessageBody):
+class AbortBody(MessageBody, RuledBody):
     """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
 
     says: ClassVar = "End one request by its exact rid, all choices of an answer by its own, or all requests."
     rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
     abort_all: bool = False
 
-    @model_validator(mode="after")
-    def _rules_between_fields(self) -> AbortBody:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
         if (self.rid is None) != self.abort_all:
             given = "neither" if self.rid is None else "both"
-            raise ValueError(f"exactly one of rid and abort_all=true must be given, got {given}; send one of them")
-        return self
+            yield "", f"exactly one of rid and abort_all=true must be given, got {given}; send one of them"
 
     def message(self, call_id: str) -> Abort | AbortAll:
         return AbortAll(call_id=call_id) if self.rid is None else Abort(rid=self.rid, call_id=call_id)

@@ -7,9 +7,9 @@ be followed beside the event loop. Unknown fields are refused: a parameter is ho
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import msgspec
 from pydantic import (
@@ -26,7 +26,7 @@ from pydantic_core import PydanticKnownError, from_json
 
 from engine.config import MAX_LORA_NAME_CHARS
 from engine.frontend.errors import ApiError, FieldError
-from engine.frontend.foreign_fields import GENERATE_FIELDS, SAMPLING_FIELDS, without_neutral
+from engine.frontend.foreign_fields import GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField, without_neutral
 from engine.frontend.invalid_body import invalid_body
 from engine.grammar import MAX_GRAMMAR_CHARS, schema_grammar
 from engine.messages import FinishReason, Grammar, GrammarKind, SamplingParams
@@ -107,8 +107,27 @@ class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class RuledBody(StrictBody):
+    """A body with rules between its fields."""
+
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        """The rules that are broken, each with the field at fault, which begins its sentence; none: with ''."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> Self:
+        for field, rule in self.broken_rules():
+            raise FieldError(field, f"{field} {rule}") if field else ValueError(rule)
+        return self
+
+
 class NullableBody(StrictBody):
-    """A body in which null stands for a field's default, as other servers have it."""
+    """A body in which null stands for a field's default, as other servers have it.
+
+    ``foreign`` are fields of theirs that it does not have.
+    """
+
+    foreign: ClassVar[Sequence[ForeignField]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -116,6 +135,8 @@ class NullableBody(StrictBody):
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
+        if cls.foreign and not data.keys() <= known:
+            data = without_neutral(data, known, cls.foreign)
         return {name: value for name, value in data.items() if value is not None or name not in known}
 
 
@@ -168,7 +189,7 @@ class JsonSchemaFormat(NullableBody):
         return schema_grammar(self.json_schema.json_schema)
 
 
-class StructuredOutputs(NullableBody):
+class StructuredOutputs(RuledBody, NullableBody):
     """``structured_outputs``: exactly one of the first five."""
 
     json_: Schema | None = Field(None, alias="json")
@@ -181,14 +202,10 @@ class StructuredOutputs(NullableBody):
     whitespace_pattern: None = Field(None, description="not honoured: only null")
     structural_tag: None = Field(None, description="not honoured: only null")
 
-    @model_validator(mode="after")
-    def _there_is_one(self) -> Self:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
         if grammar_among(self.grammars) is None:
-            raise ValueError(
-                f"structured_outputs must hold one of {', '.join(self.grammars)}, got none of them; name one or leave "
-                "structured_outputs out"
-            )
-        return self
+            words = f"must hold one of {', '.join(self.grammars)}, got none of them"
+            yield "", f"structured_outputs {words}; name one or leave structured_outputs out"
 
     @cached_property
     def grammars(self) -> dict[str, Grammar | None]:
@@ -218,7 +235,7 @@ class RequestFields(StrictBody):
     )
 
 
-class SamplingFields(StrictBody):
+class SamplingFields(RuledBody):
     """What both protocols say of sampling; the defaults are those of ``engine.messages.SamplingParams``."""
 
     temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
@@ -234,11 +251,9 @@ class SamplingFields(StrictBody):
     ignore_eos: bool = False
     logit_bias: LogitBias = Field(default={})
 
-    @model_validator(mode="after")
-    def _sampling_rules(self) -> Self:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
         if (count := len(self.stop_strings)) > MAX_STOP_STRINGS:
-            raise FieldError("stop", f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
-        return self
+            yield "stop", f"must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer"
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -265,14 +280,10 @@ class SamplingFields(StrictBody):
         )
 
 
-def _is_known(data: Any, fields: Mapping[str, Any]) -> bool:
-    """True for what has no field beside these."""
-    return not isinstance(data, dict) or data.keys() <= fields.keys()
-
-
 class SamplingBody(SamplingFields, NullableBody):
     """``sampling_params`` of a request."""
 
+    foreign = SAMPLING_FIELDS
     n: int = Field(default=1, ge=1, le=MAX_N, description="answers to the prompt; a given seed counts up with them")
     max_new_tokens: int = Field(
         default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only"
@@ -284,21 +295,12 @@ class SamplingBody(SamplingFields, NullableBody):
     skip_special_tokens: bool = Field(default=True, description="false: the text shows special tokens")
     no_stop_trim: bool = Field(default=False, description="a text ends with its stop string")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _foreign_fields(cls, data: Any) -> Any:
-        return data if _is_known(data, cls.model_fields) else without_neutral(data, cls.model_fields, SAMPLING_FIELDS)
-
-    @model_validator(mode="after")
-    def _rules_between_fields(self) -> SamplingBody:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        yield from super().broken_rules()
         if self.min_new_tokens > self.max_new_tokens:
-            raise FieldError(
-                "min_new_tokens",
-                f"min_new_tokens must be <= max_new_tokens={self.max_new_tokens}, got {self.min_new_tokens}; "
-                "lower it or raise max_new_tokens",
-            )
+            most, least = self.max_new_tokens, self.min_new_tokens
+            yield "min_new_tokens", f"must be <= max_new_tokens={most}, got {least}; lower it or raise max_new_tokens"
         grammar_among(self._grammars)
-        return self
 
     @cached_property
     def _grammars(self) -> dict[str, Grammar | None]:
@@ -317,9 +319,10 @@ class SamplingBody(SamplingFields, NullableBody):
         return self.sampling_params(self.max_new_tokens, self.min_new_tokens, self.grammar, defaults)
 
 
-class GenerateBody(RequestFields, NullableBody):
+class GenerateBody(RequestFields, RuledBody, NullableBody):
     """The body of ``POST /generate``: exactly one of ``text`` and ``input_ids``."""
 
+    foreign = GENERATE_FIELDS
     text: str | None = None
     input_ids: TokenIds | None = None
     sampling_params: SamplingBody = SamplingBody()
@@ -330,29 +333,13 @@ class GenerateBody(RequestFields, NullableBody):
     )
     lora_path: LoraName | None = Field(default=None, description="the name of the LoRA to compute with")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _foreign_fields(cls, data: Any) -> Any:
-        return data if _is_known(data, cls.model_fields) else without_neutral(data, cls.model_fields, GENERATE_FIELDS)
-
-    @model_validator(mode="after")
-    def _rules_between_fields(self) -> GenerateBody:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
         if (self.text is None) == (self.input_ids is None):
             given = "neither" if self.text is None else "both"
-            raise ValueError(f"exactly one of text and input_ids must be given, got {given}; send one of them")
-        if self.top_logprobs_num and not self.return_logprob:
-            raise FieldError(
-                "top_logprobs_num",
-                f"top_logprobs_num needs return_logprob=true, got top_logprobs_num={self.top_logprobs_num} without it; "
-                "set return_logprob",
-            )
-        if self.logprob_start_len >= 0 and not self.return_logprob:
-            raise FieldError(
-                "logprob_start_len",
-                f"logprob_start_len needs return_logprob=true, got logprob_start_len={self.logprob_start_len} without "
-                "it; set return_logprob",
-            )
-        return self
+            yield "", f"exactly one of text and input_ids must be given, got {given}; send one of them"
+        for field, default in (("top_logprobs_num", 0), ("logprob_start_len", -1)):
+            if (value := getattr(self, field)) != default and not self.return_logprob:
+                yield field, f"needs return_logprob=true, got {field}={value} without it; set return_logprob"
 
 
 class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,11 +26,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from engine import __version__
 from engine.clock import Clock
 from engine.frontend.request_log import current_record
-from engine.frontend.routes.generation import ROUTES
 from engine.messages import FAILURES, Generate, RequestTrace
 
 PROVIDER: Final = "lockstep"
 CHAT, TEXT_COMPLETION = "chat", "text_completion"
+CHAT_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 # For the spans of the last requests, when the server ends.
 LAST_EXPORT_S: Final = 0.3
 NS_A_SECOND: Final = 1_000_000_000
@@ -74,7 +74,7 @@ class Tracing:
         if record is not None:
             attributes |= {"lockstep.request_id": record.request_id, "http.route": path}
         parent = _parents.extract({} if record is None else record.trace_headers)
-        operation = CHAT if path in ROUTES and ROUTES[path].is_chat else TEXT_COMPLETION
+        operation = CHAT if path in CHAT_PATHS else TEXT_COMPLETION
         begun_s = None if record is None else record.begun_s
         self._sent.setdefault(message.rid, deque()).append(_Sent(parent, begun_s, operation, attributes))
 

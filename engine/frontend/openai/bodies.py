@@ -6,14 +6,14 @@ accepted with the values that change nothing, because many clients send those.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 
 from engine.frontend.errors import FieldError
-from engine.frontend.foreign_fields import FOREIGN_FIELDS, without_neutral
+from engine.frontend.foreign_fields import FOREIGN_FIELDS
 from engine.frontend.openai.tool_bodies import (
     MAX_CALL_ID_CHARS,
     MAX_TOOLS,
@@ -21,7 +21,7 @@ from engine.frontend.openai.tool_bodies import (
     ToolBody,
     ToolCallBody,
     ToolChoice,
-    require_known_tools,
+    unknown_tools,
 )
 from engine.frontend.protocol import (
     MAX_INT32,
@@ -34,6 +34,7 @@ from engine.frontend.protocol import (
     JsonSchemaFormat,
     NullableBody,
     RequestFields,
+    RuledBody,
     SamplingFields,
     Schema,
     StrictBody,
@@ -95,6 +96,7 @@ class PromptCacheOptions(NullableBody):
 class OpenAiBody(RequestFields, SamplingFields, NullableBody):
     """The fields that both protocols share, the field's usual extra ones among them."""
 
+    foreign = FOREIGN_FIELDS
     model: str | None = Field(None, description="the served model's name; left out: the served model")
     stream_options: StreamOptions | None = Field(None, description="only with stream=true")
     n: int = Field(1, ge=1, le=MAX_N, description="choices for each prompt; a given seed counts up with them")
@@ -139,39 +141,23 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
         description="the logprob of each token of the prompt, and of this number of the most likely ones; no stream",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _foreign_fields(cls, data: Any) -> Any:
-        return without_neutral(data, cls.model_fields, FOREIGN_FIELDS)
-
-    @model_validator(mode="after")
-    def _shared_rules(self) -> Self:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        yield from super().broken_rules()
+        most, top = self.max_new_tokens, self.prompt_logprobs
         if self.truncate_prompt_tokens == 0:
-            raise FieldError(
-                "truncate_prompt_tokens", "truncate_prompt_tokens must be >= 1, or -1 for what fits, got 0; raise it"
-            )
+            yield "truncate_prompt_tokens", "must be >= 1, or -1 for what fits, got 0; raise it"
         if self.rid is not None and self.request_id not in (None, self.rid):
-            raise FieldError(
-                "request_id", f"request_id and rid are one, got {self.request_id!r} and {self.rid!r}; send one of them"
-            )
+            yield "request_id", f"and rid are one, got {self.request_id!r} and {self.rid!r}; send one of them"
         if self.stream_options is not None and not self.stream:
-            raise FieldError(
-                "stream_options", "stream_options needs stream=true, got it without; remove it or set stream"
-            )
-        if self.prompt_logprobs is not None and self.stream:
-            raise FieldError(
+            yield "stream_options", "needs stream=true, got it without; remove it or set stream"
+        if top is not None and self.stream:
+            yield (
                 "prompt_logprobs",
-                f"prompt_logprobs needs stream=false, got prompt_logprobs={self.prompt_logprobs} in a stream; "
-                "leave out one of the two",
+                f"needs stream=false, got prompt_logprobs={top} in a stream; leave out one of the two",
             )
-        if self.max_new_tokens is not None and self.min_tokens > self.max_new_tokens:
-            raise FieldError(
-                "min_tokens",
-                f"min_tokens must be <= max_tokens={self.max_new_tokens}, got {self.min_tokens}; "
-                "lower it or raise max_tokens",
-            )
+        if most is not None and self.min_tokens > most:
+            yield "min_tokens", f"must be <= max_tokens={most}, got {self.min_tokens}; lower it or raise max_tokens"
         grammar_among(self._grammars)
-        return self
 
     @cached_property
     def _grammars(self) -> dict[str, Grammar | None]:
@@ -228,17 +214,22 @@ class OpenAiBody(RequestFields, SamplingFields, NullableBody):
         return self.sampling_params(max_new_tokens, self.min_tokens, self.grammar, defaults)
 
 
+# Many of them, as texts or as token ids.
+Prompts = Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)]
+
+
+def each_prompt(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """What may be one prompt or many, as many."""
+    if isinstance(given, str):
+        return [given]
+    ids = [entry for entry in given if isinstance(entry, int)]
+    return [ids] if ids else [entry for entry in given if not isinstance(entry, int)]
+
+
 class CompletionBody(OpenAiBody):
     """The body of ``POST /v1/completions``. ``prompt`` is one text or many, or token ids of one prompt or many."""
 
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[
-            Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)],
-            Field(max_length=MAX_PROMPTS),
-        ]
-    )
+    prompt: str | TokenIds | Annotated[Prompts, Field(max_length=MAX_PROMPTS)]
     logprobs: int | None = Field(
         None,
         ge=0,
@@ -254,8 +245,8 @@ class CompletionBody(OpenAiBody):
     def default_new_tokens(self) -> int:
         return DEFAULT_COMPLETION_TOKENS
 
-    @model_validator(mode="after")
-    def _choices_are_bounded(self) -> Self:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        yield from super().broken_rules()
         if len(self.prompts) * self.n > MAX_N:
             raise FieldError(
                 "n",
@@ -263,18 +254,14 @@ class CompletionBody(OpenAiBody):
                 "send several requests",
             )
         if self.echo and self.truncate_prompt_tokens is not None:
-            raise FieldError("echo", "echo shows a whole prompt, got truncate_prompt_tokens too; leave out one of them")
+            yield "echo", "shows a whole prompt, got truncate_prompt_tokens too; leave out one of them"
         if not self.prompts:
-            raise FieldError(
-                "prompt", "prompt must hold at least 1 prompt, got an empty list; send a text or token ids"
-            )
+            yield "prompt", "must hold at least 1 prompt, got an empty list; send a text or token ids"
         if self.best_of not in (None, 1, self.n):
-            raise FieldError(
+            yield (
                 "best_of",
-                f"best_of must be 1 or n={self.n}: no choice is computed that is not returned, got {self.best_of}; "
-                "use n",
+                f"must be 1 or n={self.n}: no choice is computed that is not returned, got {self.best_of}; use n",
             )
-        return self
 
     @property
     def top_of_prompt(self) -> int | None:
@@ -290,10 +277,7 @@ class CompletionBody(OpenAiBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        ids = [entry for entry in self.prompt if isinstance(entry, int)]
-        return [ids] if ids else [entry for entry in self.prompt if not isinstance(entry, int)]
+        return each_prompt(self.prompt)
 
 
 class TextPart(StrictBody):
@@ -301,7 +285,7 @@ class TextPart(StrictBody):
     text: str
 
 
-class ChatMessageBody(NullableBody):
+class ChatMessageBody(RuledBody, NullableBody):
     """One message. The fields of an answer's message are accepted, so that it can be sent back as it came.
 
     ``developer`` is the protocol's newer word for ``system``. Templates that know a speaker's name are given it, and
@@ -326,19 +310,15 @@ class ChatMessageBody(NullableBody):
     audio: None = None
     annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
 
-    @model_validator(mode="after")
-    def _fields_of_the_role(self) -> Self:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
         if self.content is None and self.role != "assistant":
-            raise FieldError("content", f"content must be given with role {self.role!r}, got null; send a text")
+            yield "content", f"must be given with role {self.role!r}, got null; send a text"
         if self.role == "tool" and self.tool_call_id is None:
-            raise FieldError(
-                "tool_call_id", "tool_call_id must be given with role 'tool', got null; send the id of the call"
-            )
+            yield "tool_call_id", "must be given with role 'tool', got null; send the id of the call"
         owners = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
         for field, owner in (owners | {"reasoning": "assistant"}).items():
             if getattr(self, field) and self.role != owner:
-                raise FieldError(field, f"{field} must be left out with role {self.role!r}: only {owner!r} has it")
-        return self
+                yield field, f"must be left out with role {self.role!r}: only {owner!r} has it"
 
     @property
     def text(self) -> str:
@@ -427,33 +407,22 @@ class ChatBody(OpenAiBody):
         hints: dict[str, JsonValue] = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
         return {name: value for name, value in hints.items() if value is not None} | self.chat_template_kwargs
 
-    @model_validator(mode="after")
-    def _chat_rules(self) -> Self:
-        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise FieldError(
-                "max_tokens",
-                f"max_tokens and max_completion_tokens must agree, got {self.max_tokens} and "
-                f"{self.max_completion_tokens}; send max_completion_tokens only",
-            )
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        yield from super().broken_rules()
+        both = self.max_tokens, self.max_completion_tokens
+        if None not in both and both[0] != both[1]:
+            words = f"must agree, got {both[0]} and {both[1]}; send max_completion_tokens only"
+            yield "max_tokens", f"and max_completion_tokens {words}"
         if self.top_logprobs and not self.logprobs:
-            raise FieldError(
-                "top_logprobs", f"top_logprobs needs logprobs=true, got {self.top_logprobs} without it; set logprobs"
-            )
+            yield "top_logprobs", f"needs logprobs=true, got {self.top_logprobs} without it; set logprobs"
         if self.continue_final_message and self.add_generation_prompt:
-            raise FieldError(
-                "add_generation_prompt",
-                "add_generation_prompt must be false with continue_final_message=true, got true; leave it out",
-            )
-        refuse_template_arguments(self.chat_template_kwargs)
-        require_known_tools(self.tools, self.tool_choice)
-        return self
+            yield "add_generation_prompt", "must be false with continue_final_message=true, got true; leave it out"
+        yield from template_arguments_in(self.chat_template_kwargs)
+        yield from unknown_tools(self.tools, self.tool_choice)
 
 
-def refuse_template_arguments(variables: Mapping[str, JsonValue]) -> None:
-    """Raise FieldError for variables of a template that would say how it is rendered."""
+def template_arguments_in(variables: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    """The rule that is broken by variables of a template that would say how it is rendered."""
     taken = sorted(TEMPLATE_ARGUMENTS & variables.keys())
     if taken:
-        raise FieldError(
-            "chat_template_kwargs",
-            f"chat_template_kwargs must hold the template's own variables, got {taken}; remove them",
-        )
+        yield "chat_template_kwargs", f"must hold the template's own variables, got {taken}; remove them"

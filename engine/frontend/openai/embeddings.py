@@ -10,16 +10,16 @@ import sys
 import uuid
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from engine.frontend.errors import ApiError, ErrorBody, FieldError
-from engine.frontend.foreign_fields import FOREIGN_FIELDS, without_neutral
-from engine.frontend.openai.bodies import MAX_USER_CHARS
+from engine.frontend.errors import ApiError, ErrorBody
+from engine.frontend.foreign_fields import FOREIGN_FIELDS
+from engine.frontend.openai.bodies import MAX_USER_CHARS, Prompts, each_prompt
 from engine.frontend.openai.requests import requested_lora
-from engine.frontend.protocol import GenerateAnswer, NullableBody, RequestFields, TokenIds, parse_body
+from engine.frontend.protocol import GenerateAnswer, NullableBody, RequestFields, RuledBody, TokenIds, parse_body
 from engine.frontend.requests import Order, ServedModel, check_fits, check_vocabulary, rids_of, tokenize
 from engine.frontend.sessions import Shaping
 from engine.messages import Generate, SamplingParams
@@ -30,41 +30,24 @@ MAX_INPUTS: Final = 2048
 MAX_VALUES: Final = 1 << 22
 
 
-class EmbeddingBody(RequestFields, NullableBody):
+class EmbeddingBody(RequestFields, RuledBody, NullableBody):
     """The body of ``POST /v1/embeddings``. ``input`` is one text or many, or token ids of one text or many."""
 
+    foreign = FOREIGN_FIELDS
     model: str | None = Field(None, description="the served model's name; left out: the served model")
-    input: (
-        str
-        | TokenIds
-        | Annotated[
-            Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)],
-            Field(max_length=MAX_INPUTS),
-        ]
-    )
+    input: str | TokenIds | Annotated[Prompts, Field(max_length=MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] = Field("float", description="base64: of fp32, little-endian")
     dimensions: int | None = Field(None, description="only the size of the model's vectors")
     stream: Literal[False] = Field(default=False, description="vectors do not come in parts: only false")
     user: str | None = Field(None, max_length=MAX_USER_CHARS, description="changes nothing")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _foreign_fields(cls, data: Any) -> Any:
-        return without_neutral(data, cls.model_fields, FOREIGN_FIELDS)
-
-    @model_validator(mode="after")
-    def _there_is_an_input(self) -> EmbeddingBody:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
         if not self.inputs or not all(self.inputs):
-            raise FieldError("input", f"input must be texts or token ids, none of them empty, got {self.input!r:.80}")
-        return self
+            yield "input", f"must be texts or token ids, none of them empty, got {self.input!r:.80}"
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        """Each input."""
-        if isinstance(self.input, str):
-            return [self.input]
-        ids = [entry for entry in self.input if isinstance(entry, int)]
-        return [ids] if ids else [entry for entry in self.input if not isinstance(entry, int)]
+        return each_prompt(self.input)
 
 
 def embedding_order(data: bytes, served: ServedModel) -> Order:

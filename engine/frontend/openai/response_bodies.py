@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from engine.frontend.errors import FieldError
 from engine.frontend.openai.bodies import (
     MAX_MESSAGES,
     MAX_METADATA,
@@ -216,14 +215,10 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
     prompt_cache_options: PromptCacheOptions | None = Field(None, description="changes nothing")
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description="changes nothing")
 
-    @model_validator(mode="after")
-    def _logprobs_are_asked_for(self) -> ResponseBody:
-        if self.top_logprobs and LOGPROBS not in self.include:
-            raise FieldError(
-                "top_logprobs",
-                f"top_logprobs needs {LOGPROBS!r} in include, got top_logprobs={self.top_logprobs} without it; add it",
-            )
-        return self
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        yield from super().broken_rules()
+        if (top := self.top_logprobs) and LOGPROBS not in self.include:
+            yield "top_logprobs", f"needs {LOGPROBS!r} in include, got top_logprobs={top} without it; add it"
 
     @property
     def chat_fields(self) -> dict[str, Any]:

@@ -7,13 +7,12 @@ them as JSON themselves.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 from pydantic_core import from_json
 
-from engine.frontend.errors import FieldError
 from engine.frontend.protocol import NullableBody
 from engine.frontend.tools.call_grammar import OfferedTool
 
@@ -89,22 +88,20 @@ class ToolCallBody(NullableBody):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-def require_known_tools(tools: Sequence[ToolBody], choice: str | NamedToolBody | None) -> None:
-    """Raise FieldError for two tools of one name, and for a choice that no tool can keep."""
+def unknown_tools(tools: Sequence[ToolBody], choice: str | NamedToolBody | None) -> Iterator[tuple[str, str]]:
+    """The rules that are broken by two tools of one name, and by a choice that no tool can keep."""
     names = [tool.function.name for tool in tools]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise FieldError("tools", f"tools must have different names, got {twice!r} twice; rename one")
+        yield "tools", f"must have different names, got {twice!r} twice; rename one"
     if choice in (None, "none", "auto"):
         return
     if not tools:
         asked = repr(choice) if isinstance(choice, str) else f"the function {choice.function.name!r}"
-        raise FieldError("tool_choice", f"tool_choice needs tools, got {asked} without any; send tools or leave it out")
+        yield "tool_choice", f"needs tools, got {asked} without any; send tools or leave it out"
     if isinstance(choice, NamedToolBody) and choice.function.name not in names:
         known = ", ".join(map(repr, names))
-        raise FieldError(
-            "tool_choice", f"tool_choice must name one of the tools ({known}), got {choice.function.name!r}; name one"
-        )
+        yield "tool_choice", f"must name one of the tools ({known}), got {choice.function.name!r}; name one"
 
 
 def _arguments(written: str) -> JsonValue:

@@ -7,30 +7,29 @@ worked on at once, a long one in a process of its own, its answer included.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 
 from engine.frontend.anthropic.bodies import CountTokensBody
 from engine.frontend.anthropic.shapes import MessagesError, TokenCount, token_count
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
-from engine.frontend.errors import FieldError
 from engine.frontend.long_bodies import BodyWork, LongBodies, is_long
-from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, refuse_template_arguments
+from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, template_arguments_in
 from engine.frontend.openai.requests import requested_lora
 from engine.frontend.openai.tool_bodies import MAX_TOOLS, ToolBody
-from engine.frontend.protocol import NullableBody, TokenIds, parse_body
+from engine.frontend.protocol import NullableBody, RuledBody, TokenIds, parse_body
 from engine.frontend.requests import ServedModel, check_vocabulary, tokenize
 from engine.frontend.responses import JSON_TYPE
 
 DETOKENIZE = "/detokenize"
 
 
-class TokenizeBody(NullableBody):
+class TokenizeBody(RuledBody, NullableBody):
     """The body of ``POST /tokenize``: exactly one of ``prompt``, a text, and ``messages``, a conversation."""
 
     model: str | None = Field(None, description="the served model's name; left out: the served model")
@@ -47,15 +46,13 @@ class TokenizeBody(NullableBody):
     chat_template_kwargs: dict[str, JsonValue] = Field(default={}, description="variables of the chat template")
     return_token_strs: bool = Field(default=False, description="the vocabulary's own spelling of each token too")
 
-    @model_validator(mode="after")
-    def _rules_between_fields(self) -> Self:
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
         if (self.prompt is None) == (self.messages is None):
             given = "neither" if self.prompt is None else "both"
-            raise ValueError(f"exactly one of prompt and messages must be given, got {given}; send one of them")
+            yield "", f"exactly one of prompt and messages must be given, got {given}; send one of them"
         if self.tools and self.messages is None:
-            raise FieldError("tools", f"tools need messages, got {len(self.tools)} tools with a prompt; leave them out")
-        refuse_template_arguments(self.chat_template_kwargs)
-        return self
+            yield "tools", f"need messages, got {len(self.tools)} tools with a prompt; leave them out"
+        yield from template_arguments_in(self.chat_template_kwargs)
 
 
 class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
