@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import httpx
-import msgspec
 
-from engine.frontend.peer_answers import whole_answer
+from engine.frontend.peer import Peer, load_in, words_of
 from engine.frontend.prefill_bodies import PREFILL
 from engine.messages import ClientMessage, PrefillDropped, PrefillFailed, PrefillWanted
 from engine.routing.prefills import Prefills
@@ -24,8 +23,6 @@ from engine.settings import ServerSettings
 MAX_CALLS: Final = 64
 LOOK_PERIOD_S: Final = 1.0
 _LOOK_S: Final = 3.0
-# An answer may take as long as the scheduler waits for it.
-_TIMEOUT: Final = httpx.Timeout(None, connect=_LOOK_S)
 _MAX_SHOWN_CHARS: Final = 512
 
 logger = logging.getLogger(__name__)
@@ -53,16 +50,7 @@ class PrefillClient:
         self._send = send
         # Is told how long each prompt took, in seconds.
         self.observe: Callable[[float], None] = lambda _: None
-        client_key = settings.api_key or settings.admin_key
-        operator_key = settings.admin_key or settings.api_key
-        self._client_headers = (
-            {} if client_key is None else {"authorization": f"Bearer {client_key.get_secret_value()}"}
-        )
-        self._headers = {"content-type": "application/json"}
-        if operator_key is not None:
-            self._headers["authorization"] = f"Bearer {operator_key.get_secret_value()}"
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_CALLS)
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT, limits=limits, transport=transport, trust_env=False)
+        self._peers = {url: Peer(url, settings, _LOOK_S, transport) for url in prefills.urls}
         self._rooms = {url: asyncio.Semaphore(MAX_CALLS) for url in prefills.urls}
         self._calls: dict[int, asyncio.Task[None]] = {}
 
@@ -96,7 +84,8 @@ class PrefillClient:
         calls = list(self._calls.values())
         self.break_off()
         await asyncio.gather(*calls, return_exceptions=True)
-        await self._client.aclose()
+        for peer in self._peers.values():
+            await peer.close()
 
     def _leave(self, transfer: int) -> None:
         call = self._calls.pop(transfer, None)
@@ -107,9 +96,7 @@ class PrefillClient:
         """Ask for one prompt, and tell how it ended unless it was dropped."""
         try:
             async with self._rooms[wanted.at]:
-                answer = await whole_answer(
-                    self._client, "POST", f"{wanted.at}{PREFILL}", content=self._body(wanted), headers=self._headers
-                )
+                answer = await self._peers[wanted.at].operate("POST", PREFILL, self._body(wanted))
         except (httpx.HTTPError, OSError) as exc:
             failed = self.prefills.failed(wanted.transfer, f"is gone ({type(exc).__name__})")
         else:
@@ -121,27 +108,25 @@ class PrefillClient:
 
     def _answered(self, transfer: int, answer: httpx.Response) -> PrefillFailed | None:
         if answer.status_code != httpx.codes.OK:
-            why = f"refused a prompt ({answer.status_code}): {_words_of(answer)}"
+            why = f"refused a prompt ({answer.status_code}): {words_of(answer.text)[:_MAX_SHOWN_CHARS]}"
             return self.prefills.failed(transfer, why, answer.status_code)
         took_s = self.prefills.answered(transfer)
         if took_s is not None:
             self.observe(took_s)
         return None
 
-    def _body(self, wanted: PrefillWanted) -> bytes:
-        return msgspec.json.encode(
-            {
-                "to": self._to(),
-                "transfer": wanted.transfer,
-                "first_page": wanted.first_page,
-                "weights": wanted.weights,
-                "page_size": self._page_size,
-                "prompt_ids": wanted.ids,
-                "priority": wanted.priority,
-                "cache_salt": wanted.cache_salt,
-                "timeout_s": self._timeout_s,
-            }
-        )
+    def _body(self, wanted: PrefillWanted) -> dict[str, Any]:
+        return {
+            "to": self._to(),
+            "transfer": wanted.transfer,
+            "first_page": wanted.first_page,
+            "weights": wanted.weights,
+            "page_size": self._page_size,
+            "prompt_ids": wanted.ids,
+            "priority": wanted.priority,
+            "cache_salt": wanted.cache_salt,
+            "timeout_s": self._timeout_s,
+        }
 
     async def _watch(self, url: str) -> None:
         while True:
@@ -152,13 +137,12 @@ class PrefillClient:
     async def look(self, url: str) -> None:
         """Look once whether an engine is there, what it is, and how loaded."""
         try:
-            answer = await self._looked(f"{url}/get_load", self._client_headers)
+            answer = await self._peers[url].look("/get_load")
             if answer.status_code == httpx.codes.OK:
-                (load,) = answer.json()
-                self.prefills.met(url, load)
+                self.prefills.met(url, load_in(answer))
                 return
             # Its front end answers, so its scheduler is busy, or it goes down.
-            health = await self._looked(f"{url}/health", {})
+            health = await self._peers[url].health()
         except httpx.HTTPError as exc:
             self.prefills.lost(url, f"is gone ({type(exc).__name__})")
         except (LookupError, TypeError, ValueError, AttributeError) as exc:
@@ -167,10 +151,9 @@ class PrefillClient:
             if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and health.status_code == httpx.codes.OK:
                 self.prefills.busy(url)
             else:
-                self.prefills.lost(url, f"does not say its load ({answer.status_code}): {_words_of(answer)}")
-
-    async def _looked(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
-        return await whole_answer(self._client, "GET", url, headers=headers, within_s=_LOOK_S)
+                self.prefills.lost(
+                    url, f"does not say its load ({answer.status_code}): {words_of(answer.text)[:_MAX_SHOWN_CHARS]}"
+                )
 
     def _tell_news(self) -> None:
         for url, why in self.prefills.news():
@@ -178,12 +161,3 @@ class PrefillClient:
                 logger.warning("prompts are computed here, because the prefill engine %s %s", url, why)
             else:
                 logger.info("the prefill engine %s takes prompts", url)
-
-
-def _words_of(answer: httpx.Response) -> str:
-    """The message of an error, or the beginning of what else was answered."""
-    try:
-        words: Any = answer.json()["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        words = answer.text
-    return str(words)[:_MAX_SHOWN_CHARS]

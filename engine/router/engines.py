@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.router.front import ENGINE_HEADER
-from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
-from engine.router.proxy import EngineProxy
+from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
 from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Ticket
 from engine.routing.operators import OWED, Message, Operators
 

@@ -34,7 +34,7 @@ from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_of_route
 from engine.frontend.routes.generation import CLIENT_PATHS
 from engine.frontend.sessions import written
-from engine.router.passed import Engines, Head, Headers, PassedRequest, ReplicaLostError
+from engine.router.proxy import Engines, Head, Headers, PassedRequest, ReplicaLostError
 from engine.routing import Prompt
 from engine.settings import ServerSettings
 

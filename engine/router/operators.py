@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 
@@ -20,10 +19,11 @@ from engine.frontend.body_reader import BodyReader
 from engine.frontend.errors import ApiError
 from engine.frontend.operator_routes import NoBody, PauseBody, SleepBody, UpdateWeightsBody, require_no_parameters
 from engine.frontend.origins import Origins, admit_json
+from engine.frontend.peer import words_of
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
 from engine.frontend.routes.administration import MAX_BODY_BYTES
 from engine.router.engines import RoutedEngines
-from engine.router.passed import ReplicaLostError
+from engine.router.proxy import ReplicaLostError
 from engine.routing.operators import Ask, Message, Order, Outcome, Seen, State, Verb
 from engine.settings import ServerSettings
 
@@ -163,7 +163,7 @@ class FleetOperators:
         while True:
             status, text = await proxy.operate("GET", "/server_info")
             if status != 200:
-                return False, _words(text), None
+                return False, words_of(text), None
             info = json.loads(text)
             if info["stats"] is None:
                 raise ReplicaLostError("has a scheduler that does not answer", ask.engine)
@@ -181,12 +181,4 @@ class FleetOperators:
         body = bodies.get(ask.verb)
         proxy = self._engines.engines[ask.engine].proxy
         status, text = await proxy.operate("POST", _TARGETS[ask.verb], body)
-        return status == 200, _words(text), None
-
-
-def _words(text: str) -> str:
-    """What an engine's answer says: the message of an error, or the text."""
-    try:
-        return str(msgspec.json.decode(text)["error"]["message"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return text
+        return status == 200, words_of(text), None

@@ -34,7 +34,6 @@ from engine.router.prompt_reader import PromptReader, ReadsPrompts
 from engine.router.proxy import EngineProxy
 from engine.router.watch import EngineWatch
 from engine.routing import Placement, Rules
-from engine.routing.load_reports import LoadReports
 from engine.settings import ServerSettings
 
 # Pages that are remembered of an engine which does not tell what it has cached.
@@ -74,8 +73,8 @@ class Router:
         placement = Placement(plan.rules, index_chunks=INDEX_PAGES)
         self._proxies = {url: EngineProxy(url, url, settings, transport_of(url)) for url in plan.urls}
         self.engines = RoutedEngines(placement, {url: RoutedEngine(proxy) for url, proxy in self._proxies.items()})
-        reader, loads = reader or PromptReader(), LoadReports(placement)
-        self.watches = [EngineWatch(url, self.engines, reader, loads, plan.period_s) for url in plan.urls]
+        reader = reader or PromptReader()
+        self.watches = [EngineWatch(url, self.engines, reader, plan.period_s) for url in plan.urls]
         pages = RouterPages(self.engines, access)
         own = (Route("/health", pages.health), Route("/metrics", pages.metrics))
         self.operators = FleetOperators(self.engines, settings, access, plan.patience)

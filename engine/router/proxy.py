@@ -1,21 +1,74 @@
 """One engine, asked over HTTP on loopback: a request goes in as it came, an answer comes out as it is made.
 
-Owns the connection and which headers belong to it alone. Leaving an answer closes its connection, and so ends its
-request in the engine.
+Owns the messages between the front and an engine, the port that the front asks engines through, and which headers
+belong to a connection alone. Leaving an answer closes its connection, and so ends its request in the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import httpx
 import msgspec
 
 from engine.frontend.errors import ApiError, ErrorBody
-from engine.frontend.peer_answers import whole_answer
-from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.frontend.peer import Peer, load_in
+from engine.routing import NO_PROMPT, Prompt
 from engine.settings import ServerSettings
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedRequest:
+    """A client's request as it goes to an engine. ``target`` is the path with its query.
+
+    ``left_out`` are the replicas that have refused it or were lost with it; ``only`` is the one that the client named.
+    """
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes
+    prompt: Prompt = NO_PROMPT
+    left_out: tuple[str, ...] = ()
+    only: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The head of an engine's answer, and the replica that it comes from."""
+
+    status: int
+    headers: Headers
+    replica: str
+
+    def header(self, name: str) -> str | None:
+        """The value of a header, by its name in lower case."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class ReplicaLostError(Exception):
+    """The replica that a request was sent to is gone: ``replica``, where that is known."""
+
+    def __init__(self, message: str, replica: str = "") -> None:
+        super().__init__(message)
+        self.replica = replica
+
+
+class Engines(Protocol):
+    def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
+        """Send a request to the engine that the router chooses: the head of its answer, then its bytes as they come.
+
+        Closing the iterator ends the request in the engine. Raises ApiError when no engine takes the request, and
+        ReplicaLostError when the one that had it is gone.
+        """
+
+    async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
+        """The load that each engine reports, for a client that may ask. Raises ApiError."""
+
 
 # Headers of one connection and not of what is sent over it; so are those that a Connection header names.
 _OF_A_CONNECTION: Final = frozenset(
@@ -34,9 +87,7 @@ _OF_A_CONNECTION: Final = frozenset(
 )
 # httpx counts the body itself; an engine compresses nothing.
 _NOT_PASSED_ON: Final = _OF_A_CONNECTION | {"content-length", "accept-encoding", "expect"}
-# An answer may take as long as it takes: the engine has the limits, and its end ends the connection.
-_TIMEOUT: Final = httpx.Timeout(None, connect=5.0)
-_PROBE_S: Final = 5.0
+_PATIENCE_S: Final = 5.0
 
 
 class EngineProxy:
@@ -46,24 +97,14 @@ class EngineProxy:
         self, base_url: str, replica: str, settings: ServerSettings, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._replica = replica
-        key = settings.api_key
-        operators_key = settings.admin_key or key
-        self._operator_headers = (
-            {} if operators_key is None else {"authorization": f"Bearer {operators_key.get_secret_value()}"}
-        )
-        self._probe_headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
-        # As many connections as there are requests: the engine bounds both.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self._client = httpx.AsyncClient(
-            base_url=base_url, timeout=_TIMEOUT, limits=limits, transport=transport, trust_env=False
-        )
+        self._peer = Peer(base_url, settings, _PATIENCE_S, transport)
 
     async def answer(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         """The engine's answer. Raises ReplicaLostError when the engine is gone, before the head or in the middle."""
         dropped = _NOT_PASSED_ON | _named_by_connection(request.headers)
         headers = [(name, value) for name, value in request.headers if name not in dropped]
         try:
-            async with self._client.stream(
+            async with self._peer.client.stream(
                 request.method, request.target, headers=headers, content=request.body
             ) as answer:
                 yield Head(status=answer.status_code, headers=_passed_back(answer.headers), replica=self._replica)
@@ -73,14 +114,10 @@ class EngineProxy:
             words = f"the engine of replica {self._replica} is gone ({type(exc).__name__})"
             raise ReplicaLostError(words, self._replica) from exc
 
-    async def is_serving(self) -> bool:
-        """Whether the engine takes requests: it is up, and neither draining nor going down."""
-        return await self.why_not_serving() is None
-
     async def why_not_serving(self) -> str | None:
-        """Why the engine takes no requests; None when it does."""
+        """Why the engine takes no requests, being down, draining or on its way down; None when it does."""
         try:
-            answer = await self._asked("/health", {})
+            answer = await self._peer.health()
         except httpx.HTTPError as exc:
             return f"is gone ({type(exc).__name__})"
         return None if answer.status_code == httpx.codes.OK else f"is draining or starting ({answer.status_code})"
@@ -88,7 +125,7 @@ class EngineProxy:
     async def about(self) -> dict[str, Any]:
         """Its settings and limits. Raises ApiError when it does not say."""
         try:
-            answer = await self._asked("/server_info?timeout=0", self._probe_headers)
+            answer = await self._peer.look("/server_info?timeout=0")
         except httpx.HTTPError as exc:
             raise ApiError.unavailable(f"does not describe itself ({type(exc).__name__})") from exc
         if answer.status_code == httpx.codes.UNAUTHORIZED:
@@ -102,10 +139,8 @@ class EngineProxy:
 
         Raises ReplicaLostError when the engine is gone before it has answered.
         """
-        content = b"" if body is None else msgspec.json.encode(body)
-        headers = self._operator_headers | ({"content-type": "application/json"} if content else {})
         try:
-            answer = await whole_answer(self._client, method, target, headers=headers, content=content)
+            answer = await self._peer.operate(method, target, body)
         except httpx.HTTPError as exc:
             raise ReplicaLostError(f"is gone ({type(exc).__name__})", self._replica) from exc
         return answer.status_code, answer.text
@@ -113,38 +148,25 @@ class EngineProxy:
     async def load(self) -> dict[str, Any] | None:
         """What the engine says of its load; None when it does not say."""
         try:
-            answer = await self._asked("/get_load", self._probe_headers)
+            answer = await self._peer.look("/get_load")
         except httpx.HTTPError:
             return None
-        if answer.status_code != httpx.codes.OK:
-            return None
-        (load,) = answer.json()
-        return dict(load)
+        return load_in(answer) if answer.status_code == httpx.codes.OK else None
 
     async def load_for(self, headers: Headers) -> dict[str, Any]:
         """The same for a client, who needs the key if there is one. Raises ApiError."""
         allowed = {name: value for name, value in headers if name == "authorization"}
         try:
-            answer = await self._asked("/get_load", allowed)
-        except httpx.HTTPError as exc:
-            raise self._says_no_load() from exc
-        try:
+            answer = await self._peer.look("/get_load", allowed)
             if answer.status_code == httpx.codes.OK:
-                (load,) = answer.json()
-                return dict(load)
+                return load_in(answer)
             detail = msgspec.json.decode(answer.content, type=ErrorBody).error
-        except (msgspec.MsgspecError, ValueError, TypeError) as exc:
-            raise self._says_no_load() from exc
+        except (httpx.HTTPError, msgspec.MsgspecError, ValueError, TypeError) as exc:
+            raise ApiError.unavailable(f"the engine of replica {self._replica} does not say its load") from exc
         raise ApiError(answer.status_code, detail.type, detail.message)
 
     async def close(self) -> None:
-        await self._client.aclose()
-
-    def _says_no_load(self) -> ApiError:
-        return ApiError.unavailable(f"the engine of replica {self._replica} does not say its load")
-
-    async def _asked(self, target: str, headers: Mapping[str, str]) -> httpx.Response:
-        return await whole_answer(self._client, "GET", target, headers=headers, within_s=_PROBE_S)
+        await self._peer.close()
 
 
 def _passed_back(headers: httpx.Headers) -> Headers:

@@ -20,7 +20,6 @@ from engine.router.engines import RoutedEngines
 from engine.router.prompt_reader import ReadsPrompts
 from engine.router.subscription import Subscription
 from engine.routing import FollowedCache, ReplicaLoad
-from engine.routing.load_reports import LoadReports
 from engine.settings import ServerSettings
 
 # What is the same while an engine is the same.
@@ -32,13 +31,10 @@ logger = logging.getLogger(__name__)
 class EngineWatch:
     """Watches the engine called ``name``, every ``period_s`` seconds and when a request finds it gone."""
 
-    def __init__(
-        self, name: str, engines: RoutedEngines, reader: ReadsPrompts, loads: LoadReports, period_s: float
-    ) -> None:
+    def __init__(self, name: str, engines: RoutedEngines, reader: ReadsPrompts, period_s: float) -> None:
         self._name = name
         self._engines = engines
         self._reader = reader
-        self._loads = loads
         self._period_s = period_s
         self._engine = engines.engines[name]
         self._about: dict[str, Any] = {}
@@ -89,7 +85,7 @@ class EngineWatch:
         except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as exc:
             return f"cannot be used: it is no engine of this version ({exc!r})"
         if load is not None:
-            self._loads.take(self._name, load)
+            self._engines.placement.take_load(self._name, load)
         elif self._engine.why_not:
             # A scheduler that is too busy to say its load takes requests all the same.
             self._engines.placement.report(self._name, ReplicaLoad())
@@ -107,7 +103,6 @@ class EngineWatch:
         placement = self._engines.placement
         if placement.fleet.is_known(self._name):
             placement.leave(self._name)
-        self._loads.forget(self._name)
         await self._unsubscribe()
         cache = self._subscribe(settings, limits)
         self._engine.cache = cache

@@ -7,10 +7,10 @@ so that the next choice knows of this one. Sends nothing itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 from engine.memory.node import page_keys
 from engine.messages import salt_key
@@ -77,6 +77,8 @@ class Placement:
         self.fleet = Fleet(rules.tokens_a_request)
         self.index = PrefixIndex(index_chunks)
         self._followed: dict[str, _Followed] = {}
+        # What was cached at the last report of a load: pages, and the version of the weights that they are of.
+        self._cached: dict[str, tuple[int, int]] = {}
 
     def join(self, name: str, capacity: int, cache: FollowedCache | None = None) -> None:
         """Add an engine that takes requests: with an empty cache, or with what it tells of its cache."""
@@ -93,6 +95,7 @@ class Placement:
         self.fleet.leave(name)
         self.index.forget(name)
         self._followed.pop(name, None)
+        self._cached.pop(name, None)
 
     def lost(self, name: str) -> None:
         """Place nothing there until its next report; what it is told to have cached may be that of an earlier life."""
@@ -106,6 +109,19 @@ class Placement:
         self.fleet.report(name, load, accepting=accepting)
         if is_flushed:
             self.index.forget(name)
+
+    def take_load(self, name: str, load: Mapping[str, Any]) -> None:
+        """Take over what an engine that takes requests says of its load: also that it has dropped its cache."""
+        pages, version = cached = load["cached_pages"], load["weights_version"]
+        pages_before, version_before = self._cached.get(name, cached)
+        self._cached[name] = cached
+        reported = ReplicaLoad(
+            running=load["num_running_reqs"],
+            waiting=load["num_waiting_reqs"],
+            pending_prefill_tokens=load["num_pending_tokens"],
+            free_pages=load["free_pages"],
+        )
+        self.report(name, reported, is_flushed=version != version_before or (pages_before > 0 and pages == 0))
 
     def place(self, prompt: Prompt, left_out: Collection[str] = ()) -> Ticket | Refused:
         """Choose an engine for a prompt, and count the request as sent there."""

@@ -15,7 +15,6 @@ import msgspec
 
 from engine.messages import Generate, PrefillFailed, PrefillWanted, salt_key
 from engine.routing.fleet import ReplicaLoad
-from engine.routing.load_reports import LoadReports
 from engine.routing.placement import Placement, Prompt, Ticket
 from engine.routing.policy import Refused, Rules
 
@@ -80,7 +79,6 @@ class Prefills:
         self._retry_s = retry_s
         self._now = now
         self._placement = Placement(Rules(), index_chunks=INDEX_PAGES)
-        self._loads = LoadReports(self._placement)
         self._engines: dict[str, _Engine] = {}
         for url in urls:
             self._engines[url] = _Engine()
@@ -195,7 +193,7 @@ class Prefills:
             self.lost(url, "is asleep")
             return
         self._engines[url].why_not = ""
-        self._loads.take(url, load)
+        self._placement.take_load(url, load)
 
     def busy(self, url: str) -> None:
         """An engine is there, and its scheduler has no time to say its load."""

@@ -22,8 +22,8 @@ from engine.errors import EngineError
 from engine.frontend.errors import ApiError
 from engine.limits import Limits
 from engine.router.front import front_app
-from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
 from engine.router.prompt_reader import PromptReader
+from engine.router.proxy import Head, Headers, PassedRequest, ReplicaLostError
 from engine.routing import Prompt
 from engine.serve_app.engine_replica import EngineReplica
 from engine.serve_app.options import AppOptions, read_options

@@ -16,8 +16,7 @@ from ray import serve
 
 from engine.errors import ProcessDiedError
 from engine.frontend.errors import ApiError
-from engine.router.passed import Head, Headers, PassedRequest
-from engine.router.proxy import EngineProxy
+from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest
 from engine.serve_app.own_server import OwnServer
 from engine.settings import ServerSettings
 
@@ -49,7 +48,7 @@ class EngineReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Tell the routers the load, and whether the engine takes requests."""
-        if not await self._proxy.is_serving():
+        if await self._proxy.why_not_serving() is not None:
             return {"accepting": False}
         if not self._about:
             with contextlib.suppress(ApiError):
@@ -69,7 +68,7 @@ class EngineReplica:
 
     async def check_health(self) -> None:
         """Raise when the engine does not serve: Serve then starts another replica."""
-        if not await self._proxy.is_serving():
+        if await self._proxy.why_not_serving() is not None:
             raise ProcessDiedError("engine", "its /health does not answer 200; the replica's log says why")
 
     async def __del__(self) -> None:

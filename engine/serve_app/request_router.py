@@ -13,10 +13,9 @@ import ray
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from engine.frontend.errors import ApiError, ErrorType
-from engine.router.passed import PassedRequest
+from engine.router.proxy import PassedRequest
 from engine.router.subscription import Subscription
 from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Rules, Ticket
-from engine.routing.load_reports import LoadReports
 
 
 def refusal_of(refused: Refused) -> ApiError:
@@ -47,7 +46,6 @@ class PrefixRequestRouter(RequestRouter):
         self._placement = Placement(rules, index_chunks=index_chunks, seed=seed)
         # By the id that Serve has for a request; one that is tried again keeps its id.
         self._tickets: dict[str, Ticket] = {}
-        self._loads = LoadReports(self._placement)
         # What the engines of this node tell of their caches; those of other nodes publish on their own loopback.
         self._node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
         self._told: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
@@ -124,7 +122,7 @@ class PrefixRequestRouter(RequestRouter):
         if not stats.get("accepting", True):
             self._placement.report(name, ReplicaLoad(), accepting=False)
         elif load is not None:
-            self._loads.take(name, load)
+            self._placement.take_load(name, load)
             self._follow(name, stats.get("told", {}))
 
     def _follow(self, name: str, told: Mapping[str, Any]) -> None:
@@ -142,7 +140,6 @@ class PrefixRequestRouter(RequestRouter):
 
     def _forget(self, name: str) -> None:
         self._placement.leave(name)
-        self._loads.forget(name)
         if name in self._told:
             self._told.pop(name)[1].cancel()
 

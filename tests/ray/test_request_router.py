@@ -21,7 +21,7 @@ from engine.frontend.errors import ApiError
 from engine.frontend.kv_events import KvEvents
 from engine.memory.node import page_keys
 from engine.messages import PagesStored
-from engine.router.passed import PassedRequest
+from engine.router.proxy import PassedRequest
 from engine.routing import Prompt
 from engine.serve_app.request_router import PrefixRequestRouter
 

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from engine.frontend.errors import ApiError
-from engine.router.passed import Head, PassedRequest, ReplicaLostError
-from engine.router.proxy import EngineProxy
+from engine.router.proxy import EngineProxy, Head, PassedRequest, ReplicaLostError
 from engine.settings import ServerSettings
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -101,7 +100,7 @@ def test_the_load_is_asked_for_with_the_key_of_the_server() -> None:
 @pytest.mark.parametrize(("status", "serving"), [(200, True), (503, False)])
 def test_serving_is_what_health_says(status: int, serving: bool) -> None:
     proxy = proxy_of(lambda _: httpx.Response(status))
-    assert asyncio.run(proxy.is_serving()) is serving
+    assert (asyncio.run(proxy.why_not_serving()) is None) is serving
 
 
 def test_silence_is_not_serving_and_no_load() -> None:
@@ -109,7 +108,7 @@ def test_silence_is_not_serving_and_no_load() -> None:
         raise httpx.ReadTimeout("late")
 
     proxy = proxy_of(silent)
-    assert not asyncio.run(proxy.is_serving())
+    assert asyncio.run(proxy.why_not_serving()) is not None
     assert asyncio.run(proxy.load()) is None
     with pytest.raises(ApiError, match="does not say its load"):
         asyncio.run(proxy.load_for(()))

@@ -11,7 +11,7 @@ import pytest
 
 from engine.frontend.errors import ApiError, ErrorType
 from engine.router.front import OF_ALL, OF_ONE_ENGINE, PASSED_ON, front_app
-from engine.router.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.router.proxy import Head, Headers, PassedRequest, ReplicaLostError
 from engine.routing import NO_PROMPT, Prompt
 from engine.serve_app.prompt import prompt_in
 from engine.settings import ServerSettings
