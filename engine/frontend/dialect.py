@@ -25,8 +25,7 @@ from engine.frontend.reasoning import (
     reasoning_start,
 )
 from engine.frontend.tools.call_grammar import CallForm
-from engine.frontend.tools.call_parser import CallParser
-from engine.frontend.tools.families import FAMILIES, Family, family_of_template, form_of_template, new_usual_id
+from engine.frontend.tools.families import FAMILIES, CallParser, family_of_template
 from engine.settings import ServerSettings
 
 
@@ -97,7 +96,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     ``form`` is how it has to write calls that are asked for.
     """
 
-    family: Family | None = None
+    family: type[CallParser] | None = None
     reasoning: str | None = None
     form: CallForm | None = None
 
@@ -114,7 +113,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             else None
             if reasoning == NONE
             else reasoning,
-            form=None if family is None else form_of_template(family, template),
+            form=None if family is None else family.form_of(template),
         )
 
     def about(self) -> dict[str, str]:
@@ -129,26 +128,22 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.reasoning is None else reasoning_start(self.reasoning, prompt)
 
     def parser(self, parsing: Parsing) -> AnswerParser:
-        calls = (
-            None
-            if parsing.tools is None or self.family is None
-            else self.family.parser(parsing.tools, parsing.properties)
-        )
+        calls = None if parsing.tools is None or self.family is None else self.family(parsing.tools, parsing.properties)
         reasoning = None if parsing.reasoning is None else ReasoningSplitter(parsing.reasoning)
         return AnswerParser(reasoning, calls, parallel=parsing.parallel)
 
     @property
     def needs_properties(self) -> bool:
         """Whether the parser of calls needs the schemas of the tools' arguments."""
-        return self.family is not None and self.family.parser.typed
+        return self.family is not None and self.family.typed
 
     def new_call_id(self) -> str:
-        return new_usual_id() if self.family is None else self.family.new_id()
+        return (self.family or CallParser).new_id()
 
     def markers(self, parsing: Parsing) -> tuple[str, ...]:
         """What the answer's text must show for that, though it may be special tokens."""
         markers = () if parsing.reasoning is None else (BEGIN, END)
-        return markers if parsing.tools is None or self.family is None else markers + self.family.parser.markers
+        return markers if parsing.tools is None or self.family is None else markers + self.family.markers
 
 
 # Neither calls nor reasoning.

@@ -17,7 +17,7 @@ from engine.frontend.dialect import AnswerParser
 from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from engine.frontend.sessions import Shaping
-from engine.frontend.tools.families import new_usual_id
+from engine.frontend.tools.families import CallParser
 from engine.messages import FinishReason
 
 # Characters that are looked through for calls before the event loop turns: 10 ms where there is nothing but calls.
@@ -84,7 +84,7 @@ class SpokenChoice:
     def __init__(
         self,
         parser: AnswerParser | None = None,
-        new_id: Callable[[], str] = new_usual_id,
+        new_id: Callable[[], str] = CallParser.new_id,
         count: Callable[[bool], None] = _ignore,
         *,
         named: bool = False,

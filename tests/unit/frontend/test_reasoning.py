@@ -17,7 +17,7 @@ from engine.frontend.reasoning import (
     reasoning_of_template,
     reasoning_start,
 )
-from engine.frontend.tools.hermes import HermesParser
+from engine.frontend.tools.families import HermesParser
 
 OPEN, MARKED, ASSUMED = ReasoningStart.OPEN, ReasoningStart.MARKED, ReasoningStart.ASSUMED
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'

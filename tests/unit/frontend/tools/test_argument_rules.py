@@ -45,7 +45,7 @@ FREE = {
 def calls_of(family: str, text: str) -> list[tuple[str, ...]]:
     names = [tool.name for tool in (*TOOLS, LOOSE)]
     properties = {tool.name: properties_of(tool.parameters) for tool in (*TOOLS, LOOSE)}
-    return shown(parsed(FAMILIES[family].parser(names, properties), [text]))
+    return shown(parsed(FAMILIES[family](names, properties), [text]))
 
 
 def require_kept(calls: list[tuple[str, ...]]) -> set[str]:
@@ -62,7 +62,7 @@ def require_kept(calls: list[tuple[str, ...]]) -> set[str]:
 @pytest.mark.parametrize(("family", "form"), FORMS)
 def test_required_calls_are_whole_and_keep_to_their_schemas(family: str, form: CallForm, is_special: bool) -> None:
     """C01: with markers as text and as special tokens."""
-    markers = FAMILIES[family].parser.markers if is_special else ()
+    markers = FAMILIES[family].markers if is_special else ()
     vocabulary = tokenizer(markers)
     special = {text: vocabulary.token_to_id(text) for text in markers}
     grammar = required_calls(form, TOOLS, None, special, several=False)

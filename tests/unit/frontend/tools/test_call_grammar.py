@@ -99,7 +99,7 @@ class Walk:
 def calls_of(family: str, text: str, reasoning: ReasoningStart | None = None) -> list[tuple[str, ...]]:
     splitter = None if reasoning is None else ReasoningSplitter(reasoning)
     names = [tool.name for tool in (*TOOLS, *PLAIN_TOOLS)]
-    parser = AnswerParser(splitter, FAMILIES[family].parser([*names, "loose"]), parallel=True)
+    parser = AnswerParser(splitter, FAMILIES[family]([*names, "loose"]), parallel=True)
     return shown(parsed(parser, [text]))
 
 
@@ -118,8 +118,8 @@ def test_required_calls_are_whole_and_keep_to_their_schemas(
     family: str, form: CallForm, tools: tuple[OfferedTool, ...], is_special: bool
 ) -> None:
     """C01: with markers as text and as special tokens."""
-    vocabulary = tokenizer(FAMILIES[family].parser.markers if is_special else ())
-    special = {text: vocabulary.token_to_id(text) for text in FAMILIES[family].parser.markers} if is_special else {}
+    vocabulary = tokenizer(FAMILIES[family].markers if is_special else ())
+    special = {text: vocabulary.token_to_id(text) for text in FAMILIES[family].markers} if is_special else {}
     grammar = required_calls(form, tools, None, special, several=True)
     names = set()
     for seed in range(6):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from parsed_answers import arguments, cut, in_one_and_by_character, parsed, places, shown
 
 from engine.frontend.incoming_text import Reading
-from engine.frontend.tools import hermes, llama3, mistral
 from engine.frontend.tools.call_parser import CallObject, CallParts
-from engine.frontend.tools.families import FAMILIES
+from engine.frontend.tools.families import FAMILIES, HermesParser, Llama3Parser, MistralParser
 
 TOOLS = ("add", "look_up")
 # Families whose calls are objects in JSON.
@@ -23,7 +22,7 @@ NESTED = '{"city": "Oslo", "days": [1, {"n": 2}]}'
 
 def parse(family: str, text: str) -> list[tuple[str, ...]]:
     """What a text says, in one and character by character."""
-    return in_one_and_by_character(lambda: FAMILIES[family].parser(TOOLS), text)
+    return in_one_and_by_character(lambda: FAMILIES[family](TOOLS), text)
 
 
 def entry(name: str, given: str, *, key: str = "arguments") -> str:
@@ -112,14 +111,14 @@ def test_the_last_brace_is_part_of_the_arguments() -> None:
         text = tagged(entry("add", args))
         for end in range(1, 40):
             pieces = [text[:-end], text[-end:]]
-            assert shown(parsed(hermes.HermesParser(TOOLS), pieces)) == [("call", "add", args)]
+            assert shown(parsed(HermesParser(TOOLS), pieces)) == [("call", "add", args)]
 
 
 @pytest.mark.parametrize("family", OF_JSON)
 def test_an_answer_that_comes_in_one_piece_is_parsed_as_a_stream_is(family: str) -> None:
     """vLLM issues 47907 and 48294: calls that came in one delta were lost."""
     calls = [("add", {"a": 1}), ("look_up", {"b": [2]}), ("add", {})]
-    parts = parsed(FAMILIES[family].parser(TOOLS), [written(family, calls)])
+    parts = parsed(FAMILIES[family](TOOLS), [written(family, calls)])
     assert [(part[1], json.loads(part[2])) for part in shown(parts)] == calls
 
 
@@ -220,7 +219,7 @@ def test_calls_are_found_wherever_their_text_is_cut(
 ) -> None:
     """C03: names, order and arguments are what was written, for any arguments."""
     text = written(family, calls)
-    found = shown(parsed(FAMILIES[family].parser(TOOLS), cut(text, where)))
+    found = shown(parsed(FAMILIES[family](TOOLS), cut(text, where)))
     assert [(part[0], part[1], json.loads(part[2])) for part in found] == [("call", *call) for call in calls]
 
 
@@ -235,7 +234,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=24).
 @given(st.sampled_from(OF_JSON), texts, places)
 def test_any_text_comes_to_the_same_wherever_it_is_cut(family: str, text: str, where: list[int]) -> None:
     """C03: and none is an error."""
-    make = FAMILIES[family].parser
+    make = FAMILIES[family]
     whole = parsed(make(TOOLS), [text])
     assert parsed(make(TOOLS), cut(text, where)) == whole
     said = "".join(part[-1] for part in shown(whole))
@@ -250,12 +249,12 @@ def test_text_without_a_call_is_content_to_the_last_character(family: str, text:
 
 def test_parts_come_as_soon_as_they_are_certain() -> None:
     """A client sees the name before the arguments are whole, and text at once."""
-    parser = hermes.HermesParser(TOOLS)
+    parser = HermesParser(TOOLS)
     assert shown(parser.push("Hi")) == [("content", "Hi")]
     assert parser.push(" <tool_call>{") == []
     assert shown(parser.push('"name": "add", "arguments": {"a')) == [("cut", "add", '{"a')]
-    assert shown(llama3.Llama3Parser(TOOLS).push('see {"x')) == [("content", "see")]
-    assert shown(mistral.MistralParser(TOOLS).push("x[")) == [("content", "x")]
+    assert shown(Llama3Parser(TOOLS).push('see {"x')) == [("content", "see")]
+    assert shown(MistralParser(TOOLS).push("x[")) == [("content", "x")]
 
 
 def test_these_tests_notice_a_parser_that_depends_on_the_cuts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ from parsed_answers import cut, in_one_and_by_character, parsed, places, shown
 
 from engine.frontend.reasoning import CallArguments
 from engine.frontend.tools.argument_values import TaggedValues, json_of
-from engine.frontend.tools.deepseek import BEGIN, CALLS, END, END_CALLS, SEPARATOR
-from engine.frontend.tools.families import FAMILIES
+from engine.frontend.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 
 TOOLS = ("add", "look_up", "mcp__gmail-list")
 SCHEMAS = {
@@ -30,7 +29,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 def parser(family: str) -> Any:
-    return FAMILIES[family].parser(TOOLS, dict.fromkeys(TOOLS, SCHEMAS))
+    return FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, SCHEMAS))
 
 
 def parse(family: str, text: str) -> list[tuple[str, ...]]:
@@ -94,7 +93,7 @@ FRAGMENTS = (
     "<tool_call>", "</tool_call>", "<function=", "<function=add>", "</function>", "<parameter=", "<parameter=s>",
     "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|python_start|>", "<|python_end|>",
     "[", "]", "(", ")", "=", "{", "}", "'", '"', "\\", "\\u00", "add", "add(", "s", "n", ",", ":", "1", "None", " ",
-    "\n", CALLS, BEGIN, SEPARATOR, END, END_CALLS, "```json", "```", '{"a": 1}', "\u20ac",
+    "\n", CALLS, CALL, SEPARATOR, END_CALL, END_CALLS, "```json", "```", '{"a": 1}', "\u20ac",
 )  # fmt: skip
 jumbles = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=24).map("".join)
 
@@ -119,7 +118,7 @@ def test_any_text_comes_to_the_same_wherever_it_is_cut(family: str, text: str, w
         ("qwen3_coder", "<function=add></function>"),
         ("glm45", "<tool_call>add</tool_call>"),
         ("glm45", "<tool_call>add\n</tool_call>\n"),
-        ("deepseek", f"{CALLS}{BEGIN}add{SEPARATOR}{{}}{END}{END_CALLS}"),
+        ("deepseek", f"{CALLS}{CALL}add{SEPARATOR}{{}}{END_CALL}{END_CALLS}"),
     ],
 )
 def test_a_call_without_arguments(family: str, text: str) -> None:
@@ -192,8 +191,8 @@ def test_literals_of_python_become_json(text: str, given: dict[str, Any]) -> Non
         ("glm45", "<tool_call>two words</tool_call>"),
         ("glm45", "<tool_call>add"),
         ("deepseek", f"{CALLS}{END_CALLS}"),
-        ("deepseek", f"{CALLS}{BEGIN}add{{}}"),
-        ("deepseek", f"{BEGIN}function{SEPARATOR}add\n```json\n7"),
+        ("deepseek", f"{CALLS}{CALL}add{{}}"),
+        ("deepseek", f"{CALL}function{SEPARATOR}add\n```json\n7"),
     ],
 )
 def test_what_is_no_call_is_content_as_it_was_written(family: str, text: str) -> None:
@@ -210,7 +209,7 @@ def test_what_is_no_call_is_content_as_it_was_written(family: str, text: str) ->
         ("qwen3_coder", "<tool_call><function=add><parameter=n>\n4", '{"n": '),
         ("glm45", "<tool_call>add<arg_key>s</arg_key><arg_value>ab", '{"s": "ab'),
         ("glm45", "<tool_call>add<arg_key>s</arg_key>x", ""),
-        ("deepseek", f'{BEGIN}add{SEPARATOR}{{"a": ', '{"a": '),
+        ("deepseek", f'{CALL}add{SEPARATOR}{{"a": ', '{"a": '),
     ],
 )
 def test_a_call_that_was_cut_shows_what_there_is(family: str, text: str, said: str) -> None:
@@ -228,7 +227,7 @@ def test_calls_of_deepseek_older_and_newer(fenced: bool) -> None:
     """vLLM pull request 23454: the two put the name on different sides of the separator."""
     args = '{"a": "```", "b": [1]}'
     one = f"function{SEPARATOR}add\n```json\n{args}\n```" if fenced else f"add{SEPARATOR}{args}"
-    call = f"{BEGIN}{one}{END}"
+    call = f"{CALL}{one}{END_CALL}"
     text = f"Sure.{CALLS}{call}\n{call}{END_CALLS}"
     assert parse("deepseek", text) == [("content", "Sure."), ("call", "add", args), ("call", "add", args)]
 
