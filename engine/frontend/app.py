@@ -16,16 +16,14 @@ from starlette.requests import ClientDisconnect
 
 from engine import __version__
 from engine.clock import MonotonicClock
-from engine.frontend.auth import Access
+from engine.frontend.auth import Access, HostCheck
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.grammar_check import GrammarCheck, grammar_works
-from engine.frontend.host_check import HostCheck
 from engine.frontend.long_bodies import BodyWork, LongBodies
 from engine.frontend.metrics import Metrics
-from engine.frontend.origins import Origins, admit_json
 from engine.frontend.prefill_bodies import PREFILL
 from engine.frontend.request_log import REQUEST_ID_HEADER, RequestLog, request_id_of
 from engine.frontend.requests import ServedModel
@@ -86,8 +84,7 @@ def build_app(
     add_models(clients, served, state, description)
     add_tokenization(clients, served, bodies, long_bodies, description)
     add_information(clients, settings, served, client, metrics, state, description)
-    admissions = (Origins(settings.origins).admit, access.admit_operator, admit_json)
-    operators = APIRouter(dependencies=[Depends(admission) for admission in admissions])
+    operators = APIRouter(dependencies=[Depends(access.admit_operation)])
     add_administration(operators, settings, client, state, description)
     if settings.role == "prefill":
         generation.add_to(operators, description, [PREFILL])

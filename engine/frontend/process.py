@@ -227,7 +227,7 @@ async def _serve(
     if settings.kv_events_endpoint:
         client.kv_events = KvEvents(settings.kv_events_endpoint, settings.kv_events_replay_endpoint)
         client.kv_events.listen(loop)
-    access = Access.of(settings, listener.getsockname()[0])
+    access = Access(settings, listener.getsockname()[0])
     state = ServerState(dict(served.limits.loras))
     app = build_app(settings, served, client, access, LongBodies(reading.run), state)
     life = _Life(control, client, state)

@@ -24,10 +24,9 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.frontend.auth import Access
+from engine.frontend.auth import Access, HostCheck
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.errors import ApiError, ErrorBody, ErrorType
-from engine.frontend.host_check import HostCheck
 from engine.frontend.openai.response_shapes import ResponseError
 from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record

@@ -18,7 +18,6 @@ from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.errors import ApiError
 from engine.frontend.operator_routes import NoBody, PauseBody, SleepBody, UpdateWeightsBody, require_no_parameters
-from engine.frontend.origins import Origins, admit_json
 from engine.frontend.peer import words_of
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
 from engine.frontend.routes.administration import MAX_BODY_BYTES
@@ -55,7 +54,6 @@ class FleetOperators:
     def __init__(self, engines: RoutedEngines, settings: ServerSettings, access: Access, patience: Patience) -> None:
         self._engines = engines
         self._access = access
-        self._origins = Origins(settings.origins)
         self._bodies = BodyReader(min(MAX_BODY_BYTES, settings.max_body_bytes))
         self._patience = patience
         self._machine = engines.operators
@@ -68,9 +66,7 @@ class FleetOperators:
 
     async def answer(self, request: Request) -> Response:
         """Carry out an operator's call on all engines. An operator who leaves does not end it."""
-        await self._origins.admit(request)
-        await self._access.admit_operator(request)
-        await admit_json(request)
+        await self._access.admit_operation(request)
         order, drain_s = await self._read(request)
         outcome = await asyncio.shield(self.act(order, drain_s))
         if outcome.is_done:

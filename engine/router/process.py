@@ -101,7 +101,7 @@ def run_router(settings: ServerSettings, plan: RouterPlan) -> int:
 
 
 async def _route(settings: ServerSettings, plan: RouterPlan, listener: socket.socket) -> None:
-    router = Router(settings, plan, Access.of(settings, listener.getsockname()[0]))
+    router = Router(settings, plan, Access(settings, listener.getsockname()[0]))
     config = uvicorn_config(router.app, settings)
     config.timeout_graceful_shutdown = int(settings.drain_timeout_s)
     server = EventServer(config, lambda: _announce(plan.urls, base_url(listener)))

@@ -191,7 +191,7 @@ def _app(folder: Path) -> FastAPI:
     limits = Limits.of(settings, EMBEDDED_FACTS)
     tokenizer = Tokenizer.from_file(str(embedded_folder(0) / "tokenizer.json"))
     served = ServedModel(tokenizer, ChatTemplate(_Template()), limits, settings.model_name, PLAIN)
-    state, access = ServerState(dict(limits.loras), serving=True), Access.of(settings, "127.0.0.1")
+    state, access = ServerState(dict(limits.loras), serving=True), Access(settings, "127.0.0.1")
     return build_app(settings, served, EngineClient(folder), access, LongBodies(_forbidden), state)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from engine.frontend.auth import require_json
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.engine_client import EngineClient
@@ -25,7 +26,6 @@ from engine.frontend.operator_routes import (
     UpdateWeightsBody,
     require_no_parameters,
 )
-from engine.frontend.origins import require_json
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, Body, parse_body, read_timeout
 from engine.frontend.requests import check_lora_name
 from engine.frontend.routes.information import ServerState

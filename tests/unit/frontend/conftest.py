@@ -81,7 +81,7 @@ class Stage:
         self.long_bodies: list[bytes] = []
         self.state = ServerState(dict(self.limits.loras), serving=True)
         self.ask_elsewhere: Ask = self._work_on_long_body
-        self._access = Access.of(self.settings, address)
+        self._access = Access(self.settings, address)
         self.serve(PLAIN)
 
     def serve(self, dialect: Dialect) -> None:

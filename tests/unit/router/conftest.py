@@ -18,5 +18,5 @@ def engine_routes() -> frozenset[str]:
     settings = ServerSettings()
     # No route is asked: what stands behind them is not there.
     absent: Any = MagicMock()
-    access = Access.of(settings, "127.0.0.1")
+    access = Access(settings, "127.0.0.1")
     return frozenset(build_app(settings, absent, absent, access, absent, absent).openapi()["paths"])

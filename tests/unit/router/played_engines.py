@@ -209,7 +209,7 @@ class Scene:
         self.router = Router(
             settings,
             RouterPlan(urls=NAMES, rules=rules, patience=PATIENCE),
-            Access.of(settings, "127.0.0.1"),
+            Access(settings, "127.0.0.1"),
             reader=PlainReader(),
             transport_of=lambda name: httpx.MockTransport(self.engines[name].answer),
         )
