@@ -14,7 +14,7 @@ from pydantic import Field
 
 from engine.config import MAX_STAGES
 from engine.errors import ConfigError
-from engine.frontend.errors import ApiError, ErrorBody
+from engine.frontend.errors import ApiError
 from engine.frontend.protocol import (
     MAX_INT32,
     MAX_PATH_CHARS,
@@ -27,7 +27,7 @@ from engine.frontend.protocol import (
     parse_body,
 )
 from engine.frontend.requests import Order, ServedModel, check_fits, check_vocabulary
-from engine.frontend.sessions import Shaping
+from engine.frontend.sessions import Shape, Shaping
 from engine.messages import Delivery, FinishReason, Generate, SamplingParams
 from engine.pipeline.kv_addresses import parse_kv_address
 
@@ -95,10 +95,8 @@ def prefill_order(data: bytes, served: ServedModel) -> Order:
     return Order(rid=message.rid, messages=(message,), stream=False)
 
 
-class PrefillShape:
+class PrefillShape(Shape):
     """Answers that nobody streams."""
-
-    end = b""
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[PrefillAnswer]:
         """Counts, once all is sent. Raises ApiError for a prompt that was ended before."""
@@ -108,12 +106,3 @@ class PrefillShape:
         if meta.finish_reason is not FinishReason.LENGTH:
             raise ApiError.unavailable(f"the prompt was ended before its KV was sent ({meta.finish_reason}); ask again")
         return PrefillAnswer(prompt_tokens=meta.prompt_tokens, cached_tokens=meta.cached_tokens)
-
-    def events(self, index: int, piece: GenerateAnswer) -> Sequence[msgspec.Struct]:  # noqa: ARG002
-        return ()
-
-    def last_events(self) -> Sequence[msgspec.Struct]:
-        return ()
-
-    def failure(self, error: ErrorBody) -> msgspec.Struct:
-        return error

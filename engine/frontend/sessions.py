@@ -8,9 +8,10 @@ front end and the harness's simulated clients are shells around it.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -41,25 +42,29 @@ _Entry = TypeVar("_Entry")
 Shaping = Generator[None, None, _Result]
 
 
-class Shape(Protocol):
+class Shape(ABC):
     """How a protocol shows answers; one object for each HTTP request. ``end`` closes a stream that ended in order."""
 
-    end: bytes
+    end = b""
 
+    @abstractmethod
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
         """The body of an answer in one, from the answers of all choices."""
 
-    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:
+    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002
         """The events of a stream that show one piece of one choice; there may be none."""
+        return ()
 
     def last_events(self) -> Iterable[msgspec.Struct]:
         """The events after the last piece of the last choice."""
+        return ()
 
     def failure(self, error: ErrorBody) -> msgspec.Struct:
         """The last event of a stream that broke."""
+        return error
 
 
-class NativeShape:
+class NativeShape(Shape):
     """Answers of ``/generate``: pieces as they are, of ``n`` choices with their index."""
 
     end = DONE
@@ -88,12 +93,6 @@ class NativeShape:
 
     def _indexed(self, index: int, answer: GenerateAnswer) -> GenerateAnswer:
         return answer if self._n == 1 else msgspec.structs.replace(answer, index=index)
-
-    def last_events(self) -> Iterable[msgspec.Struct]:
-        return ()
-
-    def failure(self, error: ErrorBody) -> msgspec.Struct:
-        return error
 
 
 class Request:

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 from engine.grammar.source import MAX_GRAMMAR_CHARS, Fault, fault_of, schema_grammar
 
 if TYPE_CHECKING:
-    from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher, UnfollowableGrammar
-    from engine.grammar.compiler import GrammarCompiler
+    from engine.grammar.compiled import (
+        CompiledGrammars,
+        GrammarCompiler,
+        GrammarError,
+        Matcher,
+        UnfollowableGrammar,
+    )
 
 __all__ = [
     "MAX_GRAMMAR_CHARS",
@@ -30,7 +35,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'engine.grammar' has no attribute {name!r}")
-    from engine.grammar import compiled, compiler
+    from engine.grammar import compiled
 
-    value = globals()[name] = getattr(compiler if name == "GrammarCompiler" else compiled, name)
+    value = globals()[name] = getattr(compiled, name)
     return value

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from engine.frontend.openai.bodies import MAX_MESSAGES, MAX_TOOL_CALLS, MAX_USER_CHARS
+from engine.frontend.openai.bodies import MAX_MESSAGES, MAX_TOOL_CALLS, MAX_USER_CHARS, text_of
 from engine.frontend.openai.tool_bodies import MAX_CALL_ID_CHARS, MAX_NAME_CHARS, MAX_TOOLS
 from engine.frontend.protocol import MAX_INT32, MAX_STOP_STRINGS, NullableBody, RequestFields, StopString
 
@@ -82,10 +82,10 @@ class UserMessage(NullableBody):
             return
         for block in self.content:
             if isinstance(block, ToolResultBlock):
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text_of(block.content)}
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content)}
         texts = [block for block in self.content if isinstance(block, TextBlock)]
         if texts or not self.content:
-            yield {"role": "user", "content": _text_of(texts)}
+            yield {"role": "user", "content": text_of(texts)}
 
 
 class AssistantMessage(NullableBody):
@@ -100,7 +100,7 @@ class AssistantMessage(NullableBody):
         calls = [block for block in self.content if isinstance(block, ToolUseBlock)]
         yield {
             "role": "assistant",
-            "content": _text_of([block for block in self.content if isinstance(block, TextBlock)]) or None,
+            "content": text_of([block for block in self.content if isinstance(block, TextBlock)]) or None,
             "reasoning_content": "".join(b.thinking for b in self.content if isinstance(b, ThinkingBlock)) or None,
             "tool_calls": [
                 {
@@ -180,7 +180,7 @@ class CountTokensBody(NullableBody):
     def chat_fields(self) -> dict[str, Any]:
         """The fields of the chat that this is. A last message of the assistant is continued, as the protocol has it."""
         asked, choice = self.output_config.format, self.tool_choice
-        system = [] if self.system is None else [{"role": "system", "content": _text_of(self.system)}]
+        system = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
         thinking = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
         schema = None if asked is None else {"name": "output", "schema": asked.json_schema}
         continues = isinstance(self.messages[-1], AssistantMessage)
@@ -231,8 +231,3 @@ def _choice_of(choice: AnyToolChoice | NamedToolChoice | None) -> Any:
     if isinstance(choice, NamedToolChoice):
         return {"type": "function", "function": {"name": choice.name}}
     return None if choice is None else {"any": "required"}.get(choice.type, choice.type)
-
-
-def _text_of(content: str | Sequence[TextBlock]) -> str:
-    """Blocks stand on lines of their own, as parts do in a chat."""
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)

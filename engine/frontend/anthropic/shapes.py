@@ -10,10 +10,9 @@ from pydantic_core import from_json, to_json
 
 from engine.frontend.anthropic.bodies import CountTokensBody, MessagesBody
 from engine.frontend.errors import ErrorBody, ErrorType
-from engine.frontend.openai.requests import chat_prompt, order_of_chat, requested_lora
+from engine.frontend.openai.requests import Translation, chat_prompt, order_of_chat, requested_lora
 from engine.frontend.openai.shapes import BlockShape
 from engine.frontend.openai.spoken import Begun, Block, BlockKind, Change, Ended, Grown, NewChoice, SpokenChoice
-from engine.frontend.openai.translated import Translation
 from engine.frontend.protocol import parse_body
 from engine.frontend.requests import Order, ServedModel
 from engine.messages import FinishReason

@@ -6,9 +6,9 @@ accepted with the values that change nothing, because many clients send those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, JsonValue
 
@@ -285,6 +285,16 @@ class TextPart(StrictBody):
     text: str
 
 
+class _HasText(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+def text_of(content: str | Sequence[_HasText]) -> str:
+    """The text of what was said; parts stand on lines of their own."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
 class ChatMessageBody(RuledBody, NullableBody):
     """One message. The fields of an answer's message are accepted, so that it can be sent back as it came.
 
@@ -322,10 +332,8 @@ class ChatMessageBody(RuledBody, NullableBody):
 
     @property
     def text(self) -> str:
-        """The content; parts stand on lines of their own. None is the empty text, because templates want one."""
-        if self.content is None:
-            return ""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        """The content. None is the empty text, because templates want one."""
+        return text_of(self.content or "")
 
     @property
     def for_template(self) -> dict[str, Any]:

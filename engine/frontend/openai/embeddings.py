@@ -15,13 +15,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 from pydantic import Field
 
-from engine.frontend.errors import ApiError, ErrorBody
+from engine.frontend.errors import ApiError
 from engine.frontend.foreign_fields import FOREIGN_FIELDS
 from engine.frontend.openai.bodies import MAX_USER_CHARS, Prompts, each_prompt
 from engine.frontend.openai.requests import requested_lora
 from engine.frontend.protocol import GenerateAnswer, NullableBody, RequestFields, RuledBody, TokenIds, parse_body
 from engine.frontend.requests import Order, ServedModel, check_fits, check_vocabulary, rids_of, tokenize
-from engine.frontend.sessions import Shaping
+from engine.frontend.sessions import Shape, Shaping
 from engine.messages import Generate, SamplingParams
 
 # The protocol's own bound.
@@ -112,10 +112,8 @@ class EmbeddingAnswer(msgspec.Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
-class EmbeddingShape:
+class EmbeddingShape(Shape):
     """Vectors in the order of their inputs."""
-
-    end = b""
 
     def __init__(self, order: Order, served: ServedModel) -> None:
         self._model = order.lora or served.model_name
@@ -139,12 +137,3 @@ class EmbeddingShape:
         if sys.byteorder == "big":
             values.byteswap()
         return base64.b64encode(values.tobytes()).decode()
-
-    def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
-        raise NotImplementedError
-
-    def last_events(self) -> Iterator[msgspec.Struct]:
-        raise NotImplementedError
-
-    def failure(self, error: ErrorBody) -> msgspec.Struct:
-        return error

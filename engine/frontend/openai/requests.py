@@ -7,13 +7,17 @@ order: which fields may say together what an output must be. Sends and compiles 
 from __future__ import annotations
 
 import logging
+import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
 from engine.frontend.dialect import Parsing
 from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.invalid_body import invalid_body
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
 from engine.frontend.openai.tool_bodies import NamedToolBody, ToolBody
 from engine.frontend.protocol import parse_body
@@ -336,3 +340,40 @@ def _with_grammar(order: Order, grammar: Grammar, field: str, parts: tuple[tuple
         for message in order.messages
     )
     return msgspec.structs.replace(order, messages=messages, grammar_field=field, grammar_parts=parts)
+
+
+_QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+
+
+class Translation:
+    """What makes orders of a protocol that is other words for a chat: its fields become a chat's, errors get its names.
+
+    ``names`` are the protocol's names, by those of a chat's fields, as they are written in errors."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = dict(names)
+        fields = "|".join(re.escape(name) for name in self._names)
+        self._pattern = re.compile(rf"{_QUOTED}|(?<!\w)(?:{fields})(?!\w)")
+
+    def chat(self, fields: Mapping[str, Any]) -> ChatBody:
+        """The chat of these fields; those that are None are left out. Raises ApiError in the protocol's words."""
+        try:
+            return ChatBody.model_validate({name: value for name, value in fields.items() if value is not None})
+        except ValidationError as exc:
+            raise invalid_body(exc, ChatBody).reworded(self.reword) from exc
+
+    def order(self, make: Callable[[], Order]) -> Order:
+        """The order of a chat, with the protocol's names. Raises ApiError in the protocol's words."""
+        try:
+            order = make()
+        except ApiError as exc:
+            raise exc.reworded(self.reword) from exc
+        return msgspec.structs.replace(
+            order,
+            grammar_field=None if order.grammar_field is None else self.reword(order.grammar_field),
+            grammar_parts=tuple((self.reword(place), grammar) for place, grammar in order.grammar_parts),
+        )
+
+    def reword(self, text: str) -> str:
+        """The same text with the protocol's names of fields; what it quotes is the client's."""
+        return self._pattern.sub(lambda found: self._names.get(found[0], found[0]), text)

@@ -16,6 +16,7 @@ from engine.frontend.openai.bodies import (
     MAX_METADATA_CHARS,
     MAX_USER_CHARS,
     PromptCacheOptions,
+    text_of,
 )
 from engine.frontend.openai.tool_bodies import MAX_CALL_ID_CHARS, MAX_NAME_CHARS, MAX_TOOLS
 from engine.frontend.protocol import (
@@ -290,18 +291,13 @@ def _part_of_answer(item: Item) -> dict[str, Any] | None:
             function = {"name": item.name, "arguments": item.arguments}
             return {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
         case MessageItem(role="assistant"):
-            return {"content": _text_of(item.content)}
+            return {"content": text_of(item.content)}
     return None
 
 
 def _message_of(item: Item) -> dict[str, Any]:
     """The message of a client."""
     if isinstance(item, FunctionCallOutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text_of(item.output)}
+        return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
     assert isinstance(item, MessageItem), "the others are parts of answers"
-    return {"role": item.role, "content": _text_of(item.content)}
-
-
-def _text_of(content: str | list[InputText | RefusalText]) -> str:
-    """Parts stand on lines of their own, as in a chat."""
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return {"role": item.role, "content": text_of(item.content)}

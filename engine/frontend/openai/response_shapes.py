@@ -14,11 +14,10 @@ from pydantic_core import to_json
 
 from engine.frontend.errors import ApiError, ErrorBody
 from engine.frontend.openai.answers import ChatLogprob
-from engine.frontend.openai.requests import order_of_chat
+from engine.frontend.openai.requests import Translation, order_of_chat
 from engine.frontend.openai.response_bodies import LOGPROBS, ResponseBody
 from engine.frontend.openai.shapes import BlockShape
 from engine.frontend.openai.spoken import Begun, Block, BlockKind, Change, Ended, Grown, NewChoice, SpokenChoice
-from engine.frontend.openai.translated import Translation
 from engine.frontend.protocol import parse_body
 from engine.frontend.requests import Order, ServedModel
 from engine.frontend.sessions import listed

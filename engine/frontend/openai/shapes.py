@@ -6,14 +6,13 @@ Owns ids, indices, logprobs' spelling and token counts; one object for each HTTP
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from engine.frontend.answer import Decoder, Detokenizer
-from engine.frontend.errors import ErrorBody
 from engine.frontend.openai.answers import (
     CalledFunction,
     CalledFunctionDelta,
@@ -39,7 +38,7 @@ from engine.frontend.openai.answers import (
 from engine.frontend.openai.spoken import Begun, BlockKind, Change, Grown, NewChoice, SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.frontend.requests import Order, ServedModel
-from engine.frontend.sessions import DONE, Shaping, finished, listed, spelled
+from engine.frontend.sessions import DONE, Shape, Shaping, finished, listed, spelled
 from engine.frontend.token_texts import TokenTexts, WholeDecoder
 
 RankedPrompt = list[dict[str, PromptTokenLogprob] | None]
@@ -75,7 +74,7 @@ class Counts:
         )
 
 
-class _Shape:
+class _Shape(Shape):
     """What answers of both protocols have."""
 
     event: ClassVar[type[msgspec.Struct]]
@@ -99,10 +98,6 @@ class _Shape:
         """The token counts, if asked for."""
         if self._include_usage:
             yield self.event(**self._head, choices=[], usage=self._counts.usage())
-
-    def failure(self, error: ErrorBody) -> msgspec.Struct:
-        """The error alone."""
-        return error
 
     def _event_of(self, choice: CompletionChoice | ChatChunkChoice) -> msgspec.Struct:
         return self.event(**self._head, choices=[choice], usage=self._usage_so_far())
@@ -297,13 +292,11 @@ def _delta_of(change: Change) -> ChatDelta | None:
             return None
 
 
-class BlockShape(ABC):
+class BlockShape(Shape):
     """The part of a protocol's shape that shows an answer of one choice as its blocks.
 
     ``texts`` spell the logprobs of an answer that is plain text; None: they are not shown.
     """
-
-    end = b""
 
     def __init__(self, spoken: SpokenChoice, texts: TokenTexts | None = None) -> None:
         self._spoken = spoken
