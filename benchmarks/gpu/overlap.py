@@ -17,7 +17,9 @@ from typing import Any, Final
 from benchmarks.gpu.results import Table
 from benchmarks.gpu.setting import Setting
 from benchmarks.measurement import in_turn
-from engine.bench import BenchPlan, Summary, run_bench
+from engine.bench.plan import BenchPlan
+from engine.bench.results import Summary
+from engine.bench.run import run_bench
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
 

@@ -14,9 +14,8 @@ import httpx
 
 from engine import __version__
 from engine.bench.measured_request import Record, RequestSender
-from engine.bench.measures import summarize
 from engine.bench.plan import BenchPlan
-from engine.bench.results import BenchResult
+from engine.bench.results import BenchResult, summarize
 from engine.bench.workload import BenchRequest, requests_of
 from engine.errors import EngineError
 

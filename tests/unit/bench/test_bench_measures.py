@@ -12,19 +12,17 @@ import httpx
 import pytest
 from rich.console import Console
 
-from engine.bench import (
-    Arrivals,
-    BenchPlan,
+from engine.bench.measured_request import Record, RequestSender
+from engine.bench.plan import Arrivals, BenchPlan, arrival_times
+from engine.bench.results import (
     BenchResult,
     comparison_table,
+    percentile,
     read_result,
     result_tables,
     summarize,
     write_result,
 )
-from engine.bench.measured_request import Record, RequestSender
-from engine.bench.measures import percentile
-from engine.bench.plan import arrival_times
 from engine.bench.workload import BenchRequest, requests_of
 from engine.errors import ConfigError
 

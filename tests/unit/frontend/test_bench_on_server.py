@@ -9,7 +9,7 @@ import pytest
 from real_servers import RealServer
 from typer.testing import CliRunner
 
-from engine.bench import read_result
+from engine.bench.results import read_result
 from engine.cli import app
 
 FAST = ["--requests", "6", "--warmup", "1", "--input-words", "4", "--output-tokens", "8"]
