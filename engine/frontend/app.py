@@ -153,14 +153,12 @@ def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
         remedy = _remedy(request.url.path, routes) if exc.status_code == 404 else ""
         if exc.status_code == 405 and exc.headers is not None:
             remedy = f"; it takes {exc.headers.get('Allow', 'another method')}"
-        error = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}{remedy}")
+        error = ApiError(kind, f"{request.method} {request.url.path}: {exc.detail}{remedy}", status=exc.status_code)
         return error_answer(error, request.url.path, headers=exc.headers)
 
     @app.exception_handler(Exception)
     async def answer_bug(request: Request, exc: Exception) -> Response:
         # The text of an exception may hold what no client should see; the log has it. The layer that gives every other
         # answer its id has returned by now.
-        error = ApiError(
-            500, ErrorType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how"
-        )
+        error = ApiError(ErrorType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how")
         return error_answer(error, request.url.path, request_id=request_id_of(request.scope))

@@ -57,7 +57,6 @@ class Access:
         is_allowed = origin is None or origin.lower() in self._origins
         if not is_allowed and _netloc_of(origin or "") != request.headers.get("host", "").lower():
             raise ApiError(
-                403,
                 ErrorType.CLOSED,
                 f"{request.url.path} must be called by a program or by a page of this server, but the request comes "
                 f"from a page of {origin!r}; name that origin in --operator-origins if its pages may operate this "
@@ -73,7 +72,6 @@ class Access:
             _require_key(request, self._admin_key)
         elif not self.loopback:
             raise ApiError(
-                403,
                 ErrorType.CLOSED,
                 f"{request.url.path} must be opened by an admin key on a server that listens elsewhere than on "
                 "loopback, and this one has none; start it with ENGINE_ADMIN_KEY set",
@@ -108,10 +106,9 @@ def require_json(request: Request) -> None:
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != JSON_TYPE:
         raise ApiError(
-            415,
             ErrorType.MEDIA_TYPE,
-            f"the body must be declared as {JSON_TYPE}, but it is declared as {declared or 'nothing'!r}; "
-            f"send 'Content-Type: {JSON_TYPE}'",
+            f"the body must be declared as {JSON_TYPE}, but it is declared as {declared or 'nothing'!r}; send "
+            f"'Content-Type: {JSON_TYPE}'",
         )
 
 
@@ -148,7 +145,6 @@ class HostCheck:
 
 def _refusal(host: str) -> ApiError:
     return ApiError(
-        403,
         ErrorType.CLOSED,
         f"the Host of a request must name this server, which listens on loopback, got {host!r}; use the address that "
         "the server was started with, or name the host in --allowed-hosts",

@@ -49,7 +49,6 @@ class BodyReader:
                 counted = beyond
                 if self._room_bytes < 0:
                     raise ApiError(
-                        429,
                         ErrorType.BUSY,
                         f"at most {LARGEST_BODIES_IN_HAND} bodies of {self._limit_bytes} bytes may be in hand at once, "
                         "and they are; send this one later",
@@ -63,7 +62,6 @@ class BodyReader:
     def _check(self, size: int) -> None:
         if size > self._limit_bytes:
             raise ApiError(
-                413,
                 ErrorType.TOO_LARGE,
                 f"the body must have at most {self._limit_bytes} bytes, got {size} or more; send less or raise "
                 "--max-body-bytes",
@@ -75,7 +73,6 @@ def _require_plain(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise ApiError(
-            415,
             ErrorType.MEDIA_TYPE,
             f"the body must be sent as it is, without a Content-Encoding, got {shortened(encoding, 80)!r}; drop it",
         )
@@ -84,7 +81,6 @@ def _require_plain(request: Request) -> None:
     charset = declared.get_content_charset(UTF_8)
     if charset not in (UTF_8, "utf8", "us-ascii"):
         raise ApiError(
-            415,
             ErrorType.MEDIA_TYPE,
             f"the body must be JSON in UTF-8, but its charset is declared as {shortened(charset, 80)!r}; send "
             f"'Content-Type: {JSON}'",

@@ -278,9 +278,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             return
         self._refuse(
             ApiError(
-                408,
-                ErrorType.TIMEOUT,
-                f"the {part} of a request must arrive within {limit_s:g} s, but did not; try again",
+                ErrorType.TIMEOUT, f"the {part} of a request must arrive within {limit_s:g} s, but did not; try again"
             )
         )
 

@@ -162,7 +162,7 @@ class EngineClient:
             raise self.sessions.broken
         if len(self._calls) >= MAX_OPEN_CALLS:
             raise ApiError(
-                429, ErrorType.BUSY, f"at most {MAX_OPEN_CALLS} administrative calls may wait; wait for answers first"
+                ErrorType.BUSY, f"at most {MAX_OPEN_CALLS} administrative calls may wait; wait for answers first"
             )
         call_id = f"call-{next(self._call_numbers)}"
         future: asyncio.Future[CallAnswer | StatsAnswer] = asyncio.get_running_loop().create_future()

@@ -27,7 +27,7 @@ _FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)+")
 
 
 class ErrorType:
-    """The values of ``type`` in an error body."""
+    """The values of ``type`` in an error body. ``STATUSES`` are those of HTTP that go with them."""
 
     INVALID = "invalid_request_error"
     UNAUTHENTICATED = "authentication_error"
@@ -44,12 +44,27 @@ class ErrorType:
     TIME_LIMIT = "time_limit"
 
 
+STATUSES = {
+    ErrorType.INVALID: 400,
+    ErrorType.UNAUTHENTICATED: 401,
+    ErrorType.CLOSED: 403,
+    ErrorType.NOT_FOUND: 404,
+    ErrorType.TIMEOUT: 408,
+    ErrorType.DUPLICATE: 409,
+    ErrorType.TOO_LARGE: 413,
+    ErrorType.MEDIA_TYPE: 415,
+    ErrorType.MISDIRECTED: 421,
+    ErrorType.BUSY: 429,
+    ErrorType.ENGINE: 500,
+    ErrorType.UNAVAILABLE: 503,
+    ErrorType.TIME_LIMIT: 504,
+}
 _OF_REFUSAL = {
-    RefusalKind.INVALID: (400, ErrorType.INVALID),
-    RefusalKind.DUPLICATE: (409, ErrorType.DUPLICATE),
-    RefusalKind.BUSY: (429, ErrorType.BUSY),
-    RefusalKind.UNAVAILABLE: (503, ErrorType.UNAVAILABLE),
-    RefusalKind.NOT_FOUND: (404, ErrorType.NOT_FOUND),
+    RefusalKind.INVALID: ErrorType.INVALID,
+    RefusalKind.DUPLICATE: ErrorType.DUPLICATE,
+    RefusalKind.BUSY: ErrorType.BUSY,
+    RefusalKind.UNAVAILABLE: ErrorType.UNAVAILABLE,
+    RefusalKind.NOT_FOUND: ErrorType.NOT_FOUND,
 }
 
 # The field that asks for a LoRA in the OpenAI protocol; the native one has another.
@@ -90,13 +105,14 @@ class ApiError(Exception):
     """Ends the handling of a request with an error body."""
 
     def __init__(
-        self, status: int, kind: str, message: str, *, param: str | None = None, code: str | None = None
+        self, kind: str, message: str, *, param: str | None = None, code: str | None = None, status: int = 0
     ) -> None:
+        """``status`` is that of the kind, if it is not given."""
         message = shortened(message, MAX_MESSAGE_CHARS)
         param = None if param is None else shortened(param, MAX_PARAM_CHARS)
         super().__init__(message)
-        self.status = status
-        self.body = ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=code or status))
+        self.status = status or STATUSES[kind]
+        self.body = ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=code or self.status))
 
     def body_for(self, request_id: str | None) -> ErrorBody:
         """The body for one request; an error may be the answer to many."""
@@ -109,28 +125,32 @@ class ApiError(Exception):
         """The same error with other names of fields, in its words and as its field."""
         detail = self.body.error
         param = None if detail.param is None else reword(detail.param)
-        code = detail.code if isinstance(detail.code, str) else None
-        return ApiError(self.status, detail.type, reword(detail.message), param=param, code=code)
+        return ApiError.of_detail(msgspec.structs.replace(detail, message=reword(detail.message), param=param))
 
     @classmethod
     def invalid(cls, message: str, *, param: str | None = None) -> ApiError:
         """A request that breaks a rule: 400."""
-        return cls(400, ErrorType.INVALID, message, param=param)
+        return cls(ErrorType.INVALID, message, param=param)
+
+    @classmethod
+    def at(cls, param: str, rule: str) -> ApiError:
+        """A field that breaks a rule, which goes on where the field's name ends: 400."""
+        return cls.invalid(f"{param} {rule}", param=param)
 
     @classmethod
     def too_long(cls, message: str, *, param: str) -> ApiError:
         """A request that is longer than the model's context, or than the server's memory: 400."""
-        return cls(400, ErrorType.INVALID, message, param=param, code=CONTEXT_CODE)
+        return cls(ErrorType.INVALID, message, param=param, code=CONTEXT_CODE)
 
     @classmethod
     def unauthenticated(cls, message: str) -> ApiError:
         """A key that is missing or wrong: 401."""
-        return cls(401, ErrorType.UNAUTHENTICATED, message)
+        return cls(ErrorType.UNAUTHENTICATED, message)
 
     @classmethod
     def unavailable(cls, message: str) -> ApiError:
         """A server that is not up yet, going down, or broken: 503."""
-        return cls(503, ErrorType.UNAVAILABLE, message)
+        return cls(ErrorType.UNAVAILABLE, message)
 
     @classmethod
     def going_down(cls, death: ProcessDiedError) -> ApiError:
@@ -139,27 +159,25 @@ class ApiError(Exception):
 
     @classmethod
     def of_detail(cls, detail: ErrorDetail) -> ApiError:
-        if isinstance(detail.code, str):
-            return cls(400, detail.type, detail.message, param=detail.param, code=detail.code)
-        return cls(detail.code, detail.type, detail.message, param=detail.param)
+        code, status = (detail.code, 400) if isinstance(detail.code, str) else (None, detail.code)
+        return cls(detail.type, detail.message, param=detail.param, code=code, status=status)
 
     @classmethod
     def rid_is_live(cls, rid: str) -> ApiError:
         """A rid that a live request has: 409."""
         message = f"rid must be unique among live requests, got {rid!r}, which is; wait for its end or omit it"
-        return cls(409, ErrorType.DUPLICATE, message, param="rid")
+        return cls(ErrorType.DUPLICATE, message, param="rid")
 
     @classmethod
     def of_refusal(cls, refusal: Refusal) -> ApiError:
         """The scheduler's refusal, with the status of its kind."""
-        status, kind = _OF_REFUSAL[refusal.kind]
-        return cls(status, kind, refusal.message, param=_PARAM_OF_REFUSAL.get(refusal.kind))
+        return cls(_OF_REFUSAL[refusal.kind], refusal.message, param=_PARAM_OF_REFUSAL.get(refusal.kind))
 
     @classmethod
     def of_call(cls, answer: CallAnswer, *, param: str | None) -> ApiError:
         """The refusal of an operator's call: 400, or 404 for what is not there."""
         if answer.not_found:
-            return cls(404, ErrorType.NOT_FOUND, answer.message, param=param)
+            return cls(ErrorType.NOT_FOUND, answer.message, param=param)
         return cls.invalid(answer.message, param=param)
 
     @classmethod
@@ -173,8 +191,8 @@ class ApiError(Exception):
         if output.finish_reason is FinishReason.INVALID:
             return cls.invalid(why if grammar_field is None else f"{grammar_field}: {why}", param=grammar_field)
         if output.finish_reason is FinishReason.UNAVAILABLE:
-            return cls(503, ErrorType.UNAVAILABLE, f"{why}; {_RESTORE}", param=LORA_PARAM)
-        return cls(500, ErrorType.ENGINE, why)
+            return cls(ErrorType.UNAVAILABLE, f"{why}; {_RESTORE}", param=LORA_PARAM)
+        return cls(ErrorType.ENGINE, why)
 
 
 def shortened(text: str, limit_chars: int) -> str:

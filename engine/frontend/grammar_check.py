@@ -72,10 +72,10 @@ class GrammarCheck:
             asked = _Question(field=field, grammar=grammar, parts=tuple(order.grammar_parts))
             await self._elsewhere.check(GRAMMAR, msgspec.msgpack.encode(asked))
         except WorkTooLargeError as exc:
-            raise ApiError.invalid(
-                f"{field} must be a {grammar.kind.value} that can be compiled within {CHECK_LIMIT_S:g} s and "
+            raise ApiError.at(
+                field,
+                f"must be a {grammar.kind.value} that can be compiled within {CHECK_LIMIT_S:g} s and "
                 f"{MEMORY_BYTES >> 20} MB, but this one of {len(grammar.text)} characters cannot; make it smaller",
-                param=field,
             ) from exc
         except WorkLostError as exc:
             raise ApiError.unavailable(f"{field} must be checked in its own process, but {exc}; try again") from exc
@@ -117,17 +117,16 @@ def _check(data: bytes) -> bytes:
 def require_end(limits: Limits, field: str) -> None:
     """Raise ApiError (400) for a model that cannot say that its output is complete."""
     if not limits.eos_token_ids:
-        raise ApiError.invalid(
-            f"{field} needs a model that knows an end of its output, and this one has none: its configuration names no "
+        raise ApiError.at(
+            field,
+            "needs a model that knows an end of its output, and this one has none: its configuration names no "
             "eos_token_id",
-            param=field,
         )
 
 
 def refusal_of(grammar: Grammar, fault: Fault, field: str) -> ApiError:
     """The answer (400) to a grammar that no output can follow: the field, the place in the grammar, and why."""
     place = f" at {fault.place}" if fault.place else ""
-    return ApiError.invalid(
-        f"{field} must be a {grammar.kind.value} that an output can follow, but{place}: {fault.message}; mend it",
-        param=field,
+    return ApiError.at(
+        field, f"must be a {grammar.kind.value} that an output can follow, but{place}: {fault.message}; mend it"
     )

@@ -64,10 +64,9 @@ class LongBodies:
             return await self._answer_to(kind, data, is_check=False)
         except WorkLostError as exc:
             raise ApiError(
-                503,
                 ErrorType.UNAVAILABLE,
-                f"the body of {len(data)} bytes must be read in a process of its own, but {exc}; try again, or "
-                "send a shorter one",
+                f"the body of {len(data)} bytes must be read in a process of its own, but {exc}; try again, or send a "
+                "shorter one",
             ) from exc
 
     async def check(self, kind: str, data: bytes) -> None:

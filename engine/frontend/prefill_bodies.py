@@ -65,16 +65,15 @@ def prefill_order(data: bytes, served: ServedModel) -> Order:
     """The order of a body of ``/prefill``. Raises ApiError."""
     body, limits = parse_body(PrefillBody, data), served.limits
     if body.page_size != limits.page_size:
-        raise ApiError.invalid(
-            f"page_size must be {limits.page_size}, as here, got {body.page_size}; give both engines the same",
-            param="page_size",
+        raise ApiError.at(
+            "page_size", f"must be {limits.page_size}, as here, got {body.page_size}; give both engines the same"
         )
     pages, rest = divmod(len(body.prompt_ids), limits.page_size)
     if rest or pages <= body.first_page:
-        raise ApiError.invalid(
-            f"prompt_ids must be full pages of {limits.page_size} tokens, more than first_page={body.first_page} of "
-            f"them, got {len(body.prompt_ids)} tokens; send the last part with the prompt at the decode engine",
-            param="prompt_ids",
+        raise ApiError.at(
+            "prompt_ids",
+            f"must be full pages of {limits.page_size} tokens, more than first_page={body.first_page} of them, got "
+            f"{len(body.prompt_ids)} tokens; send the last part with the prompt at the decode engine",
         )
     check_vocabulary(body.prompt_ids, limits.vocab_size, "prompt_ids")
     check_fits(len(body.prompt_ids), 0, limits, "prompt_ids")

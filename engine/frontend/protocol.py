@@ -412,7 +412,7 @@ def timeout_of(text: str, maximum_s: float) -> float:
     try:
         timeout_s = float(text)
     except ValueError as exc:
-        raise ApiError.invalid(f"timeout must be a number of seconds, got {text!r}", param="timeout") from exc
+        raise ApiError.at("timeout", f"must be a number of seconds, got {text!r}") from exc
     if not 0 <= timeout_s <= maximum_s:
-        raise ApiError.invalid(f"timeout must be from 0 to {maximum_s:g} seconds, got {text}", param="timeout")
+        raise ApiError.at("timeout", f"must be from 0 to {maximum_s:g} seconds, got {text}")
     return timeout_s

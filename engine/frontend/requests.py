@@ -139,10 +139,10 @@ def request_of(body: GenerateBody, served: ServedModel) -> Generate:
     check_fits(len(prompt_ids), body.sampling_params.max_new_tokens, limits, param)
     start = body.logprob_start_len
     if start >= len(prompt_ids):
-        raise ApiError.invalid(
-            f"logprob_start_len must be < {len(prompt_ids)}, the tokens of the prompt, got {start}; lower it, or send "
-            "-1 for none of them",
-            param="logprob_start_len",
+        raise ApiError.at(
+            "logprob_start_len",
+            f"must be < {len(prompt_ids)}, the tokens of the prompt, got {start}; lower it, or send -1 for none of "
+            "them",
         )
     return Generate(
         rid=body.rid or uuid.uuid4().hex,
@@ -167,10 +167,9 @@ def _lora_of(name: str | None, limits: Limits) -> str | None:
     """
     if name is not None and not limits.max_loras:
         raise ApiError(
-            404,
             ErrorType.NOT_FOUND,
-            f"a LoRA must be loaded before it is asked for, got {name!r}, and this server holds no LoRAs; start "
-            "it with --max-loras N or --lora NAME=PATH",
+            f"a LoRA must be loaded before it is asked for, got {name!r}, and this server holds no LoRAs; start it "
+            "with --max-loras N or --lora NAME=PATH",
             param="lora_path",
         )
     return name
@@ -179,9 +178,7 @@ def _lora_of(name: str | None, limits: Limits) -> str | None:
 def check_lora_name(name: str, model_name: str) -> None:
     """Raise ApiError (400) for a LoRA that is to have the served model's name: no request could ask for it."""
     if name == model_name:
-        raise ApiError.invalid(
-            f"lora_name must differ from the served model's name, got {name!r}; choose another", param="lora_name"
-        )
+        raise ApiError.at("lora_name", f"must differ from the served model's name, got {name!r}; choose another")
 
 
 def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:
@@ -226,11 +223,11 @@ def check_prompt_logprobs(messages: Sequence[Generate], param: str, *, values_ea
         if message.prompt_logprobs_from >= 0
     )
     if values > MAX_PROMPT_LOGPROBS:
-        raise ApiError.invalid(
-            f"{param} must ask for at most {MAX_PROMPT_LOGPROBS} logprobs of the prompts, those of the most likely "
-            f"tokens included and once for each choice that shows them, got {values}; ask for fewer of the most likely "
-            "tokens or fewer choices, or send less in one request",
-            param=param,
+        raise ApiError.at(
+            param,
+            f"must ask for at most {MAX_PROMPT_LOGPROBS} logprobs of the prompts, those of the most likely tokens "
+            f"included and once for each choice that shows them, got {values}; ask for fewer of the most likely tokens "
+            "or fewer choices, or send less in one request",
         )
 
 
@@ -238,9 +235,8 @@ def check_vocabulary(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raise ApiError (400) for the first id that is no token of the model."""
     outside = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
     if outside is not None:
-        raise ApiError.invalid(
-            f"{param} must be token ids from 0 to {vocab_size - 1}, got {outside}; use the model's own tokenizer",
-            param=param,
+        raise ApiError.at(
+            param, f"must be token ids from 0 to {vocab_size - 1}, got {outside}; use the model's own tokenizer"
         )
 
 

@@ -452,7 +452,7 @@ class _TimedOut(ApiError):
     """The time of a request was over before its first token. ``piece`` shows that beside choices that have some."""
 
     def __init__(self, why: str, piece: GenerateAnswer) -> None:
-        super().__init__(504, ErrorType.TIME_LIMIT, why)
+        super().__init__(ErrorType.TIME_LIMIT, why)
         self.piece = piece
 
 

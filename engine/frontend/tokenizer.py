@@ -71,10 +71,10 @@ class ChatTemplate:
         offered: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
         if documents:
             if _DOCUMENTS.search(self.text) is None:
-                raise ApiError.invalid(
-                    f"documents need a chat template that shows them to the model, and this model's does not, got "
+                raise ApiError.at(
+                    "documents",
+                    "need a chat template that shows them to the model, and this model's does not, got "
                     f"{len(documents)}; put them into a message",
-                    param="documents",
                 )
             offered["documents"] = [dict(document) for document in documents]
         if continue_last:

@@ -158,14 +158,13 @@ class RoutedEngines:
 
     def _refusal(self, refused: Refused) -> ApiError:
         if refused is Refused.FULL:
-            return ApiError(429, ErrorType.BUSY, f"{refused.value}; try again")
+            return ApiError(ErrorType.BUSY, f"{refused.value}; try again")
         causes = [f"{name} {engine.why_not}" for name, engine in self.engines.items() if engine.why_not]
         return ApiError.unavailable(f"{refused.value}: {'; '.join(causes) or 'all have refused this one'}; try again")
 
     def _named(self, name: str) -> str:
         if name not in self.engines:
             raise ApiError(
-                404,
                 ErrorType.NOT_FOUND,
                 f"{ENGINE_HEADER} must be one of {', '.join(self.engines)}, got {name!r}; name one of those",
             )

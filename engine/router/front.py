@@ -170,10 +170,9 @@ class _Front:
                 f"{ENGINE_HEADER}; GET /health lists them"
             )
         raise ApiError(
-            404,
             ErrorType.NOT_FOUND,
-            f"{request.url.path} is about one engine, and this application has several; ask an engine that "
-            "`engine serve` started, or change the application's arguments and run it again",
+            f"{request.url.path} is about one engine, and this application has several; ask an engine that `engine "
+            "serve` started, or change the application's arguments and run it again",
         )
 
     async def _answer(self, asked: PassedRequest) -> Response | ApiError:
@@ -287,10 +286,11 @@ async def _answer_after_disconnect(_: Request, __: Exception) -> Response:
 async def _answer_route(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
-    return _refusal(request, ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}"))
+    error = ApiError(kind, f"{request.method} {request.url.path}: {exc.detail}", status=exc.status_code)
+    return _refusal(request, error)
 
 
 async def _answer_bug(request: Request, exc: Exception) -> Response:
     # The text of an exception may hold what no client should see; the log of the replica has it.
     words = f"the front failed ({type(exc).__name__}); the log of its replica says how"
-    return _refusal(request, ApiError(500, ErrorType.ENGINE, words))
+    return _refusal(request, ApiError(ErrorType.ENGINE, words))

@@ -163,7 +163,7 @@ class EngineProxy:
             detail = msgspec.json.decode(answer.content, type=ErrorBody).error
         except (httpx.HTTPError, msgspec.MsgspecError, ValueError, TypeError) as exc:
             raise ApiError.unavailable(f"the engine of replica {self._replica} does not say its load") from exc
-        raise ApiError(answer.status_code, detail.type, detail.message)
+        raise ApiError(detail.type, detail.message, status=answer.status_code)
 
     async def close(self) -> None:
         await self._peer.close()

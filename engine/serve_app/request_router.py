@@ -20,7 +20,7 @@ from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Rules
 
 def refusal_of(refused: Refused) -> ApiError:
     if refused is Refused.FULL:
-        return ApiError(429, ErrorType.BUSY, f"{refused.value}; try again, or raise replicas or max_queued_requests")
+        return ApiError(ErrorType.BUSY, f"{refused.value}; try again, or raise replicas or max_queued_requests")
     return ApiError.unavailable(f"{refused.value}; they are starting, draining or failing, so try again")
 
 

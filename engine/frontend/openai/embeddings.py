@@ -56,16 +56,15 @@ def embedding_order(data: bytes, served: ServedModel) -> Order:
     limits, size = served.limits, served.limits.embedding_size
     lora = requested_lora(body.model, served)
     if body.dimensions not in (None, size):
-        raise ApiError.invalid(
-            f"dimensions must be {size}, the size of this model's vectors, got {body.dimensions}; leave it out",
-            param="dimensions",
+        raise ApiError.at(
+            "dimensions", f"must be {size}, the size of this model's vectors, got {body.dimensions}; leave it out"
         )
     most = min(MAX_INPUTS, MAX_VALUES // size, limits.max_queued_requests)
     if len(body.inputs) > most:
-        raise ApiError.invalid(
-            f"input must be at most {most} texts here (max_queued_requests={limits.max_queued_requests}, vectors of "
-            f"{size} numbers), got {len(body.inputs)}; send several requests",
-            param="input",
+        raise ApiError.at(
+            "input",
+            f"must be at most {most} texts here (max_queued_requests={limits.max_queued_requests}, vectors of {size} "
+            f"numbers), got {len(body.inputs)}; send several requests",
         )
     rid = body.rid or f"embd-{uuid.uuid4().hex}"
     messages = []

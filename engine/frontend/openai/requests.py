@@ -93,7 +93,6 @@ def require_model(model: str | None, served: str) -> None:
     """Raise ApiError (404) for the name of a model that is not served here."""
     if model is not None and model != served:
         raise ApiError(
-            404,
             ErrorType.NOT_FOUND,
             f"model must be {served!r}, the one served here, got {model!r}; see /v1/models",
             param="model",
@@ -156,10 +155,10 @@ def _order(
     check_prompt_logprobs(messages, param, values_each=body.shown_of_prompt)
     shown_ids = sum(len(message.prompt_ids) for message in messages) if body.return_token_ids else 0
     if shown_ids > MAX_PROMPT_LOGPROBS:
-        raise ApiError.invalid(
-            f"return_token_ids must show at most {MAX_PROMPT_LOGPROBS} token ids of prompts, once for each choice, got "
-            f"{shown_ids}; leave it out, or ask for fewer choices",
-            param="return_token_ids",
+        raise ApiError.at(
+            "return_token_ids",
+            f"must show at most {MAX_PROMPT_LOGPROBS} token ids of prompts, once for each choice, got {shown_ids}; "
+            "leave it out, or ask for fewer choices",
         )
     return Order(
         rid=rid,
@@ -235,16 +234,16 @@ def _require_parser(tools: Sequence[ToolBody], served: ServedModel) -> None:
     if not tools:
         return
     if served.dialect.family is None:
-        raise ApiError.invalid(
-            f"tools need a parser of the model's calls, and this server has none for it, got {len(tools)} tools; leave "
-            f"them out, or start the server with tool_call_parser set to {' or '.join(map(repr, FAMILIES))}",
-            param="tools",
+        raise ApiError.at(
+            "tools",
+            f"need a parser of the model's calls, and this server has none for it, got {len(tools)} tools; leave them "
+            f"out, or start the server with tool_call_parser set to {' or '.join(map(repr, FAMILIES))}",
         )
     if not served.template.knows_tools:
-        raise ApiError.invalid(
-            f"tools need a chat template that shows them to the model, and this model's does not, got {len(tools)} "
-            "tools; leave them out, or describe them in a message",
-            param="tools",
+        raise ApiError.at(
+            "tools",
+            f"need a chat template that shows them to the model, and this model's does not, got {len(tools)} tools; "
+            "leave them out, or describe them in a message",
         )
 
 
@@ -278,10 +277,9 @@ def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | Non
     offered = [tool.offered for tool in body.offered_tools]
     if body.required_tools:
         if field is not None:
-            raise ApiError.invalid(
-                f"{field} and a tool_choice that requires a call cannot both say what the output must be; leave one of "
-                "them out",
-                param=field,
+            raise ApiError.at(
+                field,
+                "and a tool_choice that requires a call cannot both say what the output must be; leave one of them out",
             )
         several = body.parallel_tool_calls and not isinstance(body.tool_choice, NamedToolBody)
         required = [tool.offered for tool in body.required_tools]
@@ -294,10 +292,10 @@ def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | Non
         return _with_grammar(order, calls_if_any(form, offered, start, special_ids), "tools", _schemas(body, strict))
     grammar = calls_or_answer(form, offered, answer, start, special_ids)
     if grammar is None:
-        raise ApiError.invalid(
-            f"{field} and tools must be told apart from the beginning of an output, which this model's calls, or a "
+        raise ApiError.at(
+            field,
+            "and tools must be told apart from the beginning of an output, which this model's calls, or a "
             f"{answer.kind.value}, do not allow; leave one out",
-            param=field,
         )
     return _with_grammar(order, grammar, field, ((field, answer), *_schemas(body, strict)))
 
@@ -326,10 +324,10 @@ def _with_reasoning(order: Order, start: ReasoningStart, served: ServedModel) ->
     if whole is None:
         if start is ReasoningStart.MARKED:
             return order  # The model can answer without reasoning.
-        raise ApiError.invalid(
-            f"{field} of a {grammar.kind.value} needs an answer without reasoning, and the prompt asks for reasoning; "
-            "switch it off by chat_template_kwargs, or write a JSON schema, a regex or choices",
-            param=field,
+        raise ApiError.at(
+            field,
+            f"of a {grammar.kind.value} needs an answer without reasoning, and the prompt asks for reasoning; switch "
+            "it off by chat_template_kwargs, or write a JSON schema, a regex or choices",
         )
     return _with_grammar(order, whole, field, ((field, grammar),))
 

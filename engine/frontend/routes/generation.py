@@ -197,7 +197,7 @@ class GenerationRoutes:
         """The order of a request, which can be carried out. A long body delays no stream. Raises ApiError."""
         limits, name = self._served.limits, self._served.model_name
         if limits.prefills and path != PREFILL:
-            raise ApiError(421, ErrorType.MISDIRECTED, _PREFILLS)
+            raise ApiError(ErrorType.MISDIRECTED, _PREFILLS)
         if bool(limits.embedding_size) != (path == EMBEDDINGS):
             words = _EMBEDS if limits.embedding_size else _GENERATES
             raise ApiError.invalid(words.format(name), param="model")

@@ -142,7 +142,7 @@ def test_another_engine_is_asked_when_one_refuses(status: int) -> None:
 
 def test_the_last_refusal_is_the_answer_with_its_headers() -> None:
     refusal = [head(429, (*JSON, ("retry-after", "1"))), b'{"error":{"message":"full"}}']
-    nobody = [ApiError(429, ErrorType.BUSY, "no other")]
+    nobody = [ApiError(ErrorType.BUSY, "no other")]
     answer = answer_of(PlayedEngines(refusal, nobody), json={})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["message"] == "full"
@@ -151,7 +151,7 @@ def test_the_last_refusal_is_the_answer_with_its_headers() -> None:
 
 
 def test_a_refusal_of_the_router_has_the_shape_of_all_errors() -> None:
-    full = PlayedEngines([ApiError(429, ErrorType.BUSY, "all are full")])
+    full = PlayedEngines([ApiError(ErrorType.BUSY, "all are full")])
     answer = answer_of(full, json={}, headers={"x-request-id": "r-7"})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["type"] == ErrorType.BUSY
