@@ -87,7 +87,7 @@ _OF_A_CONNECTION: Final = frozenset(
 )
 # httpx counts the body itself; an engine compresses nothing.
 _NOT_PASSED_ON: Final = _OF_A_CONNECTION | {"content-length", "accept-encoding", "expect"}
-_PATIENCE_S: Final = 5.0
+PATIENCE_S: Final = 5.0
 
 
 class EngineProxy:
@@ -97,7 +97,7 @@ class EngineProxy:
         self, base_url: str, replica: str, settings: ServerSettings, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._replica = replica
-        self._peer = Peer(base_url, settings, _PATIENCE_S, transport)
+        self._peer = Peer(base_url, settings, PATIENCE_S, transport)
 
     async def answer(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         """The engine's answer. Raises ReplicaLostError when the engine is gone, before the head or in the middle."""
