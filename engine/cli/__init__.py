@@ -10,11 +10,9 @@ import typer
 
 from engine import __version__
 from engine.cli.bench import bench_app
-from engine.cli.configuration import show_configuration
-from engine.cli.flag_groups import GroupedCommand
-from engine.cli.flags import with_settings_flags
+from engine.cli.flags import GroupedCommand, with_settings_flags
 from engine.cli.route import route
-from engine.cli.serve import serve
+from engine.cli.serve import serve, show_configuration
 from engine.cli.stage import stage
 from engine.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
 from lockstep.output_files import print_every_character, told_of

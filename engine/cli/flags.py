@@ -1,22 +1,31 @@
 """Flags of the settings: one for each field of the one definition, and the file that may set them too.
 
-Owns no default: a flag that is not given is not passed on. Errors are printed as sentences, with exit status 2.
+``--help`` shows those that people use, ``--help-all`` all, in groups, whose names are owned here, each with its type or
+its choices and its range. A flag that is not given is not passed on: no default is owned here. Errors are printed as
+sentences, with exit status 2.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import annotated_types
 import typer
+import typer.core
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from engine.cli.flag_groups import kind_of, range_of
+from lockstep.broken_rules import nearest
+from engine.cli.foreign_flags import translated
+from engine.config import ELSEWHERE
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import TracedSettings, trace_settings, unread_variables
@@ -104,3 +113,135 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     )
     annotation = Annotated[kind, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+# The field that each group begins with, in the order in which the settings define their fields.
+_BEGINS = {
+    "model": "Model",
+    "pp_size": "Pipeline",
+    "chunked_prefill_size": "Scheduling",
+    "page_size": "KV cache",
+    "role": "Prefill and decode",
+    "speculative_algorithm": "Speculation",
+    "lora": "LoRA",
+    "served_model_name": "Model",
+    "placement": "Pipeline",
+    "prefill_engines": "Prefill and decode",
+    "host": "Server",
+    "api_key": "Access",
+    "log_level": "Logs and recordings",
+    "gate": "Harnesses",
+}
+
+
+# What most people set.
+USUAL = {
+    "path",
+    "config",
+    "model",
+    "device",
+    "dtype",
+    "context_length",
+    "pp_size",
+    "max_running_requests",
+    "max_total_tokens",
+    "chunked_prefill_size",
+    "lora",
+    "served_model_name",
+    "host",
+    "port",
+    "api_key",
+    "log_level",
+    "help",
+}
+HELP_ALL = "--help-all"
+
+
+def _groups() -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {"Model": ["path", "config"]}
+    members = groups["Model"]
+    for name in ServerSettings.model_fields:
+        if name in _BEGINS:
+            members = groups.setdefault(_BEGINS[name], [])
+        members.append(name)
+    return groups | {"Help": ["help"]}
+
+
+GROUPS = _groups()
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+_KINDS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretStr: "KEY", bool: ""}
+
+
+class GroupedCommand(typer.core.TyperCommand):
+    # Which library's context, formatter and errors these are depends on the version of typer.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take flags of other engines. Guess none that means something else than the one that there is not."""
+        ctx.meta[HELP_ALL] = HELP_ALL in args
+        try:
+            ours = ["--help"] if HELP_ALL in args else translated(args)
+            self._require_values(ctx, ours)
+            return super().parse_args(ctx, ours)
+        except typer.BadParameter:
+            raise
+        except Exception as exc:
+            named = getattr(exc, "option_name", None)
+            if isinstance(named, str) and hasattr(exc, "possibilities"):
+                field = named.removeprefix("--").replace("-", "_")
+                flags = [flag for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)]
+                known = [flag.removeprefix("--").replace("-", "_") for flag in flags]
+                near = None if field in ELSEWHERE else nearest(field, known)
+                remedy = "" if near else f"; {ELSEWHERE.get(field, f'{HELP_ALL} shows all flags')}"
+                exc.__dict__ |= {
+                    "possibilities": [] if near is None else [f"--{near.replace('_', '-')}"],
+                    "message": f"No such option: {named}{remedy}",
+                }
+            raise
+
+    def _require_values(self, ctx: Any, args: list[str]) -> None:
+        """Raise typer.BadParameter for a flag without its value: the next flag would be taken for it."""
+        flags = {flag: one for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)}
+        for flag, value in itertools.pairwise([*args, ""]):
+            needs = flag in flags and flag.startswith("--") and not getattr(flags[flag], "is_flag", False)
+            if needs and value.partition("=")[0] in flags:
+                raise typer.BadParameter(f"{flag} must have a value, got the flag {value}; put the value between them")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group that has options."""
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for parameter in self.get_params(ctx):
+            shown = parameter.get_help_record(ctx)
+            if shown is not None and (ctx.meta[HELP_ALL] or parameter.name in USUAL):
+                sections[_GROUP_OF[parameter.name or ""]].append(shown)
+        sections["Help"].append((HELP_ALL, "Show all flags and exit."))
+        for group, rows in sections.items():
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
+
+
+def kind_of(field: FieldInfo) -> str:
+    """What stands for a flag's value: its choices, or its type."""
+    kind = _without_none(field.annotation)
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    return _KINDS[kind]
+
+
+def range_of(field: FieldInfo) -> str:
+    """The numbers that a field takes, such as '1 to 64' or '>= 1'; empty without a bound."""
+    bounds = {type(bound): bound for bound in field.metadata}
+    low, above = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Gt)
+    high, below = bounds.get(annotated_types.Le), bounds.get(annotated_types.Lt)
+    if low is not None and high is not None:
+        return f"{low.ge} to {high.le}"
+    parts = [f">= {low.ge}"] if low is not None else [f"> {above.gt}"] if above is not None else []
+    parts += [f"<= {high.le}"] if high is not None else [f"< {below.lt}"] if below is not None else []
+    return " and ".join(parts)
+
+
+def _without_none(annotation: Any) -> Any:
+    """The type of a value that is given; every flag has one type only."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation
+    (kind,) = (part for part in get_args(annotation) if part is not NoneType)
+    return kind

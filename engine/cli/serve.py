@@ -1,11 +1,20 @@
-"""``engine serve``: from settings to a supervised server, and its exit status."""
+"""``engine serve``: from settings to a supervised server, and its exit status. ``engine config``: which settings are in
+force and where each of them came from. Keys are masked.
+"""
 
 from __future__ import annotations
 
+import sys
+from typing import Final
+
 import typer
+from rich.console import Console
+from rich.table import Column, Table
 
 from engine.settings_sources import TracedSettings
 from lockstep.interruption import EXIT_INTERRUPTED
+
+PLAIN_WIDTH_COLUMNS: Final = 1000
 
 
 def serve(traced: TracedSettings) -> None:
@@ -17,3 +26,21 @@ def serve(traced: TracedSettings) -> None:
     except KeyboardInterrupt:  # Before the supervisor listens to signals there is nothing to take down.
         status = EXIT_INTERRUPTED
     raise typer.Exit(status)
+
+
+def show_configuration(traced: TracedSettings) -> None:
+    """Print the settings of `engine serve`, and where each came from. Starts nothing."""
+    values = traced.settings.model_dump(mode="json")
+    # A name is what the reader types next: it is never cut.
+    table = Table(Column("field", no_wrap=True, min_width=max(map(len, values))), box=None)
+    for title in ("value", "from"):
+        table.add_column(title, overflow="fold")
+    table.header_style = "bold"
+    for name, origin in traced.origins.items():
+        value = values[name]
+        shown = "unset" if value is None or value == "" else str(value)
+        # What was set stands out among the defaults.
+        table.add_row(name, shown, origin, style="" if origin != "default" else "dim")
+    # A line a field for other programs; a terminal folds what is too long for it.
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS)
+    console.print(table)

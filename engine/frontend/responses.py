@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from fastapi import Response
 
-from engine.frontend.anthropic.shapes import MessagesError
+from engine.frontend.anthropic import MessagesError
 from engine.frontend.errors import ApiError, ErrorBody
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from engine.cli.flag_groups import GROUPS, kind_of, range_of
+from engine.cli.flags import GROUPS, kind_of, range_of
 from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.bodies import ChatBody, CompletionBody

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from engine.frontend.dialect import Parsing
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.invalid_body import invalid_body
-from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
-from engine.frontend.openai.tool_bodies import NamedToolBody, ToolBody
+from engine.frontend.openai.bodies import ChatBody, CompletionBody, NamedToolBody, OpenAiBody, ToolBody
 from engine.frontend.protocol import parse_body
 from engine.frontend.reasoning import ReasoningStart
 from engine.frontend.requests import (

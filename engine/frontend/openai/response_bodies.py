@@ -11,14 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from engine.frontend.openai.bodies import (
+    MAX_CALL_ID_CHARS,
     MAX_MESSAGES,
     MAX_METADATA,
     MAX_METADATA_CHARS,
+    MAX_NAME_CHARS,
+    MAX_TOOLS,
     MAX_USER_CHARS,
     PromptCacheOptions,
     text_of,
 )
-from engine.frontend.openai.tool_bodies import MAX_CALL_ID_CHARS, MAX_NAME_CHARS, MAX_TOOLS
 from engine.frontend.protocol import (
     MAX_DESCRIPTION_CHARS,
     MAX_INT32,

@@ -17,8 +17,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine.frontend.answer import Decoder
-from engine.frontend.anthropic.bodies import MessagesBody
-from engine.frontend.anthropic.shapes import MESSAGE_EVENTS, MessageAnswer, MessagesError, MessageShape, message_order
+from engine.frontend.anthropic import (
+    MESSAGE_EVENTS,
+    MessageAnswer,
+    MessagesBody,
+    MessagesError,
+    MessageShape,
+    message_order,
+)
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
 from engine.frontend.dialect import Parsing

@@ -14,14 +14,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, JsonValue
 
-from engine.frontend.anthropic.bodies import CountTokensBody
-from engine.frontend.anthropic.shapes import MessagesError, TokenCount, token_count
+from engine.frontend.anthropic import CountTokensBody, MessagesError, TokenCount, token_count
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
 from engine.frontend.long_bodies import BodyWork, LongBodies, is_long
-from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, template_arguments_in
+from engine.frontend.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatMessageBody, ToolBody, template_arguments_in
 from engine.frontend.openai.requests import requested_lora
-from engine.frontend.openai.tool_bodies import MAX_TOOLS, ToolBody
 from engine.frontend.protocol import NullableBody, RuledBody, TokenIds, parse_body
 from engine.frontend.requests import ServedModel, check_vocabulary, tokenize
 from engine.frontend.responses import JSON_TYPE

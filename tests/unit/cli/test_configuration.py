@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from engine import __version__
 from engine.cli import app
-from engine.cli.flag_groups import GROUPS, USUAL, kind_of
+from engine.cli.flags import GROUPS, USUAL, kind_of
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import read_settings, trace_settings

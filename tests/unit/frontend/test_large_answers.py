@@ -13,7 +13,7 @@ import pytest
 
 from engine.frontend import sessions
 from engine.frontend.answer import Detokenizer
-from engine.frontend.anthropic.shapes import MessageShape
+from engine.frontend.anthropic import MessageShape
 from engine.frontend.dialect import AnswerParser, Dialect, Parsing
 from engine.frontend.errors import ApiError
 from engine.frontend.openai import spoken

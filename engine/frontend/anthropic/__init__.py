@@ -1,1 +1,0 @@
-"""The Messages protocol of Anthropic, as other words for a chat."""
