@@ -7,18 +7,16 @@ shown; and the logprobs of its prompt. Pure: sends nothing and waits for nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
-from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
+from engine.frontend.protocol import META_LISTS, GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.messages import FinishReason, Generate, PromptLogprob, TokenLogprob, TokenOutput
 
 REPLACEMENT = "\ufffd"
 # An unfinished UTF-8 character has at most three of its four bytes, and shows as at most one replacement for each.
 MAX_UNFINISHED = 3
-
-_Entry = TypeVar("_Entry")
 
 
 class Answer:
@@ -93,14 +91,15 @@ def is_shown(piece: GenerateAnswer) -> bool:
 def joined(pieces: Sequence[GenerateAnswer]) -> GenerateAnswer:
     """All pieces of an answer, the last one with its finish reason, as one."""
     meta = pieces[-1].meta_info
-    if meta.output_logprobs is not msgspec.UNSET:
-        meta = msgspec.structs.replace(meta, output_logprobs=tuple(_joined_logprobs(pieces)))
-    if inputs := _joined_inputs(pieces):
-        meta = msgspec.structs.replace(meta, **inputs)
+    lists = {
+        name: tuple([entry for piece in pieces for entry in getattr(piece.meta_info, name) or ()])
+        for name in META_LISTS
+        if getattr(meta, name) is not msgspec.UNSET
+    }
     return GenerateAnswer(
         text="".join(piece.text for piece in pieces),
         output_ids=tuple(token_id for piece in pieces for token_id in piece.output_ids),
-        meta_info=meta,
+        meta_info=msgspec.structs.replace(meta, **lists),
         vector=pieces[-1].vector,
     )
 
@@ -109,11 +108,6 @@ def _logprobs(ids: tuple[int, ...], logprobs: tuple[TokenLogprob | None, ...]) -
     # Not strict: after a stop string fewer ids are shown than were computed.
     entries = [(token_id, entry) for token_id, entry in zip(ids, logprobs, strict=False) if entry is not None]
     return tuple(OutputLogprob(token_id=token_id, logprob=entry.logprob, top=entry.top) for token_id, entry in entries)
-
-
-def _joined_logprobs(pieces: Sequence[GenerateAnswer]) -> list[OutputLogprob]:
-    entries = [piece.meta_info.output_logprobs for piece in pieces]
-    return [entry for part in entries if isinstance(part, tuple) for entry in part]
 
 
 class Decoder(Protocol):
@@ -252,22 +246,6 @@ class InputLogprobs:
         if self._wants_top:
             fields["input_top_logprobs"] = tuple([None if one is None else _top(one) for one in values])
         return fields
-
-
-def _joined_inputs(pieces: Sequence[GenerateAnswer]) -> dict[str, Any]:
-    """The same fields of all pieces of an answer together; none where none were asked for."""
-    metas = [piece.meta_info for piece in pieces]
-    fields: dict[str, Any] = {}
-    if metas[-1].input_token_logprobs is not msgspec.UNSET:
-        fields["input_token_logprobs"] = _chained([meta.input_token_logprobs for meta in metas])
-        fields["input_token_ranks"] = _chained([meta.input_token_ranks for meta in metas])
-    if metas[-1].input_top_logprobs is not msgspec.UNSET:
-        fields["input_top_logprobs"] = _chained([meta.input_top_logprobs for meta in metas])
-    return fields
-
-
-def _chained(parts: Sequence[tuple[_Entry, ...] | msgspec.UnsetType]) -> tuple[_Entry, ...]:
-    return tuple([entry for part in parts if isinstance(part, tuple) for entry in part])
 
 
 def _top(one: PromptLogprob) -> tuple[InputTopLogprob, ...]:

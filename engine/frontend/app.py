@@ -5,14 +5,13 @@ Owns what is true for all routes; each route's own file says what that route doe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
 
 from engine import __version__
 from engine.clock import MonotonicClock
@@ -20,14 +19,14 @@ from engine.frontend.auth import Access, HostCheck
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.errors import ApiError
 from engine.frontend.grammar_check import GrammarCheck, grammar_works
 from engine.frontend.long_bodies import BodyWork, LongBodies
 from engine.frontend.metrics import Metrics
 from engine.frontend.prefill_bodies import PREFILL
 from engine.frontend.request_log import REQUEST_ID_HEADER, RequestLog, request_id_of
 from engine.frontend.requests import ServedModel
-from engine.frontend.responses import error_answer
+from engine.frontend.responses import error_answer, error_handlers
 from engine.frontend.routes.administration import add_administration
 from engine.frontend.routes.generation import GenerationRoutes, order_works
 from engine.frontend.routes.information import ServerState, add_health, add_information, add_models
@@ -129,36 +128,22 @@ def _add_cors(app: FastAPI, listed: str) -> None:
         )
 
 
-def _remedy(path: str, routes: Collection[str]) -> str:
-    """What to do about a path that is no route: clients leave the version out of their base URL, or give it twice, or
-    know the path of another server.
-    """
-    meant = [other for other in (f"/v1{path}", path.removeprefix("/v1"), _ELSEWHERE.get(path)) if other in routes]
-    return f"; did you mean {meant[0]!r}?" if meant else "; /docs lists the routes"
-
-
 def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
-    @app.exception_handler(ApiError)
-    async def answer_api_error(request: Request, exc: ApiError) -> Response:
-        return error_answer(exc, request.url.path)
+    def answer(request: Request, error: ApiError, headers: Mapping[str, str] | None) -> Response:
+        # The layer that gives every answer its id has returned when that of a bug is made.
+        request_id = request_id_of(request.scope)
+        return error_answer(error, request.url.path, request_id=request_id, headers=headers)
 
-    @app.exception_handler(ClientDisconnect)
-    async def answer_disconnect(_: Request, __: ClientDisconnect) -> Response:
-        # The client left while it sent the body. No answer can reach it, and there is nothing to report.
-        return Response()
-
-    @app.exception_handler(HTTPException)
-    async def answer_http_exception(request: Request, exc: HTTPException) -> Response:
-        kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
-        remedy = _remedy(request.url.path, routes) if exc.status_code == 404 else ""
+    def remedy_of(request: Request, exc: HTTPException) -> str:
+        """Clients leave the version out of their base URL, or give it twice, or know the path of another server."""
+        path = request.url.path
+        if exc.status_code == 404:
+            meant = [one for one in (f"/v1{path}", path.removeprefix("/v1"), _ELSEWHERE.get(path)) if one in routes]
+            return f"; did you mean {meant[0]!r}?" if meant else "; /docs lists the routes"
         if exc.status_code == 405 and exc.headers is not None:
-            remedy = f"; it takes {exc.headers.get('Allow', 'another method')}"
-        error = ApiError(kind, f"{request.method} {request.url.path}: {exc.detail}{remedy}", status=exc.status_code)
-        return error_answer(error, request.url.path, headers=exc.headers)
+            return f"; it takes {exc.headers.get('Allow', 'another method')}"
+        return ""
 
-    @app.exception_handler(Exception)
-    async def answer_bug(request: Request, exc: Exception) -> Response:
-        # The text of an exception may hold what no client should see; the log has it. The layer that gives every other
-        # answer its id has returned by now.
-        error = ApiError(ErrorType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how")
-        return error_answer(error, request.url.path, request_id=request_id_of(request.scope))
+    bug = "the front end failed ({}); the server's log says how"
+    for kind, handler in error_handlers(answer, bug, remedy_of).items():
+        app.add_exception_handler(kind, handler)

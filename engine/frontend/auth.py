@@ -126,14 +126,17 @@ class HostCheck:
     answers; but its browser says the page's own name. An address cannot be rebound.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Collection[str], *, everywhere: bool = True) -> None:
+        """Without ``everywhere`` clients that have come another way than over loopback are let pass."""
         self._app = app
+        self._everywhere = everywhere
         self._hosts = frozenset(map(str.lower, hosts)) | {"localhost"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             host = Headers(scope=scope).get("host")
-            if host is not None and not self._is_ours(host):
+            is_held = self._everywhere or _is_loopback((scope.get("server") or ("",))[0])
+            if is_held and host is not None and not self._is_ours(host):
                 await error_answer(_refusal(host), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -375,6 +375,10 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     input_token_ranks: tuple[int | None, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
+# What grows with every piece of an answer; unset where it was not asked for.
+META_LISTS = ("output_logprobs", "input_token_logprobs", "input_top_logprobs", "input_token_ranks")
+
+
 class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of ``/generate``; in a stream, one event of it with what is new since the last event.
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
-from fastapi import Response
+from fastapi import Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from engine.frontend.anthropic import MessagesError
-from engine.frontend.errors import ApiError, ErrorBody
+from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 
 # When a client that found the queue full may ask again: by then a request or two have ended.
@@ -31,6 +34,34 @@ def error_answer(
     own |= {} if request_id is None else {REQUEST_ID_HEADER: request_id}
     body = error_of_route(path, error.body_for(request_id))
     return json_answer(body, status=error.status, headers={**(headers or {}), **own})
+
+
+def error_handlers(
+    answer: Callable[[Request, ApiError, Mapping[str, str] | None], Response],
+    bug: str,
+    remedy_of: Callable[[Request, HTTPException], str] = lambda *_: "",
+) -> dict[Any, Callable[..., Awaitable[Response]]]:
+    """What becomes of exceptions: ``answer`` makes an answer of an error and its headers, ``bug`` is said of all else.
+
+    The text of an exception may hold what no client should see; the log has it. ``remedy_of`` is for what is no route.
+    """
+
+    async def of_error(request: Request, exc: ApiError) -> Response:
+        return answer(request, exc, None)
+
+    async def of_leaving(_: Request, __: ClientDisconnect) -> Response:
+        # The client left while it sent the body. No answer can reach it, and there is nothing to report.
+        return Response()
+
+    async def of_route(request: Request, exc: HTTPException) -> Response:
+        kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
+        words = f"{request.method} {request.url.path}: {exc.detail}{remedy_of(request, exc)}"
+        return answer(request, ApiError(kind, words, status=exc.status_code), exc.headers)
+
+    async def of_bug(request: Request, exc: Exception) -> Response:
+        return answer(request, ApiError(ErrorType.ENGINE, bug.format(type(exc).__name__)), None)
+
+    return {ApiError: of_error, ClientDisconnect: of_leaving, HTTPException: of_route, Exception: of_bug}
 
 
 def error_of_route(path: str, error: ErrorBody) -> ErrorBody | MessagesError:

@@ -17,7 +17,7 @@ import msgspec
 
 from engine.frontend.answer import Answer, Decoder, is_shown, joined
 from engine.frontend.errors import LORA_PARAM, ApiError, ErrorBody, ErrorType
-from engine.frontend.protocol import MAX_TOP_LOGPROBS, GenerateAnswer, MetaInfo
+from engine.frontend.protocol import MAX_TOP_LOGPROBS, META_LISTS, GenerateAnswer, MetaInfo
 from engine.frontend.requests import Order
 from engine.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
 from engine.routing.prefills import Prefills
@@ -82,7 +82,7 @@ class NativeShape(Shape):
 
     def _spelled(self, answer: GenerateAnswer) -> Shaping[GenerateAnswer]:
         meta, fields = answer.meta_info, dict[str, Any]()
-        for name in ("output_logprobs", "input_token_logprobs", "input_top_logprobs", "input_token_ranks"):
+        for name in META_LISTS:
             entries = getattr(meta, name)
             if entries is not msgspec.UNSET:
                 fields[name] = listed((yield from spelled(entries, MAX_TOP_LOGPROBS, lambda entry: entry)))

@@ -7,8 +7,6 @@ a stream that was cut. Chooses no engine and computes nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +17,8 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from engine.frontend.auth import Access, HostCheck
 from engine.frontend.body_reader import BodyReader, unless_gone
@@ -30,7 +26,7 @@ from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.openai.response_shapes import ResponseError
 from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
-from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_of_route
+from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_handlers, error_of_route
 from engine.frontend.routes.generation import CLIENT_PATHS
 from engine.frontend.sessions import written
 from engine.router.proxy import Engines, Head, Headers, PassedRequest, ReplicaLostError
@@ -90,30 +86,10 @@ def front_app(
     alone = [Route(path, front.of_one_engine, methods=list(_METHODS)) for path in sorted(OF_ONE_ENGINE)]
     app = Starlette(
         routes=[*own, *alone, Route("/get_load", front.loads, methods=["GET"]), *passed],
-        exception_handlers={
-            ApiError: _answer_error,
-            ClientDisconnect: _answer_after_disconnect,
-            HTTPException: _answer_route,
-            Exception: _answer_bug,
-        },
+        exception_handlers=error_handlers(_refusal, "the front failed ({}); the log of its replica says how"),
     )
-    return _LoopbackNames(app, settings)
-
-
-class _LoopbackNames:
-    """Holds clients of a proxy on loopback to its names, as an engine on loopback does."""
-
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app = app
-        self._checked = HostCheck(app, settings.hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        address = (scope.get("server") or ("",))[0]
-        with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(address).is_loopback:
-                await self._checked(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    # As an engine on loopback does.
+    return HostCheck(app, settings.hosts, everywhere=False)
 
 
 class _Front:
@@ -264,33 +240,10 @@ def _headers(head: Head) -> dict[str, str]:
     return {name: value for name, value in head.headers if name not in ("content-length", REQUEST_ID_HEADER)}
 
 
-def _refusal(request: Request, error: ApiError) -> Response:
+def _refusal(request: Request, error: ApiError, _: Mapping[str, str] | None = None) -> Response:
     """An error of the front's own, with the id that the engines know the request by. Serve adds the id's header."""
     later = {"retry-after": RETRY_AFTER_S} if error.status == 503 else {}
     answer = error_answer(error, request.url.path, request_id=request.headers.get(REQUEST_ID_HEADER), headers=later)
     if REQUEST_ID_HEADER in answer.headers:
         del answer.headers[REQUEST_ID_HEADER]
     return answer
-
-
-async def _answer_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, ApiError)
-    return _refusal(request, exc)
-
-
-async def _answer_after_disconnect(_: Request, __: Exception) -> Response:
-    # The client left while it sent the body. No answer can reach it.
-    return Response()
-
-
-async def _answer_route(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)
-    kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
-    error = ApiError(kind, f"{request.method} {request.url.path}: {exc.detail}", status=exc.status_code)
-    return _refusal(request, error)
-
-
-async def _answer_bug(request: Request, exc: Exception) -> Response:
-    # The text of an exception may hold what no client should see; the log of the replica has it.
-    words = f"the front failed ({type(exc).__name__}); the log of its replica says how"
-    return _refusal(request, ApiError(ErrorType.ENGINE, words))
