@@ -41,8 +41,8 @@ def route(
     period_s: Annotated[float, typer.Option(min=0.05, help="seconds between two looks at each engine")] = 1.0,
 ) -> None:
     """Route requests to engines by what they have cached. Keys and limits come from the environment, as for serve."""
-    from engine.router.operators import Patience
-    from engine.router.process import RouterPlan, run_router  # --help and bad flags need none of it
+    from engine.router.engines import RouterPlan
+    from engine.router.process import run_router  # --help and bad flags need none of it
 
     warn_of_unread_variables()
     with refuse_bad_configuration():
@@ -52,6 +52,7 @@ def route(
             urls=tuple(url.rstrip("/") for url in urls),
             rules=rules,
             period_s=period_s,
-            patience=Patience(answer_s=patience_s, change_s=update_patience_s),
+            answer_s=patience_s,
+            change_s=update_patience_s,
         )
     raise typer.Exit(run_router(settings, plan))

@@ -90,15 +90,12 @@ def _require_key(request: Request, *keys: SecretStr | None) -> None:
             "the request must send a key as 'Authorization: Bearer KEY', but has none; add the header"
         )
     # Every key is compared, so that the time says nothing about which one was nearly right.
-    matches = [_equal(given.strip(), key) for key in keys if key is not None]
+    sent = given.strip().encode()
+    matches = [hmac.compare_digest(sent, key.get_secret_value().encode()) for key in keys if key is not None]
     if not any(matches):
         raise ApiError.unauthenticated(
             "the key must be one of this server's for this route, but it is not; ask its operator for one"
         )
-
-
-def _equal(given: str, key: SecretStr) -> bool:
-    return hmac.compare_digest(given.encode(), key.get_secret_value().encode())
 
 
 def require_json(request: Request) -> None:
@@ -136,14 +133,11 @@ class HostCheck:
         if scope["type"] == "http":
             host = Headers(scope=scope).get("host")
             is_held = self._everywhere or _is_loopback((scope.get("server") or ("",))[0])
-            if is_held and host is not None and not self._is_ours(host):
+            name = _name_of(host or "")
+            if is_held and host is not None and name not in self._hosts and not _is_loopback(name):
                 await error_answer(_refusal(host), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-    def _is_ours(self, host: str) -> bool:
-        name = _name_of(host)
-        return name in self._hosts or _is_loopback(name)
 
 
 def _refusal(host: str) -> ApiError:

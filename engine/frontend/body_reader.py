@@ -39,7 +39,8 @@ class BodyReader:
         try:
             parts: list[bytes] = []
             size = 0
-            self._check(_declared_bytes(request))
+            declared = request.headers.get("content-length", "")
+            self._check(int(declared) if declared.isdecimal() and declared.isascii() and len(declared) < 20 else 0)
             async for part in request.stream():
                 parts.append(part)
                 size += len(part)
@@ -89,7 +90,7 @@ def _require_plain(request: Request) -> None:
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
     """The result of work on a request that was read. Cancels it and raises ClientDisconnect when the client leaves."""
-    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_until_gone(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(until_gone(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -100,11 +101,7 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
         leaving.cancel()
 
 
-async def _until_gone(request: Request) -> None:
+async def until_gone(request: Request) -> None:
+    """Wait until the client of a request leaves. Its body was read, so nothing else can come."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
-
-
-def _declared_bytes(request: Request) -> int:
-    declared = request.headers.get("content-length", "")
-    return int(declared) if declared.isdecimal() and declared.isascii() and len(declared) < 20 else 0

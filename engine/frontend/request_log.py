@@ -95,7 +95,9 @@ class RequestLog:
             return
         headers = Headers(scope=scope)
         trace_headers = {name: headers[name] for name in TRACE_HEADERS if name in headers}
-        request_id = _taken_or_made(headers.get(REQUEST_ID_HEADER))
+        # The client's own where it is one word of harmless characters.
+        given = headers.get(REQUEST_ID_HEADER)
+        request_id = given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex
         record = RequestRecord(request_id, self._clock.now(), scope["path"], trace_headers)
         scope.setdefault("state", {})[_STATE] = record.request_id
 
@@ -132,11 +134,6 @@ def request_id_of(scope: Scope) -> str | None:
     """The id of a request, also where its record is gone."""
     request_id: str | None = scope.get("state", {}).get(_STATE)
     return request_id
-
-
-def _taken_or_made(given: str | None) -> str:
-    """The client's own id where it is one word of harmless characters, else a new one."""
-    return given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _shown(value: object) -> str:

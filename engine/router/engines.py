@@ -11,12 +11,34 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from engine.errors import ConfigError
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.operator_routes import OPERATOR_ROUTES
+from engine.links.endpoint import parse_engine_url
 from engine.router.front import ENGINE_HEADER
 from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
-from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Ticket
+from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Rules, Ticket
 from engine.routing.operators import OWED, Message, Operators
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterPlan:
+    """What a router is to do: over which engines, by which rules, and how often it looks at them, in seconds.
+
+    An engine may take ``answer_s`` for its part of an operators' call, and ``change_s`` for the change itself.
+    """
+
+    urls: tuple[str, ...]
+    rules: Rules
+    period_s: float = 1.0
+    answer_s: float = 10.0
+    change_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            parse_engine_url(url, "an engine's URL")
+        if len(set(self.urls)) < len(self.urls):
+            raise ConfigError(f"each engine must be given once, got {' '.join(self.urls)}; drop the second one")
 
 
 @dataclass

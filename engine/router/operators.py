@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import Final
 
 from fastapi import Request, Response
@@ -21,7 +20,7 @@ from engine.frontend.operator_routes import NoBody, PauseBody, SleepBody, Update
 from engine.frontend.peer import words_of
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
 from engine.frontend.routes.administration import MAX_BODY_BYTES
-from engine.router.engines import RoutedEngines
+from engine.router.engines import RoutedEngines, RouterPlan
 from engine.router.proxy import ReplicaLostError
 from engine.routing.operators import Ask, Message, Order, Outcome, Seen, State, Verb
 from engine.settings import ServerSettings
@@ -40,22 +39,14 @@ _TARGETS: Final = {verb: path for path, verb in VERBS.items()}
 _LOOK_AGAIN_S: Final = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long an engine may take, in seconds: for the change itself, and for everything else."""
-
-    answer_s: float = 10.0
-    change_s: float = 600.0
-
-
 class FleetOperators:
     """Acts over all ``engines``, one at a time, with the keys that the router has."""
 
-    def __init__(self, engines: RoutedEngines, settings: ServerSettings, access: Access, patience: Patience) -> None:
+    def __init__(self, engines: RoutedEngines, settings: ServerSettings, access: Access, plan: RouterPlan) -> None:
         self._engines = engines
         self._access = access
         self._bodies = BodyReader(min(MAX_BODY_BYTES, settings.max_body_bytes))
-        self._patience = patience
+        self._plan = plan
         self._machine = engines.operators
         self._asking: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Outcome] | None = None
@@ -135,8 +126,8 @@ class FleetOperators:
         stage = self._timed_stage = self._machine.stage
         if not self._machine.is_acting:
             return
-        machine, patience = self._machine, self._patience
-        limit_s = patience.change_s if machine.is_changing else patience.answer_s
+        machine, plan = self._machine, self._plan
+        limit_s = plan.change_s if machine.is_changing else plan.answer_s
         words = f"did not answer within {limit_s:g} s"
         if machine.is_draining:
             limit_s = self._drain_s

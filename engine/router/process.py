@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import httpx
@@ -18,43 +17,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from engine.clock import MonotonicClock
-from engine.errors import ConfigError, EngineError
+from engine.errors import EngineError
 from engine.frontend.auth import Access
 from engine.frontend.connection import quiet_resource_errors
 from engine.frontend.process import EventServer, uvicorn_config
 from engine.frontend.request_log import RequestLog
 from engine.launch.listener import base_url, bind_listener
-from engine.links.endpoint import parse_engine_url
 from engine.process.logs import configure_logging
-from engine.router.engines import RoutedEngine, RoutedEngines
+from engine.router.engines import RoutedEngine, RoutedEngines, RouterPlan
 from engine.router.front import front_app
 from engine.router.metrics import RouterPages
-from engine.router.operators import VERBS, FleetOperators, Patience
+from engine.router.operators import VERBS, FleetOperators
 from engine.router.prompt_reader import PromptReader, ReadsPrompts
 from engine.router.proxy import EngineProxy
 from engine.router.watch import EngineWatch
-from engine.routing import Placement, Rules
+from engine.routing import Placement
 from engine.settings import ServerSettings
 
 # Pages that are remembered of an engine which does not tell what it has cached.
 INDEX_PAGES: Final = 32_768
 EXIT_FAILED: Final = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class RouterPlan:
-    """What a router is to do: over which engines, by which rules, and how often it looks at them, in seconds."""
-
-    urls: tuple[str, ...]
-    rules: Rules
-    period_s: float = 1.0
-    patience: Patience = field(default_factory=Patience)
-
-    def __post_init__(self) -> None:
-        for url in self.urls:
-            parse_engine_url(url, "an engine's URL")
-        if len(set(self.urls)) < len(self.urls):
-            raise ConfigError(f"each engine must be given once, got {' '.join(self.urls)}; drop the second one")
 
 
 class Router:
@@ -77,7 +59,7 @@ class Router:
         self.watches = [EngineWatch(url, self.engines, reader, plan.period_s) for url in plan.urls]
         pages = RouterPages(self.engines, access)
         own = (Route("/health", pages.health), Route("/metrics", pages.metrics))
-        self.operators = FleetOperators(self.engines, settings, access, plan.patience)
+        self.operators = FleetOperators(self.engines, settings, access, plan)
         of_all = dict.fromkeys(VERBS, self.operators.answer)
         front = front_app(self.engines, settings, reader.prompt_of, own=own, access=access, of_all=of_all)
         self.app: ASGIApp = RequestLog(front, MonotonicClock())

@@ -112,7 +112,7 @@ class EngineWatch:
     def _subscribe(self, settings: ServerSettings, limits: Limits) -> FollowedCache | None:
         """Follow what an engine on this machine publishes; another one's endpoints are on its own loopback."""
         endpoint, replay_endpoint = settings.kv_events_endpoint, settings.kv_events_replay_endpoint
-        if not (endpoint and replay_endpoint and _is_here(self._name)):
+        if not (endpoint and replay_endpoint and parse_engine_url(self._name, "an engine's URL").is_loopback):
             logger.warning(
                 "%s tells no KV events that can be followed here, so its cache is guessed by what is sent to it; give "
                 "it --kv-events, --kv-events-endpoint and --kv-events-replay-endpoint",
@@ -128,7 +128,3 @@ class EngineWatch:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
         self._listening = self._subscription = None
-
-
-def _is_here(url: str) -> bool:
-    return parse_engine_url(url, "an engine's URL").is_loopback

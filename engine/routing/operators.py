@@ -182,7 +182,8 @@ class Operators:
         engine, ask = self._engines[name], self._take_ask(name)
         if ok:
             _learn(engine, ask, seen)
-            if seen is not None and self._is_at(Stage.CHECK, name) and seen.alive:
+            is_checked = self._act is not None and self._act.stage is Stage.CHECK and name in self._act.waiting
+            if seen is not None and is_checked and seen.alive:
                 ok, words = False, f"has {seen.alive} requests that did not come through this router"
         self._after(name, "" if ok else f"refused: {words}", is_refusal=True)
         return self._taken()
@@ -368,9 +369,6 @@ class Operators:
         ask, engine.asked = engine.asked, None
         assert ask is not None, f"{name} answers what it was not asked"
         return ask
-
-    def _is_at(self, stage: Stage, name: str) -> bool:
-        return self._act is not None and self._act.stage is stage and name in self._act.waiting
 
     def _taken(self) -> list[Message]:
         out, self._out = self._out, []

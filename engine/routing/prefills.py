@@ -136,7 +136,12 @@ class Prefills:
         self.counts.asked += 1
         engine = self._engines.get(wanted.at)
         why = "is no prefill engine of this one" if engine is None else self.why_not(wanted.at)
-        if not why and engine is not None and engine.failures and self._is_asked(wanted.at):
+        if (
+            not why
+            and engine is not None
+            and engine.failures
+            and any(call.at == wanted.at for call in self._calls.values())
+        ):
             why = f"is tried with another prompt: it {engine.last_failure}"
         if why:
             self.counts.failed += 1
@@ -244,9 +249,6 @@ class Prefills:
             for url, engine in self._engines.items()
             if engine.why_not or (engine.failures and (self.why_not(url) or fleet.in_flight(url)))
         ]
-
-    def _is_asked(self, url: str) -> bool:
-        return any(call.at == url for call in self._calls.values())
 
     def _fail(self, url: str, why: str) -> None:
         engine, now = self._engines[url], self._now()

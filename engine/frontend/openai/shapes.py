@@ -100,12 +100,10 @@ class _Shape(Shape):
             yield self.event(**self._head, choices=[], usage=self._counts.usage())
 
     def _event_of(self, choice: CompletionChoice | ChatChunkChoice) -> msgspec.Struct:
-        return self.event(**self._head, choices=[choice], usage=self._usage_so_far())
-
-    def _usage_so_far(self) -> Usage | msgspec.UnsetType | None:
+        usage: Usage | msgspec.UnsetType | None = None if self._include_usage else msgspec.UNSET
         if self._continuous_usage:
-            return self._counts.usage()
-        return None if self._include_usage else msgspec.UNSET
+            usage = self._counts.usage()
+        return self.event(**self._head, choices=[choice], usage=usage)
 
     def _ids(self, piece: GenerateAnswer) -> tuple[int, ...] | msgspec.UnsetType:
         """The ids of a piece, where they were asked for."""

@@ -25,7 +25,7 @@ from engine.frontend.anthropic import (
     MessageShape,
     message_order,
 )
-from engine.frontend.body_reader import BodyReader, unless_gone
+from engine.frontend.body_reader import BodyReader, unless_gone, until_gone
 from engine.frontend.description import Description
 from engine.frontend.dialect import Parsing
 from engine.frontend.engine_client import EngineClient
@@ -237,7 +237,8 @@ class GenerationRoutes:
             if order.stream and not session.is_cut_short:
                 # The status of a stream waits for the first output, so that a refusal gets its own.
                 return EventStream(session, await _first_part(session), watch)
-            await _collected(session)
+            while not session.collect():
+                await _news_of(session)
         except BaseException:
             session.abort()
             watch.cancel()
@@ -271,16 +272,8 @@ class GenerationRoutes:
 
 
 async def _abort_on_disconnect(request: Request, session: Session) -> None:
-    """Abort the request as soon as its client goes away. Its body was read, so nothing else can come."""
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
+    await until_gone(request)
     session.abort()
-
-
-async def _collected(session: Session) -> None:
-    """Wait for the whole answer. Raises ApiError."""
-    while not session.collect():
-        await _news_of(session)
 
 
 async def _shaped(session: Session) -> bytes:

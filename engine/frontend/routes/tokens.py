@@ -135,10 +135,10 @@ _ROUTES: Final = {
 
 def token_works(served: ServedModel) -> dict[str, BodyWork]:
     """The JSON of the answer to a body, by the path of its route."""
-    return {path: functools.partial(_json_of, answer=route.answer, served=served) for path, route in _ROUTES.items()}
+    return {path: functools.partial(_json_of, route.answer, served) for path, route in _ROUTES.items()}
 
 
-def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel) -> bytes:
+def _json_of(answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel, data: bytes) -> bytes:
     return msgspec.json.encode(answer(data, served))
 
 

@@ -227,12 +227,9 @@ def _read_escape(text: IncomingText, emit: Emit) -> Reading[bool]:
     text.take(1)
     if character in _CODES:
         return (yield from _read_code(text, emit, character))
-    emit(escaped(_ESCAPES[character] if character in _ESCAPES else _itself(character)))
+    itself = character if character in "\\'\"" else "\\" + character
+    emit(escaped(_ESCAPES.get(character, itself)))
     return True
-
-
-def _itself(character: str) -> str:
-    return character if character in "\\'\"" else "\\" + character
 
 
 def _read_code(text: IncomingText, emit: Emit, kind: str) -> Reading[bool]:

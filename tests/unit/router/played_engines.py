@@ -13,14 +13,14 @@ import msgspec
 
 from engine.frontend.auth import Access
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.router.operators import VERBS, Patience
-from engine.router.process import Router, RouterPlan
+from engine.router.engines import RouterPlan
+from engine.router.operators import VERBS
+from engine.router.process import Router
 from engine.routing import NO_PROMPT, Prompt, Rules
 from engine.settings import ServerSettings
 
 NAMES = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 SIZE = 16
-PATIENCE = Patience(answer_s=0.2, change_s=0.2)
 EVENTS = {"content-type": "text/event-stream"}
 # What an engine answers with: parts of a body, and what happens between them.
 Parts = Sequence[bytes | Exception | asyncio.Event]
@@ -208,7 +208,7 @@ class Scene:
         self.one, self.other = engines
         self.router = Router(
             settings,
-            RouterPlan(urls=NAMES, rules=rules, patience=PATIENCE),
+            RouterPlan(urls=NAMES, rules=rules, answer_s=0.2, change_s=0.2),
             Access(settings, "127.0.0.1"),
             reader=PlainReader(),
             transport_of=lambda name: httpx.MockTransport(self.engines[name].answer),

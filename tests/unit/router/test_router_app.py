@@ -10,7 +10,7 @@ import pytest
 from played_engines import EVENTS, NAMES, PlayedEngine, Scene, play
 
 from engine.errors import ConfigError
-from engine.router.process import RouterPlan
+from engine.router.engines import RouterPlan
 from engine.routing import Rules
 
 GONE = httpx.ConnectError("refused")
