@@ -136,12 +136,8 @@ class Prefills:
         self.counts.asked += 1
         engine = self._engines.get(wanted.at)
         why = "is no prefill engine of this one" if engine is None else self.why_not(wanted.at)
-        if (
-            not why
-            and engine is not None
-            and engine.failures
-            and any(call.at == wanted.at for call in self._calls.values())
-        ):
+        is_asked = any(call.at == wanted.at for call in self._calls.values())
+        if not why and engine is not None and engine.failures and is_asked:
             why = f"is tried with another prompt: it {engine.last_failure}"
         if why:
             self.counts.failed += 1
