@@ -15,10 +15,27 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from engine.bench.measured_request import Record
 from engine.bench.plan import BenchPlan
 from engine.errors import ConfigError
 from lockstep.output_files import write_output
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """What came of a request; times are in seconds from the benchmark's start.
+
+    ``due_s`` is when it should have been sent, and what its latencies are counted from. ``gaps_s`` lie between events
+    with text. With ``error`` set nothing else is a measurement.
+    """
+
+    due_s: float
+    sent_s: float
+    first_s: float | None = None
+    end_s: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    counted_by_usage: bool = False
+    gaps_s: list[float] = []
+    error: str | None = None
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):

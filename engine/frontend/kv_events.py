@@ -19,7 +19,7 @@ import zmq
 
 from engine.errors import EngineError
 from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.routing import Batch
+from engine.routing.picture import Batch
 
 MAX_KEPT_BATCHES: Final = 10_000
 MAX_KEPT_BYTES: Final = 64 * 2**20

@@ -17,8 +17,9 @@ from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.links.endpoint import parse_engine_url
 from engine.router.front import ENGINE_HEADER
 from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
-from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Rules, Ticket
 from engine.routing.operators import OWED, Message, Operators
+from engine.routing.picture import FollowedCache
+from engine.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 
 
 @dataclass(frozen=True, kw_only=True)

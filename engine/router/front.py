@@ -30,7 +30,7 @@ from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_handler
 from engine.frontend.routes.generation import CLIENT_PATHS
 from engine.frontend.sessions import written
 from engine.router.proxy import Engines, Head, Headers, PassedRequest, ReplicaLostError
-from engine.routing import Prompt
+from engine.routing.placement import Prompt
 from engine.settings import ServerSettings
 
 # The clients' routes. One engine answers as well as any other.

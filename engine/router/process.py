@@ -31,7 +31,7 @@ from engine.router.operators import VERBS, FleetOperators
 from engine.router.prompt_reader import PromptReader, ReadsPrompts
 from engine.router.proxy import EngineProxy
 from engine.router.watch import EngineWatch
-from engine.routing import Placement
+from engine.routing.placement import Placement
 from engine.settings import ServerSettings
 
 # Pages that are remembered of an engine which does not tell what it has cached.

@@ -1,6 +1,7 @@
 """Prompts as an engine will have them: the same code makes the same token ids of a body, so that pages can be compared.
 
-Refuses nothing: a body that is no order has no prompt, and the engine says what is wrong with it.
+Where the model is not known, their texts: what tells two prompts' beginnings apart. Refuses nothing: a body that is no
+order has no prompt, and the engine says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -8,18 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from engine.errors import ConfigError
+from engine.frontend.body_reader import is_long
 from engine.frontend.dialect import Dialect
 from engine.frontend.errors import ApiError
-from engine.frontend.long_bodies import is_long
 from engine.frontend.requests import Order, ServedModel
 from engine.frontend.routes.generation import GENERATING, ROUTES, orders_of
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.messages import salt_key
-from engine.routing import NO_PROMPT, Prompt
+from engine.routing.placement import NO_PROMPT, Prompt, chunk_hashes
 from engine.settings import ServerSettings
 
 
@@ -81,3 +84,44 @@ class PromptReader:
 def _served_of(settings: ServerSettings, limits: Limits) -> ServedModel:
     tokenizer, template = load_tokenizer(settings)
     return ServedModel(tokenizer, template, limits, settings.model_name, Dialect.of(settings, template.text))
+
+
+# A guess that holds for most tokenizers and texts; it only weighs prompts against one another.
+BYTES_A_TOKEN: Final = 4
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def prompt_in(path: str, body: bytes, chunk_bytes: int) -> Prompt:
+    """The prompt in a body by its text: the chunks are of bytes, and the tokens a guess. Empty where there is none."""
+    if path not in GENERATING:
+        return NO_PROMPT
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NO_PROMPT
+    if not isinstance(fields, dict):
+        return NO_PROMPT
+    text = _prompt(fields)
+    # A LoRA's KV is its own, and so are another model's and that of another cache salt.
+    namespace = _text([fields.get(name) for name in ("model", "lora_path", "cache_salt")])
+    return Prompt(
+        chain=chunk_hashes(text, chunk_bytes, namespace),
+        tokens=len(text) // BYTES_A_TOKEN,
+        tokens_a_chunk=max(1, chunk_bytes // BYTES_A_TOKEN),
+    )
+
+
+def _prompt(fields: dict[str, Any]) -> bytes:
+    said = fields.get("messages", fields.get("input"))
+    if said is not None:
+        # Templates put the tools first. Each message is a text of its own, so that one more changes none before it.
+        parts = [fields.get("tools"), fields.get("system"), fields.get("instructions")]
+        return b"".join(map(_text, [*parts, *(said if isinstance(said, list) else (said,))]))
+    for name in ("text", "prompt", "input_ids"):
+        if fields.get(name):
+            return _text(fields[name])
+    return b""
+
+
+def _text(value: object) -> bytes:
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else _ENCODER.encode(value)

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.frontend.errors import ApiError, ErrorBody
 from engine.frontend.peer import Peer, load_in
-from engine.routing import NO_PROMPT, Prompt
+from engine.routing.placement import NO_PROMPT, Prompt
 from engine.settings import ServerSettings
 
 Headers = tuple[tuple[str, str], ...]

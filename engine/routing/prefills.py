@@ -14,9 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.messages import Generate, PrefillFailed, PrefillWanted, salt_key
-from engine.routing.fleet import ReplicaLoad
-from engine.routing.placement import Placement, Prompt, Ticket
-from engine.routing.policy import Refused, Rules
+from engine.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
 # Pages of a prompt that the choice looks at, and pages that are remembered of each engine.
 CHOICE_PAGES: Final = 256

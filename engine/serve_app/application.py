@@ -22,12 +22,11 @@ from engine.errors import EngineError
 from engine.frontend.errors import ApiError
 from engine.limits import Limits
 from engine.router.front import front_app
-from engine.router.prompt_reader import PromptReader
+from engine.router.prompt_reader import PromptReader, prompt_in
 from engine.router.proxy import Head, Headers, PassedRequest, ReplicaLostError
-from engine.routing import Prompt
+from engine.routing.placement import Prompt
 from engine.serve_app.engine_replica import EngineReplica
 from engine.serve_app.options import AppOptions, read_options
-from engine.serve_app.prompt import prompt_in
 from engine.serve_app.request_router import PrefixRequestRouter
 from engine.settings import REVEAL_KEYS, ServerSettings
 

@@ -14,8 +14,9 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from engine.frontend.errors import ApiError, ErrorType
 from engine.router.proxy import PassedRequest
-from engine.router.subscription import Subscription
-from engine.routing import FollowedCache, Placement, Refused, ReplicaLoad, Rules, Ticket
+from engine.router.watch import Subscription
+from engine.routing.picture import FollowedCache
+from engine.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 
 
 def refusal_of(refused: Refused) -> ApiError:

@@ -22,7 +22,7 @@ from engine.frontend.kv_events import KvEvents
 from engine.memory.node import page_keys
 from engine.messages import PagesStored
 from engine.router.proxy import PassedRequest
-from engine.routing import Prompt
+from engine.routing.placement import Prompt
 from engine.serve_app.request_router import PrefixRequestRouter
 
 register_cpu_ci(est_time=8, suite="ray-cpu")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from engine.frontend.answer import Decoder, Detokenizer
+from engine.frontend.answer import Decoder, Detokenizer, TokenTexts, WholeDecoder
 from engine.frontend.openai.answers import (
     CalledFunction,
     CalledFunctionDelta,
@@ -39,7 +39,6 @@ from engine.frontend.openai.spoken import Begun, BlockKind, Change, Grown, NewCh
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.frontend.requests import Order, ServedModel
 from engine.frontend.sessions import DONE, Shape, Shaping, finished, listed, spelled
-from engine.frontend.token_texts import TokenTexts, WholeDecoder
 
 RankedPrompt = list[dict[str, PromptTokenLogprob] | None]
 _Said = TypeVar("_Said", "_PromptEntry", OutputLogprob)

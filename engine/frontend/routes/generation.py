@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from engine.frontend.answer import Decoder
+from engine.frontend.answer import Decoder, MarkerDecoder, WholeDecoder
 from engine.frontend.anthropic import (
     MESSAGE_EVENTS,
     MessageAnswer,
@@ -25,13 +25,12 @@ from engine.frontend.anthropic import (
     MessageShape,
     message_order,
 )
-from engine.frontend.body_reader import BodyReader, unless_gone, until_gone
+from engine.frontend.body_reader import BodyReader, BodyWork, LongBodies, is_long, unless_gone, until_gone
 from engine.frontend.description import Description
 from engine.frontend.dialect import Parsing
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.grammar_check import GrammarCheck
-from engine.frontend.long_bodies import BodyWork, LongBodies, is_long
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
@@ -48,7 +47,6 @@ from engine.frontend.request_log import current_record
 from engine.frontend.requests import Order, ServedModel, native_order, packed, unpacked
 from engine.frontend.responses import JSON_TYPE
 from engine.frontend.sessions import NativeShape, Session, Shape
-from engine.frontend.token_texts import MarkerDecoder, WholeDecoder
 
 OPENAI = "openai"
 ERRORS = (404, 409, 421, 429, 500, 504)

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from engine.routing import CachePicture
+from engine.routing.picture import CachePicture
 from engine.scheduler import Launched, Scheduler
 from engine.scheduler.counters import Counters
 from scripted.adapters.lockstep.oracle.step_checks import EngineOracle

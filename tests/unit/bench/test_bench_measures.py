@@ -12,10 +12,10 @@ import httpx
 import pytest
 from rich.console import Console
 
-from engine.bench.measured_request import Record, RequestSender
-from engine.bench.plan import Arrivals, BenchPlan, arrival_times
+from engine.bench.plan import Arrivals, BenchPlan, BenchRequest, arrival_times, requests_of
 from engine.bench.results import (
     BenchResult,
+    Record,
     comparison_table,
     percentile,
     read_result,
@@ -23,7 +23,7 @@ from engine.bench.results import (
     summarize,
     write_result,
 )
-from engine.bench.workload import BenchRequest, requests_of
+from engine.bench.run import RequestSender
 from engine.errors import ConfigError
 
 URL = "http://server"

@@ -16,7 +16,7 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.router.engines import RouterPlan
 from engine.router.operators import VERBS
 from engine.router.process import Router
-from engine.routing import NO_PROMPT, Prompt, Rules
+from engine.routing.placement import NO_PROMPT, Prompt, Rules
 from engine.settings import ServerSettings
 
 NAMES = ("http://127.0.0.1:1", "http://127.0.0.1:2")

@@ -11,7 +11,7 @@ from played_engines import EVENTS, NAMES, PlayedEngine, Scene, play
 
 from engine.errors import ConfigError
 from engine.router.engines import RouterPlan
-from engine.routing import Rules
+from engine.routing.placement import Rules
 
 GONE = httpx.ConnectError("refused")
 CUT = httpx.RemoteProtocolError("cut")

@@ -11,8 +11,8 @@ import pytest
 from engine.frontend.kv_events import KvEvents
 from engine.memory.node import page_keys
 from engine.messages import CacheCleared, PagesRemoved, PagesStored
-from engine.router.subscription import Subscription
-from engine.routing import FollowedCache
+from engine.router.watch import Subscription
+from engine.routing.picture import FollowedCache
 
 SIZE = 4
 IDS = tuple(range(1, 13))

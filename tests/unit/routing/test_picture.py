@@ -8,7 +8,7 @@ from engine.memory import KVMemory
 from engine.memory.cache_log import CacheLog
 from engine.memory.node import page_keys
 from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.routing import Batch, CachePicture, FollowedCache
+from engine.routing.picture import Batch, CachePicture, FollowedCache
 
 SIZE, PAGES, BATCHES, KEPT = 4, 24, 10_000, 50
 

@@ -8,7 +8,8 @@ import pytest
 
 from engine.memory.node import page_keys
 from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.routing import Batch, FollowedCache, Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
+from engine.routing.picture import Batch, FollowedCache
+from engine.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
 SIZE = 4
 IDS = tuple(range(1, 18))

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.routing import (
+from engine.routing.placement import (
     Choice,
+    Fleet,
     Placement,
     PrefixIndex,
     Prompt,
@@ -22,7 +23,6 @@ from engine.routing import (
     choose,
     chunk_hashes,
 )
-from engine.routing.fleet import Fleet
 
 INDEX_CHUNKS = 12
 CAPACITY = 6

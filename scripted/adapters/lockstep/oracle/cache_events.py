@@ -6,7 +6,7 @@ import functools
 
 from engine.memory import KVMemory
 from engine.memory.node import KvKey, page_keys
-from engine.routing import CachePicture
+from engine.routing.picture import CachePicture
 from engine.scheduler import StepResult
 from scripted.core.violation import Violation
 

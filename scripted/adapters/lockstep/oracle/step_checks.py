@@ -34,7 +34,7 @@ from engine.messages import (
     ended_by,
 )
 from engine.plan import Microbatch, SendPages
-from engine.routing import CachePicture
+from engine.routing.picture import CachePicture
 from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.oracle.cache_events import check_picture
 from scripted.adapters.lockstep.oracle.growth import check_growth

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from engine.pipeline.wire import StageView
-from engine.routing import CachePicture
+from engine.routing.picture import CachePicture
 from engine.scheduler import Request
 from engine.stats import EngineStats
 from scripted.adapters.lockstep.actions import all_actions

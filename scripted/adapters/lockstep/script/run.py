@@ -30,7 +30,7 @@ from engine.messages import (
     ended_by,
 )
 from engine.plan import ForwardMode
-from engine.routing import CachePicture
+from engine.routing.picture import CachePicture
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.adapters.lockstep.machine import EngineMachine
