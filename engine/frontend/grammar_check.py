@@ -18,7 +18,7 @@ from engine.frontend.body_reader import BodyWork, LongBodies
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import CHECK_LIMIT_S, MEMORY_BYTES, WorkLostError, WorkTooLargeError
 from engine.frontend.requests import Order
-from engine.grammar import Fault, fault_of
+from engine.grammar.source import Fault, fault_of
 from engine.limits import Limits
 from engine.messages import Grammar
 

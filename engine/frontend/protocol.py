@@ -28,7 +28,7 @@ from engine.config import MAX_LORA_NAME_CHARS
 from engine.frontend.errors import ApiError, FieldError
 from engine.frontend.foreign_fields import GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField, without_neutral
 from engine.frontend.invalid_body import invalid_body
-from engine.grammar import MAX_GRAMMAR_CHARS, schema_grammar
+from engine.grammar.source import MAX_GRAMMAR_CHARS, schema_grammar
 from engine.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 
 MAX_RID_CHARS = 256

@@ -18,7 +18,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import DeviceLostError, EngineError, IntegrityError, StepFailedError
-from engine.grammar import CompiledGrammars
+from engine.grammar.compiled import CompiledGrammars
 from engine.limits import Limits
 from engine.messages import Completion
 from engine.model.asleep import AsleepStage, FileStates, give_back, require_as_read, states_of

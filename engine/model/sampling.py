@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.errors import IntegrityError
-from engine.grammar import CompiledGrammars, GrammarError, Matcher
+from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher
 from engine.messages import RequestError, TokenLogprob
 from engine.model.choice import Choice, Sampled
 from engine.model.transfer import sent

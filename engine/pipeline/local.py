@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from engine.errors import EngineError
-from engine.grammar import GrammarCompiler
+from engine.grammar.compiled import GrammarCompiler
 from engine.messages import Completion, GrammarReady, PipelineEvent, TransferEvent
 from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner

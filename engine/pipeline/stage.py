@@ -17,7 +17,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.frames import BadFrameError
-from engine.grammar import GrammarCompiler
+from engine.grammar.compiled import GrammarCompiler
 from engine.limits import Limits
 from engine.messages import Completion, TransferEvent, encode
 from engine.model.runner import StageRunner

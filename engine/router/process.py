@@ -24,9 +24,8 @@ from engine.frontend.process import EventServer, uvicorn_config
 from engine.frontend.request_log import RequestLog
 from engine.launch.listener import base_url, bind_listener
 from engine.process.logs import configure_logging
-from engine.router.engines import RoutedEngine, RoutedEngines, RouterPlan
+from engine.router.engines import RoutedEngine, RoutedEngines, RouterPages, RouterPlan
 from engine.router.front import front_app
-from engine.router.metrics import RouterPages
 from engine.router.operators import VERBS, FleetOperators
 from engine.router.prompt_reader import PromptReader, ReadsPrompts
 from engine.router.proxy import EngineProxy

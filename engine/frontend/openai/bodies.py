@@ -39,7 +39,7 @@ from engine.frontend.protocol import (
     grammar_among,
 )
 from engine.frontend.tools.call_grammar import OfferedTool
-from engine.grammar import schema_grammar
+from engine.grammar.source import schema_grammar
 from engine.messages import Grammar, GrammarKind, SamplingParams
 
 MAX_TOOLS = 1024

@@ -32,10 +32,10 @@ from engine.frontend.requests import (
     sampling_of,
     tokenize,
 )
-from engine.frontend.tools.argument_values import properties_of
 from engine.frontend.tools.call_grammar import after_reasoning, calls_if_any, calls_or_answer, required_calls
+from engine.frontend.tools.call_parser import properties_of
 from engine.frontend.tools.families import FAMILIES
-from engine.grammar import schema_grammar
+from engine.grammar.source import schema_grammar
 from engine.limits import Limits
 from engine.messages import Generate, Grammar
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from engine.frontend.reasoning import BEGIN, END, ReasoningStart
-from engine.frontend.tools.argument_values import is_text, properties_of
+from engine.frontend.tools.call_parser import is_text, properties_of
 from engine.messages import Grammar, GrammarKind
 
 HEADER = "%llguidance {}"

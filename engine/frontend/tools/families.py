@@ -14,9 +14,17 @@ from typing import ClassVar, Final
 
 from engine.frontend.incoming_text import IncomingText, Reading
 from engine.frontend.reasoning import Part
-from engine.frontend.tools.argument_values import TaggedValues, WrittenArguments, read_python_value
 from engine.frontend.tools.call_grammar import ArgumentForm, CallForm
-from engine.frontend.tools.call_parser import SPACE, CallObject, CallParts, Properties, read_value
+from engine.frontend.tools.call_parser import (
+    SPACE,
+    CallObject,
+    CallParts,
+    Properties,
+    TaggedValues,
+    WrittenArguments,
+    read_python_value,
+    read_value,
+)
 
 # After a call: what separates calls in some families, and a brace too many, which models often write.
 _BETWEEN = re.compile(r"[\s,;}]*")

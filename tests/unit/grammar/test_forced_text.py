@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from engine.grammar import CompiledGrammars, fault_of
-from engine.grammar.source import definition_of, may_force_too_much
+from engine.grammar.compiled import CompiledGrammars
+from engine.grammar.source import definition_of, fault_of, may_force_too_much
 from engine.messages import Grammar, GrammarKind
 from engine.model.embedded import embedded_folder
 

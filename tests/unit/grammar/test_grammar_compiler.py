@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Event, current_thread
 
-from engine.grammar import CompiledGrammars, GrammarCompiler, GrammarError, UnfollowableGrammar
+from engine.grammar.compiled import CompiledGrammars, GrammarCompiler, GrammarError, UnfollowableGrammar
 from engine.messages import FinishReason, Grammar, GrammarKind, GrammarReady
 from engine.plan import GrammarOrder
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.grammar import MAX_GRAMMAR_CHARS, fault_of, schema_grammar
+from engine.grammar.source import MAX_GRAMMAR_CHARS, fault_of, schema_grammar
 from engine.messages import Grammar, GrammarKind
 
 OBJECT = {"type": "object"}

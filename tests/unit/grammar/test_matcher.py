@@ -9,15 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from engine.grammar import (
-    CompiledGrammars,
-    GrammarCompiler,
-    GrammarError,
-    Matcher,
-    UnfollowableGrammar,
-    fault_of,
-    schema_grammar,
-)
+from engine.grammar.compiled import CompiledGrammars, GrammarCompiler, GrammarError, Matcher, UnfollowableGrammar
+from engine.grammar.source import fault_of, schema_grammar
 from engine.limits import EMBEDDED_FACTS
 from engine.messages import FinishReason, Grammar, GrammarKind, GrammarReady
 from engine.model.embedded import embedded_folder

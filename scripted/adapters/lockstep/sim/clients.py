@@ -21,7 +21,7 @@ from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, timeout_of
 from engine.frontend.requests import Order, ServedModel, check_lora_name, native_order
 from engine.frontend.sessions import NativeShape, Session, Sessions, finished
 from engine.frontend.tokenizer import ChatTemplate
-from engine.grammar import fault_of
+from engine.grammar.source import fault_of
 from engine.limits import Limits
 from engine.messages import CacheEvent, CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
 from engine.scheduler import Scheduler

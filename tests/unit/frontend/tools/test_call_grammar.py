@@ -24,8 +24,7 @@ from engine.frontend.tools.call_grammar import (
     required_calls,
 )
 from engine.frontend.tools.families import FAMILIES, MISTRAL_NAMED_FORM
-from engine.grammar import fault_of, schema_grammar
-from engine.grammar.source import definition_of
+from engine.grammar.source import definition_of, fault_of, schema_grammar
 from engine.messages import Grammar, GrammarKind
 from engine.model import embedded
 

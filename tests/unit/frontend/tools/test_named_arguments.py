@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parsed_answers import cut, in_one_and_by_character, parsed, places, shown
 
 from engine.frontend.reasoning import CallArguments
-from engine.frontend.tools.argument_values import TaggedValues, json_of
+from engine.frontend.tools.call_parser import TaggedValues, json_of
 from engine.frontend.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 
 TOOLS = ("add", "look_up", "mcp__gmail-list")
