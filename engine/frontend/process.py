@@ -26,7 +26,6 @@ from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
 from engine.frontend.body_reader import LONG_BODY_BYTES, LongBodies, body_work
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_resource_errors
-from engine.frontend.dialect import Dialect
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import ForkedWork
@@ -34,9 +33,8 @@ from engine.frontend.grammar_check import import_grammars
 from engine.frontend.invalid_body import invalid_body
 from engine.frontend.kv_events import KvEvents
 from engine.frontend.protocol import SamplingFields
-from engine.frontend.requests import ServedModel
+from engine.frontend.requests import ServedModel, served_model
 from engine.frontend.routes.information import ServerState
-from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.model.checkpoint import read_sampling_defaults, resolve_folder
 from engine.pipeline.kv_addresses import kv_addresses
@@ -70,11 +68,7 @@ def run_frontend(
     control: Control, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir
 ) -> None:
     """Serve until the supervisor ends it or is gone. Raises ProcessDiedError when another process died."""
-    tokenizer, template = load_tokenizer(settings)
-    dialect = Dialect.of(settings, template.text)
-    served = ServedModel(
-        tokenizer, template, limits, settings.model_name, dialect, sampling_defaults=sampling_defaults_of(settings)
-    )
+    served = served_model(settings, limits, sampling_defaults_of(settings))
     # Compiled here once, not in the event loop and in each process of a long body.
     with contextlib.suppress(ApiError):
         served.template.render([{"role": "user", "content": "x"}], {})

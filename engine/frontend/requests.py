@@ -17,9 +17,10 @@ import msgspec
 from engine.frontend.dialect import PLAIN, Dialect, Parsing
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.protocol import GenerateBody, parse_body
-from engine.frontend.tokenizer import ChatTemplate
+from engine.frontend.tokenizer import ChatTemplate, load_tokenizer
 from engine.limits import Limits
 from engine.messages import Generate, Grammar, SamplingParams
+from engine.settings import ServerSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -91,6 +92,13 @@ class ServedModel:
     def longest_text_chars(self) -> int:
         """No longer text can have as few tokens as the context has room for."""
         return self.longest_token_chars * self.limits.context_length
+
+
+def served_model(settings: ServerSettings, limits: Limits, sampling_defaults: Mapping[str, float]) -> ServedModel:
+    """The model of these settings. Raises CheckpointError when its folder has no tokenizer that works."""
+    tokenizer, template = load_tokenizer(settings)
+    dialect = Dialect.of(settings, template.text)
+    return ServedModel(tokenizer, template, limits, settings.model_name, dialect, sampling_defaults)
 
 
 def native_order(data: bytes, served: ServedModel) -> Order:

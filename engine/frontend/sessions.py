@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -272,20 +272,16 @@ class Session:
                 return True
             index = len(self._choices)
             message = self._order.messages[index]
-            choice = _Choice(
-                Answer(self._decoder, message, shows_stop=self._order.shows_stop),
-                self._observe(),
-                self._order.grammar_field,
-            )
+            answer, observe = Answer(self._decoder, message, shows_stop=self._order.shows_stop), self._observe()
             try:
-                choice.request = self._sessions.start(message, functools.partial(self._take, index))
+                request = self._sessions.start(message, functools.partial(self._take, index))
             except ApiError:
                 self.abort()
                 raise
-            self._choices.append(choice)
+            self._choices.append(_Choice(request, answer, observe))
             self._unended += 1
             if self._is_called_off:
-                self._sessions.abort(choice.request)
+                self._sessions.abort(request)
             tokens += len(message.prompt_ids)
         return False
 
@@ -425,7 +421,7 @@ class Session:
         choice = self._choices[index]
         stopped_before = choice.answer.stop_found
         try:
-            piece = choice.piece(output)
+            piece = choice.piece(output, self._order.grammar_field)
             pieces = [(index, piece)] if is_shown(piece) else []
         except _TimedOut as exc:
             self._overdue.append((index, exc))
@@ -456,23 +452,20 @@ class _TimedOut(ApiError):
         self.piece = piece
 
 
-class _Choice:
+class _Choice(NamedTuple):
     request: Request
+    answer: Answer
+    observe: Observer
 
-    def __init__(self, answer: Answer, observe: Observer, grammar_field: str | None) -> None:
-        self.answer = answer
-        self._observe = observe
-        self._grammar_field = grammar_field
-
-    def piece(self, output: TokenOutput) -> GenerateAnswer:
+    def piece(self, output: TokenOutput, grammar_field: str | None) -> GenerateAnswer:
         """What is new with an output: text and ids are deltas, counts are totals; the last one has a finish reason.
 
         Raises ApiError when the request was ended by an error or a fault of its own, _TimedOut when its time was over
         before its first token.
         """
-        self._observe(output)
+        self.observe(output)
         if output.finish_reason in FAILURES:
-            raise ApiError.of_failure(output, self._grammar_field)
+            raise ApiError.of_failure(output, grammar_field)
         piece = self.answer.piece(output)
         if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
             raise _TimedOut(output.error or "the time of this request is over", piece)

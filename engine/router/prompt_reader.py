@@ -15,11 +15,9 @@ import msgspec
 
 from engine.errors import ConfigError
 from engine.frontend.body_reader import is_long
-from engine.frontend.dialect import Dialect
 from engine.frontend.errors import ApiError
-from engine.frontend.requests import Order, ServedModel
+from engine.frontend.requests import Order, ServedModel, served_model
 from engine.frontend.routes.generation import GENERATING, ROUTES, orders_of
-from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.messages import salt_key
 from engine.routing.placement import NO_PROMPT, Prompt, chunk_hashes
@@ -46,7 +44,7 @@ class PromptReader:
         """Take the model of an engine. Raises ConfigError for another one than before, or without a tokenizer here."""
         async with self._loading:
             if self._served is None:
-                self._served = await asyncio.to_thread(_served_of, settings, limits)
+                self._served = await asyncio.to_thread(served_model, settings, limits, {})
                 self._orders = orders_of(self._served)
         known = self._served
         for what, value, other in (
@@ -79,11 +77,6 @@ class PromptReader:
             salt=salt_key(first.cache_salt),
         )
         return replace(prompt, tokens=sum(len(message.prompt_ids) for message in order.messages[:: order.n]))
-
-
-def _served_of(settings: ServerSettings, limits: Limits) -> ServedModel:
-    tokenizer, template = load_tokenizer(settings)
-    return ServedModel(tokenizer, template, limits, settings.model_name, Dialect.of(settings, template.text))
 
 
 # A guess that holds for most tokenizers and texts; it only weighs prompts against one another.

@@ -360,15 +360,18 @@ def spelled_logprobs(piece: GenerateAnswer, texts: TokenTexts) -> Shaping[bytes]
 class _Offsets:
     """Where each token of one choice begins in its text; the first at ``begin``."""
 
-    def __init__(self, decoder: Decoder, *, begin: int) -> None:
+    def __init__(self, decoder: Decoder, *, begin: int = 0) -> None:
         self._detokenizer = Detokenizer(decoder)
         self._chars = begin
 
     def before(self, token_id: int) -> int:
         """The offset of the next token, in characters; one inside a character has that character's offset."""
         offset = self._chars
-        self._chars += len(self._detokenizer.push(token_id))
+        self._chars += len(self._text_of(token_id))
         return offset
+
+    def _text_of(self, token_id: int) -> str:
+        return self._detokenizer.push(token_id)
 
 
 def _entries(piece: GenerateAnswer) -> tuple[OutputLogprob, ...]:
@@ -398,25 +401,21 @@ class _OfPrompt(NamedTuple):
     ranked: RankedPrompt | msgspec.UnsetType
 
 
-class EchoOffsets:
+class EchoOffsets(_Offsets):
     """Where each token of one prompt begins in its text, whose end is that of the last."""
 
     def __init__(self, decoder: Decoder, texts: TokenTexts, echo: str) -> None:
-        self._detokenizer = Detokenizer(decoder)
+        super().__init__(decoder)
         self._texts = texts
         self._echo = echo
-        self._chars = 0
 
-    def before(self, token_id: int) -> int:
-        """The offset of the next token, in characters."""
-        offset = self._chars
-        text = self._detokenizer.push(token_id)
+    def _text_of(self, token_id: int) -> str:
+        text = super()._text_of(token_id)
         if not text:
             # A special token has text only where its client spelled it out.
             spelled = self._texts.text_of(token_id)
-            text = spelled if self._echo.startswith(spelled, offset) else ""
-        self._chars = min(offset + len(text), len(self._echo))
-        return offset
+            text = spelled if self._echo.startswith(spelled, self._chars) else ""
+        return text[: len(self._echo) - self._chars]
 
 
 def echoed(piece: GenerateAnswer, most: int, texts: TokenTexts, offsets: EchoOffsets) -> Shaping[_Columns]:

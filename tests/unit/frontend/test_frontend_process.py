@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from engine.errors import ProcessDiedError
-from engine.frontend import process
+from engine.frontend import process, requests
 from engine.frontend.forked_work import ForkedWork
 from engine.frontend.requests import ServedModel
 from engine.frontend.tokenizer import ChatTemplate
@@ -282,7 +282,7 @@ def test_a_run_ends_with_its_reader_and_clears_up_after_the_supervisor_alone(
         if died is not None:
             raise ProcessDiedError(died, "so it is")
 
-    monkeypatch.setattr(process, "load_tokenizer", lambda _: (Tokens(), ChatTemplate(cast(Any, Source()))))
+    monkeypatch.setattr(requests, "load_tokenizer", lambda _: (Tokens(), ChatTemplate(cast(Any, Source()))))
     monkeypatch.setattr(ForkedWork, "start", lambda *_, **__: reading)
     monkeypatch.setattr(process, "_serve", serve)
     monkeypatch.setattr(process, "_clear_up", lambda *_: clearing.append(1))
