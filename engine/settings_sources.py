@@ -11,17 +11,9 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import yaml
-from pydantic import create_model
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    JsonConfigSettingsSource,
-    TomlConfigSettingsSource,
-    YamlConfigSettingsSource,
-)
 
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
@@ -37,17 +29,11 @@ _OF_OTHERS = re.compile(
     rf"{ENVIRONMENT_PREFIX}(SERVE_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
 
-# The library's sources ask a settings class for its fields; it is never made an instance of.
-_FIELDS = create_model(
-    "ServerFields",
-    __base__=BaseSettings,
-    **{name: (field.annotation, field) for name, field in ServerSettings.model_fields.items()},  # type: ignore[call-overload]
-)
-_READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    ".toml": lambda path: TomlConfigSettingsSource(_FIELDS, toml_file=path)(),
-    ".yaml": lambda path: YamlConfigSettingsSource(_FIELDS, yaml_file=path)(),
-    ".yml": lambda path: YamlConfigSettingsSource(_FIELDS, yaml_file=path)(),
-    ".json": lambda path: JsonConfigSettingsSource(_FIELDS, json_file=path)(),
+_READERS: Final[Mapping[str, Callable[[BinaryIO], Any]]] = {
+    ".toml": tomllib.load,
+    ".yaml": yaml.safe_load,
+    ".yml": yaml.safe_load,
+    ".json": json.load,
 }
 _UNREADABLE = (OSError, ValueError, TypeError, tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError)
 
@@ -108,9 +94,9 @@ def _environment_source(environment: Mapping[str, str]) -> _Source:
         near = nearest(variable.upper(), _ours(), cutoff=NEARLY_OURS)
         if near is not None:
             raise ConfigError(f"{variable} must be spelled {near} to be read, or be renamed to be left alone")
-    source = EnvSettingsSource(_FIELDS, env_prefix=ENVIRONMENT_PREFIX, case_sensitive=False)
-    source.env_vars = {name.lower(): text.strip() for name, text in environment.items() if text.strip()}
-    return _Source(source(), _variable, _variable)
+    given = {name.upper(): text.strip() for name, text in environment.items() if text.strip()}
+    values = {name: given[_variable(name)] for name in ServerSettings.model_fields if _variable(name) in given}
+    return _Source(values, _variable, _variable)
 
 
 def _standard_source(environment: Mapping[str, str]) -> _Source:
@@ -160,11 +146,15 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"the configuration file must exist, got {path}; check --config and {CONFIG_VARIABLE}")
     try:
-        return reader(path)
+        with path.open("rb") as file:
+            values = reader(file) or {}
+        if isinstance(values, dict):
+            return values
+        why = f"it is a {type(values).__name__}"
     except _UNREADABLE as exc:
         why = " ".join(str(exc).split())
-        rule = f"must be readable {path.suffix[1:]} with one value a field"
-        raise ConfigError(f"{path} {rule}, but: {why}; correct it there") from exc
+    rule = f"must be readable {path.suffix[1:]} with one value a field"
+    raise ConfigError(f"{path} {rule}, but: {why}; correct it there")
 
 
 def _with_origin(line: str, set_by: Mapping[str, _Source]) -> str:

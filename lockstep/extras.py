@@ -23,7 +23,6 @@ _MODULES: Final = frozenset(
         "httpx",
         "huggingface_hub",
         "prometheus_client",
-        "pydantic_settings",
         "safetensors",
         "starlette",
         "tokenizers",

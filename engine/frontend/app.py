@@ -16,10 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from engine import __version__
 from engine.clock import MonotonicClock
 from engine.frontend.auth import Access, HostCheck
-from engine.frontend.body_reader import BodyReader, BodyWork, LongBodies
+from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
+from engine.frontend.forked_work import BodyWork, LongBodies
 from engine.frontend.grammar_check import GrammarCheck, grammar_works
 from engine.frontend.metrics import Metrics
 from engine.frontend.prefill_bodies import PREFILL

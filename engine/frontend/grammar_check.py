@@ -14,9 +14,15 @@ from typing import Final
 import msgspec
 
 from engine.clock import Clock
-from engine.frontend.body_reader import BodyWork, LongBodies
 from engine.frontend.errors import ApiError
-from engine.frontend.forked_work import CHECK_LIMIT_S, MEMORY_BYTES, WorkLostError, WorkTooLargeError
+from engine.frontend.forked_work import (
+    CHECK_LIMIT_S,
+    MEMORY_BYTES,
+    BodyWork,
+    LongBodies,
+    WorkLostError,
+    WorkTooLargeError,
+)
 from engine.frontend.requests import Order
 from engine.grammar.source import Fault, fault_of
 from engine.limits import Limits

@@ -24,11 +24,10 @@ from engine.clock import MonotonicClock
 from engine.errors import CheckpointError, ProcessDiedError
 from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
-from engine.frontend.body_reader import LONG_BODY_BYTES, LongBodies, body_work
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_resource_errors
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
-from engine.frontend.forked_work import ForkedWork
+from engine.frontend.forked_work import LONG_BODY_BYTES, ForkedWork, LongBodies, body_work
 from engine.frontend.grammar_check import import_grammars
 from engine.frontend.invalid_body import invalid_body
 from engine.frontend.kv_events import KvEvents

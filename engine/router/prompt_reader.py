@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from engine.errors import ConfigError
-from engine.frontend.body_reader import is_long
 from engine.frontend.errors import ApiError
+from engine.frontend.forked_work import is_long
 from engine.frontend.requests import Order, ServedModel, served_model
 from engine.frontend.routes.generation import GENERATING, ROUTES, orders_of
 from engine.limits import Limits

@@ -32,9 +32,9 @@ from engine import EngineConfig
 from engine.errors import EngineError
 from engine.frontend.app import build_app
 from engine.frontend.auth import Access
-from engine.frontend.body_reader import LongBodies
 from engine.frontend.dialect import PLAIN
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.forked_work import LongBodies
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import ChatTemplate

@@ -25,11 +25,12 @@ from engine.frontend.anthropic import (
     MessageShape,
     message_order,
 )
-from engine.frontend.body_reader import BodyReader, BodyWork, LongBodies, is_long, unless_gone, until_gone
+from engine.frontend.body_reader import BodyReader, unless_gone, until_gone
 from engine.frontend.description import Description
 from engine.frontend.dialect import Parsing
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.forked_work import BodyWork, LongBodies, is_long
 from engine.frontend.grammar_check import GrammarCheck
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer

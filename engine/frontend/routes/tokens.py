@@ -15,8 +15,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, JsonValue
 
 from engine.frontend.anthropic import CountTokensBody, MessagesError, TokenCount, token_count
-from engine.frontend.body_reader import BodyReader, BodyWork, LongBodies, is_long, unless_gone
+from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
+from engine.frontend.forked_work import BodyWork, LongBodies, is_long
 from engine.frontend.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatMessageBody, ToolBody, template_arguments_in
 from engine.frontend.openai.requests import requested_lora
 from engine.frontend.protocol import NullableBody, RuledBody, TokenIds, parse_body

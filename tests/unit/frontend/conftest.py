@@ -16,9 +16,9 @@ from real_servers import RealServer, running
 
 from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
-from engine.frontend.body_reader import Ask, LongBodies, body_work
 from engine.frontend.dialect import PLAIN, Dialect
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.forked_work import Ask, LongBodies, body_work
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import ChatTemplate

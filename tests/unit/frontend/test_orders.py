@@ -13,10 +13,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
-from engine.frontend.body_reader import LONG_BODY_BYTES, LongBodies, body_work
 from engine.frontend.dialect import Dialect
 from engine.frontend.errors import ApiError
-from engine.frontend.forked_work import WorkLostError
+from engine.frontend.forked_work import LONG_BODY_BYTES, LongBodies, WorkLostError, body_work
 from engine.frontend.process import sampling_defaults_of
 from engine.frontend.protocol import GenerateBody
 from engine.frontend.requests import Order, ServedModel, request_of, unpacked

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.frontend import protocol
-from engine.frontend.body_reader import LONG_BODY_BYTES, is_long
+from engine.frontend.forked_work import LONG_BODY_BYTES, is_long
 from engine.frontend.openai import bodies, requests
 from engine.frontend.requests import ServedModel
 from engine.frontend.tokenizer import ChatTemplate

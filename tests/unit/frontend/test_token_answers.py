@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from engine.frontend.body_reader import LONG_BODY_BYTES
-from engine.frontend.forked_work import WorkLostError
+from engine.frontend.forked_work import LONG_BODY_BYTES, WorkLostError
 from engine.frontend.request_log import REQUEST_ID_HEADER
 
 TEXT = "x" * 6000
