@@ -23,12 +23,12 @@ import typer.core
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from lockstep.broken_rules import nearest
 from engine.cli.foreign_flags import translated
 from engine.config import ELSEWHERE
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import TracedSettings, trace_settings, unread_variables
+from lockstep.broken_rules import nearest
 from lockstep.errors import UnwritableFileError
 
 EXIT_USAGE = 2
