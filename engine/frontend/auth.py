@@ -86,15 +86,17 @@ def _require_key(request: Request, *keys: SecretStr | None) -> None:
         # As clients of the Anthropic protocol send it.
         given = request.headers.get("x-api-key", "")
     if not given:
-        raise ApiError.unauthenticated(
-            "the request must send a key as 'Authorization: Bearer KEY', but has none; add the header"
+        raise ApiError(
+            ErrorType.UNAUTHENTICATED,
+            "the request must send a key as 'Authorization: Bearer KEY', but has none; add the header",
         )
     # Every key is compared, so that the time says nothing about which one was nearly right.
     sent = given.strip().encode()
     matches = [hmac.compare_digest(sent, key.get_secret_value().encode()) for key in keys if key is not None]
     if not any(matches):
-        raise ApiError.unauthenticated(
-            "the key must be one of this server's for this route, but it is not; ask its operator for one"
+        raise ApiError(
+            ErrorType.UNAUTHENTICATED,
+            "the key must be one of this server's for this route, but it is not; ask its operator for one",
         )
 
 

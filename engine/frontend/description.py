@@ -85,7 +85,13 @@ class Description:
             }
         if query:
             operation["parameters"] = [
-                {"name": name, "in": "query", "required": False, "description": text, "schema": _number(maximum)}
+                {
+                    "name": name,
+                    "in": "query",
+                    "required": False,
+                    "description": text,
+                    "schema": {"type": "number", "minimum": 0, "maximum": maximum},
+                }
                 for name, maximum, text in query
             ]
         return {"openapi_extra": operation, "response_class": Response, "tags": [tag]}
@@ -139,7 +145,3 @@ class Description:
         overlap = defined.keys() & given.keys()
         assert not overlap, f"a body and an answer must not share a name, got {sorted(overlap)}"
         return defined | given
-
-
-def _number(maximum: float) -> dict[str, Any]:
-    return {"type": "number", "minimum": 0, "maximum": maximum}

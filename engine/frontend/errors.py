@@ -143,11 +143,6 @@ class ApiError(Exception):
         return cls(ErrorType.INVALID, message, param=param, code=CONTEXT_CODE)
 
     @classmethod
-    def unauthenticated(cls, message: str) -> ApiError:
-        """A key that is missing or wrong: 401."""
-        return cls(ErrorType.UNAUTHENTICATED, message)
-
-    @classmethod
     def unavailable(cls, message: str) -> ApiError:
         """A server that is not up yet, going down, or broken: 503."""
         return cls(ErrorType.UNAVAILABLE, message)

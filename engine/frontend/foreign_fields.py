@@ -144,17 +144,15 @@ def without_neutral(data: Any, known: Container[str], fields: Iterable[ForeignFi
     found = {field.name: field for field in fields if field.reason and field.name in data and field.name not in known}
     for name, field in found.items():
         value = data[name]
-        if value is not None and not any(_is_same(value, neutral) for neutral in field.neutral):
+        # True is no 1 here.
+        same = [one for one in field.neutral if value == one and isinstance(value, bool) == isinstance(one, bool)]
+        if value is not None and not same:
             raise FieldError(
                 name,
                 f"{name} ({field.servers}) is taken only as {_words((None, *field.neutral))}, got "
                 f"{_shown.repr(value)}: {field.reason}; or leave it out",
             )
     return {name: value for name, value in data.items() if name not in found} if found else data
-
-
-def _is_same(value: Any, neutral: Any) -> bool:
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _words(values: tuple[Any, ...]) -> str:

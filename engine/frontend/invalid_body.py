@@ -118,16 +118,13 @@ def _meant(name: str, owner: type[BaseModel]) -> str:
     """The remedy for a field that a body does not have: what it is called there, where it belongs, or all fields."""
     fields = _fields_of(owner)
     called = next((other for other in SYNONYMS.get(name, ()) if other in fields), None)
-    homes = [home for home, field in fields.items() for kind in _branches(field.annotation) if _has(kind, name)]
+    kinds = [(home, kind) for home, field in fields.items() for kind in _branches(field.annotation) if _is_body(kind)]
+    homes = [home for home, kind in kinds if name in _fields_of(kind)]
     if called is None and homes:
         return f"it is a field of {homes[0]}"
     if called is None and name in WRAPPERS:
         return "what is in it are fields of the body itself; send them there"
     return did_you_mean(name, fields) if called is None else f"did you mean {called!r}?"
-
-
-def _has(kind: Any, name: str) -> bool:
-    return _is_body(kind) and name in _fields_of(kind)
 
 
 def _measured(error: ErrorDetails) -> str:

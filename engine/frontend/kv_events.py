@@ -95,7 +95,9 @@ class KvEvents:
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer those who missed something, while the loop runs."""
         if self._replay is not None:
-            loop.add_reader(self._descriptor, self._answer)
+            descriptor = self._replay.getsockopt(zmq.FD)
+            assert isinstance(descriptor, int), "the descriptor of a ZMQ socket is a number"
+            loop.add_reader(descriptor, self._answer)
             loop.call_soon(self._answer)
 
     def close(self) -> None:
@@ -104,13 +106,6 @@ class KvEvents:
             if opened is not None:
                 opened.close(linger=0)
         self._context.term()
-
-    @property
-    def _descriptor(self) -> int:
-        assert self._replay is not None
-        descriptor = self._replay.getsockopt(zmq.FD)
-        assert isinstance(descriptor, int), "the descriptor of a ZMQ socket is a number"
-        return descriptor
 
     def _bound(self, kind: int, endpoint: str, setting: str) -> zmq.Socket[bytes] | None:
         if not endpoint:

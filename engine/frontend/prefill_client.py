@@ -15,7 +15,7 @@ import httpx
 
 from engine.frontend.peer import Peer, load_in, words_of
 from engine.frontend.prefill_bodies import PREFILL
-from engine.messages import ClientMessage, PrefillDropped, PrefillFailed, PrefillWanted
+from engine.messages import ClientMessage, PrefillDropped, PrefillWanted
 from engine.routing.prefills import Prefills
 from engine.settings import ServerSettings
 
@@ -100,20 +100,16 @@ class PrefillClient:
         except (httpx.HTTPError, OSError) as exc:
             failed = self.prefills.failed(wanted.transfer, f"is gone ({type(exc).__name__})")
         else:
-            failed = self._answered(wanted.transfer, answer)
+            failed = None
+            if answer.status_code != httpx.codes.OK:
+                why = f"refused a prompt ({answer.status_code}): {words_of(answer.text)[:_MAX_SHOWN_CHARS]}"
+                failed = self.prefills.failed(wanted.transfer, why, answer.status_code)
+            elif (took_s := self.prefills.answered(wanted.transfer)) is not None:
+                self.observe(took_s)
         self._calls.pop(wanted.transfer, None)
         if failed is not None:
             self._send(failed)
         self._tell_news()
-
-    def _answered(self, transfer: int, answer: httpx.Response) -> PrefillFailed | None:
-        if answer.status_code != httpx.codes.OK:
-            why = f"refused a prompt ({answer.status_code}): {words_of(answer.text)[:_MAX_SHOWN_CHARS]}"
-            return self.prefills.failed(transfer, why, answer.status_code)
-        took_s = self.prefills.answered(transfer)
-        if took_s is not None:
-            self.observe(took_s)
-        return None
 
     def _body(self, wanted: PrefillWanted) -> dict[str, Any]:
         return {

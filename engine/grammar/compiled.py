@@ -208,10 +208,8 @@ class GrammarCompiler:
                     self._is_running = False
                     return
                 grammar_id, grammar = self._open.popleft()
-            self._answer(_ready(grammar_id, self._grammars.compile(grammar_id, grammar)))
-
-
-def _ready(grammar_id: int, error: GrammarError | None) -> GrammarReady:
-    if error is None:
-        return GrammarReady(grammar_id=grammar_id)
-    return GrammarReady(grammar_id=grammar_id, error=str(error), reason=error.reason)
+            error = self._grammars.compile(grammar_id, grammar)
+            if error is None:
+                self._answer(GrammarReady(grammar_id=grammar_id))
+            else:
+                self._answer(GrammarReady(grammar_id=grammar_id, error=str(error), reason=error.reason))

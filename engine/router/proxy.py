@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import httpx
 import msgspec
 
-from engine.frontend.errors import ApiError, ErrorBody
+from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.peer import Peer, load_in
 from engine.routing.placement import NO_PROMPT, Prompt
 from engine.settings import ServerSettings
@@ -129,7 +129,7 @@ class EngineProxy:
         except httpx.HTTPError as exc:
             raise ApiError.unavailable(f"does not describe itself ({type(exc).__name__})") from exc
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise ApiError.unauthenticated("asks the router for a key; set ENGINE_API_KEY to its own")
+            raise ApiError(ErrorType.UNAUTHENTICATED, "asks the router for a key; set ENGINE_API_KEY to its own")
         if answer.status_code != httpx.codes.OK:
             raise ApiError.unavailable(f"does not describe itself ({answer.status_code})")
         return dict(answer.json())

@@ -242,9 +242,6 @@ class PrefixIndex:
     def size(self, replica: str) -> int:
         return len(self._chunks.get(replica, ()))
 
-    def __len__(self) -> int:
-        return sum(map(len, self._chunks.values()))
-
     def _drop_holder(self, chunk: int, replica: str) -> None:
         holders = self._holders[chunk]
         holders.remove(replica)
@@ -299,14 +296,6 @@ class Rules:
         return max(fleet.total_weight * self.balance_percent // (100 * fleet.available), mean + self.balance_slack)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A replica, and how many chunks of the request's prefix it probably holds."""
-
-    replica: str
-    held_chunks: int
-
-
 class Refused(Enum):
     """Why there is no replica for a request."""
 
@@ -323,8 +312,10 @@ def choose(
     held: Mapping[str, int] | None = None,
     left_out: Collection[str] = (),
     seed: int = 0,
-) -> Choice | Refused:
-    """The replica for a prompt with these chunk hashes. Equal inputs, equal choices; nothing is changed.
+) -> tuple[str, int] | Refused:
+    """The replica for a prompt with these chunk hashes, and how many of them it probably holds.
+
+    Equal inputs, equal choices; nothing is changed.
 
     ``held`` are the chunks that replicas have by their own words; the others are looked up in the index.
 
@@ -335,7 +326,7 @@ def choose(
     if fleet.available and not rules.by_prefix:
         next_one = fleet.longest_without(left_out)
         if next_one is not None:
-            return Choice(next_one, 0)
+            return next_one, 0
     elif fleet.available:
         heaviest = rules.heaviest(fleet)
         for length, holders in _longest_first(chain, index, held or {}):
@@ -346,10 +337,10 @@ def choose(
                 if name not in left_out and fleet.can_take(name) and fleet.weight(name) <= heaviest
             ]
             if fit:
-                return Choice(min(fit, key=fleet.rank), length)
+                return min(fit, key=fleet.rank), length
         least = fleet.least_loaded(left_out)
         if least is not None:
-            return Choice(least, 0)
+            return least, 0
     accepting = any(fleet.accepts(name) for name in fleet.names if name not in left_out)
     return Refused.FULL if accepting else Refused.NONE
 
@@ -487,16 +478,17 @@ class Placement:
         choice = choose(
             prompt.chain, self.fleet, self.index, self._rules, held=held, left_out=left_out, seed=self._seed
         )
-        if not isinstance(choice, Choice):
+        if isinstance(choice, Refused):
             return choice
-        to_compute = max(0, prompt.tokens - choice.held_chunks * prompt.tokens_a_chunk)
-        report_number = self.fleet.sent(choice.replica, to_compute)
-        followed = told.get(choice.replica)
+        replica, held_chunks = choice
+        to_compute = max(0, prompt.tokens - held_chunks * prompt.tokens_a_chunk)
+        report_number = self.fleet.sent(replica, to_compute)
+        followed = told.get(replica)
         if followed is None:
-            self.index.add(choice.replica, prompt.chain)
-            return Ticket(choice.replica, choice.held_chunks, to_compute, report_number)
-        followed.flying.update(prompt.chain)
-        return Ticket(choice.replica, choice.held_chunks, to_compute, report_number, prompt.chain)
+            self.index.add(replica, prompt.chain)
+        else:
+            followed.flying.update(prompt.chain)
+        return Ticket(replica, held_chunks, to_compute, report_number, () if followed is None else prompt.chain)
 
     def ended(self, ticket: Ticket) -> None:
         """Take a request's end into account, whatever it was."""

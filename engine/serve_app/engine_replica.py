@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import ray
 from ray import serve
@@ -30,7 +30,7 @@ _GRACE_S: Final = 5.0
 
 
 class OwnServer:
-    """A running server. A context manager; ``close()`` ends it and removes its folder."""
+    """A running server. ``close()`` ends it and removes its folder."""
 
     def __init__(self, settings: ServerSettings) -> None:
         """Start it and wait until it is ready. Raises StartupError, with the cause."""
@@ -40,7 +40,9 @@ class OwnServer:
         if settings.radix_cache:
             ends = {f"kv_events{end}": f"ipc://{self._folder}/kv{end}" for end in ("_endpoint", "_replay_endpoint")}
             settings = settings.model_copy(update={"kv_events": True, **ends})
-        self._settings = settings
+        self._drain_s = settings.drain_timeout_s + _GRACE_S
+        # Where its KV events are published and asked for again, on this node; empty where there are none.
+        self.kv_endpoints = settings.kv_events_endpoint, settings.kv_events_replay_endpoint
         try:
             self._server = self._parent.serve(settings, self._folder, _LOG, remove_private_dir=True)
             serving = self._server.wait_ready(settings.start_timeout_s)
@@ -53,22 +55,12 @@ class OwnServer:
             self._end()
             raise
         self.base_url = serving.base_url
-        self.pids = serving.pids
-
-    @property
-    def kv_endpoints(self) -> tuple[str, str]:
-        """Where its KV events are published and asked for again, on this node; empty where there are none."""
-        return self._settings.kv_events_endpoint, self._settings.kv_events_replay_endpoint
-
-    def fileno(self) -> int:
-        """Readable when the server is gone."""
-        return self._server.fileno()
 
     def drain(self) -> None:
         """Let live requests end, within the server's own bound; take no more. Returns when it has ended."""
         self._server.drain()
         try:
-            self._server.wait(self._settings.drain_timeout_s + _GRACE_S)
+            self._server.wait(self._drain_s)
         except TimeoutError:
             self._server.kill()
 
@@ -80,12 +72,6 @@ class OwnServer:
     def _end(self) -> None:
         self._parent.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
 
 class EngineReplica:

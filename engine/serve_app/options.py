@@ -80,7 +80,9 @@ def read_options(
     try:
         options = AppOptions.model_validate(variables | given)
     except ValidationError as exc:
-        raise ConfigError("; ".join(map(_sentence, exc.errors()))) from exc
+        raise ConfigError(
+            "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in exc.errors())
+        ) from exc
     engines = {name: value for name, value in arguments.items() if name not in fields}
     settings = read_settings(engines, environment)
     if settings.role != "both":
@@ -100,8 +102,3 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
         if variable.startswith(VARIABLE_PREFIX) and variable not in named:
             raise ConfigError(f"{variable} is no option of the application; those are {', '.join(named)}")
     return {name: environment[variable] for variable, name in named.items() if environment.get(variable)}
-
-
-def _sentence(error: Any) -> str:
-    name = ".".join(map(str, error["loc"]))
-    return f"{name}: {error['msg']}, got {error['input']!r}"
