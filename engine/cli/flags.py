@@ -32,6 +32,7 @@ from lockstep.broken_rules import nearest
 from lockstep.errors import UnwritableFileError
 
 EXIT_USAGE = 2
+CONFIG_HELP = "file that sets fields, by its ending toml, yaml or json"
 # Flags that may be given several times, for fields whose values are separated by commas.
 REPEATED = ("lora", "prefill_engines")
 
@@ -56,8 +57,8 @@ def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
         command(traced)
 
     parameters = [
-        _model_argument(),
-        _config_flag(),
+        _parameter("path", str | None, typer.Argument(metavar="MODEL", help="the same as --model", show_default=False)),
+        _parameter("config", Path | None, typer.Option("--config", help=CONFIG_HELP, metavar="FILE")),
         *(_flag(name, field) for name, field in ServerSettings.model_fields.items()),
     ]
     run.__doc__ = command.__doc__
@@ -81,17 +82,8 @@ def warn_of_unread_variables() -> None:
     sys.stderr.write("".join(f"warning: {sentence}\n" for sentence in unread_variables(os.environ)))
 
 
-def _model_argument() -> inspect.Parameter:
-    info = typer.Argument(metavar="MODEL", help="the same as --model", show_default=False)
-    return inspect.Parameter(
-        "path", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info]
-    )
-
-
-def _config_flag() -> inspect.Parameter:
-    info = typer.Option("--config", help="file that sets fields, by its ending toml, yaml or json", metavar="FILE")
-    annotation = Annotated[Path | None, info]
-    return inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -111,8 +103,7 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
         show_default=False,
         metavar=kind_of(field) or None,
     )
-    annotation = Annotated[kind, info]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return _parameter(name, kind, info)
 
 
 # The field that each group begins with, in the order in which the settings define their fields.

@@ -137,17 +137,12 @@ class HostCheck:
             is_held = self._everywhere or _is_loopback((scope.get("server") or ("",))[0])
             name = _name_of(host or "")
             if is_held and host is not None and name not in self._hosts and not _is_loopback(name):
-                await error_answer(_refusal(host), scope["path"])(scope, receive, send)
+                words = "the Host of a request must name this server, which listens on loopback, got"
+                remedy = "use the address that the server was started with, or name the host in --allowed-hosts"
+                error = ApiError(ErrorType.CLOSED, f"{words} {host!r}; {remedy}")
+                await error_answer(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-
-def _refusal(host: str) -> ApiError:
-    return ApiError(
-        ErrorType.CLOSED,
-        f"the Host of a request must name this server, which listens on loopback, got {host!r}; use the address that "
-        "the server was started with, or name the host in --allowed-hosts",
-    )
 
 
 def _name_of(host: str) -> str:

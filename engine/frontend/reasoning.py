@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+from abc import ABC, abstractmethod
 
 import msgspec
 
@@ -100,17 +101,17 @@ def reasoning_start(parser: str, prompt: str) -> ReasoningStart | None:
     return ReasoningStart.ASSUMED if parser == DEEPSEEK_R1 else ReasoningStart.MARKED
 
 
-class ReasoningSplitter:
-    """Splits one answer's text. What comes out does not depend on how the text is cut."""
+class PartReader(ABC):
+    """Finds the parts of one answer's text. What comes out does not depend on how the text is cut."""
 
-    def __init__(self, start: ReasoningStart) -> None:
-        self._start = start
+    def __init__(self) -> None:
         self._text = IncomingText()
-        self._parts: list[Part] = []
-        self._held = ""
+        # Those that are certain, since the last call.
+        self._found: list[Part] = []
         self._reader = self._read()
 
     def push(self, text: str) -> list[Part]:
+        """Take text in, give the parts that are certain out."""
         self._text.feed(text)
         return self._advance()
 
@@ -121,8 +122,22 @@ class ReasoningSplitter:
 
     def _advance(self) -> list[Part]:
         next(self._reader, None)
-        parts, self._parts = self._parts, []
-        return parts
+        found = self._found.copy()
+        self._found.clear()
+        return found
+
+    @abstractmethod
+    def _read(self) -> Reading[None]:
+        """Read everything there is."""
+
+
+class ReasoningSplitter(PartReader):
+    """Splits reasoning from what comes after it."""
+
+    def __init__(self, start: ReasoningStart) -> None:
+        super().__init__()
+        self._start = start
+        self._held = ""
 
     def _read(self) -> Reading[None]:
         text = self._text
@@ -142,7 +157,7 @@ class ReasoningSplitter:
         text = self._held + text
         shown = text.rstrip()
         self._held = text[len(shown) :]
-        appended(self._parts, Reasoning(shown))
+        appended(self._found, Reasoning(shown))
 
     def _say(self, text: str) -> None:
-        appended(self._parts, Content(text))
+        appended(self._found, Content(text))

@@ -86,6 +86,7 @@ class Stage(IntEnum):
 
 # Why an engine takes no requests that is not known to be as acts have left it.
 OWED: Final = "is not yet as the operators' last call left the others"
+SLOW: Final = "has not yet answered the last call"
 Message = Ask | Outcome
 # The pause around a flush or an update: no engine has requests then, so no mode differs.
 STOP_MODE: Final = "in_place"
@@ -155,10 +156,6 @@ class Operators:
         """Why an engine takes no requests, empty when it may."""
         return OWED if self._engines[name].owed else ""
 
-    def _why_not_now(self, name: str) -> str:
-        has_asked = self._engines[name].asked is not None
-        return self.why_not(name) or ("has not yet answered the last call" if has_asked else "")
-
     # -- events --
 
     def begin(self, order: Order, away: Mapping[str, str]) -> list[Message]:
@@ -166,7 +163,8 @@ class Operators:
         if self._act is not None:
             words = f"{order.verb} refused: a {self._act.order.verb} of all engines is in progress; ask again"
             return [Outcome(is_done=False, words=words)]
-        away = {name: self._why_not_now(name) for name in self._engines if self._why_not_now(name)} | dict(away)
+        why_not = {name: self.why_not(name) or (SLOW if one.asked else "") for name, one in self._engines.items()}
+        away = {name: why for name, why in why_not.items() if why} | dict(away)
         if away:
             causes = "; ".join(f"{name} {why}" for name, why in away.items())
             words = f"{order.verb} refused: every engine must take requests, but {causes}; nothing was changed"

@@ -20,16 +20,13 @@ Properties = Mapping[str, Mapping[str, Any]]
 
 
 class CallParts:
-    def __init__(self) -> None:
-        self._parts: list[Part] = []
+    """Adds what is certain to ``parts``."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
         self._space = ""
         self._said = False
         self._called = False
-
-    def take(self) -> list[Part]:
-        """The parts that are certain, since the last call."""
-        parts, self._parts = self._parts, []
-        return parts
 
     def say(self, text: str) -> None:
         """Add content. Whitespace at its end waits for what follows."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import ClassVar, Final
 
-from engine.frontend.incoming_text import IncomingText, Reading
-from engine.frontend.reasoning import Part
+from engine.frontend.incoming_text import Reading
+from engine.frontend.reasoning import Part, PartReader
 from engine.frontend.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.tools.call_parser import (
     SPACE,
@@ -30,8 +29,8 @@ from engine.frontend.tools.call_parser import (
 _BETWEEN = re.compile(r"[\s,;}]*")
 
 
-class CallParser(ABC):
-    """Finds the calls in one answer's text. What comes out does not depend on how the text is cut.
+class CallParser(PartReader):
+    """Finds the calls in one answer's text.
 
     ``tools`` are the names of the tools that the model was given, ``properties`` the schemas of each one's arguments.
     """
@@ -47,11 +46,10 @@ class CallParser(ABC):
     """True when it depends on the schemas of the arguments what a model has written."""
 
     def __init__(self, tools: Collection[str], properties: Mapping[str, Properties] | None = None) -> None:
+        super().__init__()
         self._tools = frozenset(tools)
         self._properties = properties or {}
-        self._text = IncomingText()
-        self._parts = CallParts()
-        self._reader = self._read()
+        self._parts = CallParts(self._found)
 
     @classmethod
     def form_of(cls, template: str) -> CallForm:  # noqa: ARG003 - some families have an older and a newer way
@@ -63,22 +61,12 @@ class CallParser(ABC):
         """An id for a call, where the model gave none."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
-    def push(self, text: str) -> list[Part]:
-        """Take text in, give the parts that are certain out."""
-        self._text.feed(text)
-        next(self._reader, None)
-        return self._parts.take()
-
     def flush(self) -> list[Part]:
         """The rest, once it is known that no more text comes."""
         self._text.end()
         next(self._reader, None)
         self._parts.close()
-        return self._parts.take()
-
-    @abstractmethod
-    def _read(self) -> Reading[None]:
-        """Read everything there is, in the family's format."""
+        return self._advance()
 
     def _read_objects(self, *, bare: bool = False) -> Reading[None]:
         """Read calls that are objects: one, several, or a list of them. What was marked is given back if none is.

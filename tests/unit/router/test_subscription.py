@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zmq
 
 from engine.frontend.kv_events import KvEvents
 from engine.memory.node import page_keys
@@ -48,7 +49,7 @@ def test_a_picture_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
             # A subscriber is one when the publisher has heard of it; what was not heard is asked for.
             await until(lambda: bool(events.publish([PagesRemoved(keys=KEYS[2:])]) or cache.picture.next > 2))
             await until(lambda: cache.cached_pages(IDS) == 2)
-            loop.remove_reader(events._descriptor)
+            loop.remove_reader(events._replay.getsockopt(zmq.FD))
             events.close()
             await until(lambda: not cache.is_right)
             assert not cache.cached_pages(IDS), "a picture of an earlier life is used"
@@ -65,7 +66,7 @@ def test_a_picture_follows_an_engine_over_its_lives(tmp_path: Path) -> None:
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
-            loop.remove_reader(events._descriptor)
+            loop.remove_reader(events._replay.getsockopt(zmq.FD))
             events.close()
 
     async def bounded() -> None:
