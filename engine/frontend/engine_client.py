@@ -40,7 +40,7 @@ from engine.scheduler_process.inbox import UNBOUNDED
 from engine.stats import EngineStats
 
 if TYPE_CHECKING:
-    from engine.frontend.prefill_client import PrefillClient
+    from engine.frontend.peers import PrefillClient
     from engine.frontend.tracing import Tracing
 
 MAX_OPEN_CALLS = 1024

@@ -17,7 +17,7 @@ from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.errors import ApiError
 from engine.frontend.operator_routes import NoBody, PauseBody, SleepBody, UpdateWeightsBody, require_no_parameters
-from engine.frontend.peer import words_of
+from engine.frontend.peers import words_of
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
 from engine.frontend.routes.administration import MAX_BODY_BYTES
 from engine.router.engines import RoutedEngines, RouterPlan

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from engine.frontend.errors import ApiError, ErrorBody, ErrorType
-from engine.frontend.peer import Peer, load_in
+from engine.frontend.peers import Peer, load_in
 from engine.routing.placement import NO_PROMPT, Prompt
 from engine.settings import ServerSettings
 

@@ -16,7 +16,7 @@ from fake_scheduler import PATIENCE_S, FakeScheduler
 
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
-from engine.frontend.prefill_client import MAX_CALLS, PrefillClient
+from engine.frontend.peers import MAX_CALLS, PrefillClient
 from engine.messages import (
     FinishReason,
     Generate,
@@ -272,7 +272,7 @@ def test_an_engine_that_does_not_answer_is_logged_with_its_cause(act, caplog: py
             while not caplog.records:
                 await asyncio.sleep(0)
             watching.cancel()
-        (record,) = [one for one in caplog.records if one.name == "engine.frontend.prefill_client"]
+        (record,) = [one for one in caplog.records if one.name == "engine.frontend.peers"]
         assert record.levelno == logging.WARNING
         assert f"{AT} is gone (ConnectError)" in record.getMessage()
 
