@@ -35,7 +35,7 @@ from engine.frontend.openai.answers import (
     TopLogprob,
     Usage,
 )
-from engine.frontend.openai.spoken import Begun, BlockKind, Change, Grown, NewChoice, SpokenChoice
+from engine.frontend.openai.spoken import BlockKind, Change, Ended, Grown, NewChoice, SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.frontend.requests import Order, ServedModel
 from engine.frontend.sessions import DONE, Shape, Shaping, finished, listed, spelled
@@ -55,8 +55,8 @@ class Counts:
 
     def note(self, index: int, meta: MetaInfo, choice: SpokenChoice | None = None) -> None:
         self._last[index] = meta
-        if choice is not None and choice.reasoning_tokens is not None:
-            self._reasoning[index] = choice.reasoning_tokens
+        if choice is not None and (reasoning := choice.reasoning_tokens) is not None:
+            self._reasoning[index] = reasoning
 
     def usage(self) -> Usage:
         prompts = [meta for index, meta in self._last.items() if index % self._n == 0]
@@ -197,7 +197,7 @@ class ChatShape(_Shape):
                     index=index,
                     message=_message_of(spoken),
                     logprobs=(yield from self._spelled(answer)),
-                    finish_reason=spoken.finish_reason,
+                    finish_reason=spoken.finish_reason(answer.meta_info.finish_reason),
                     token_ids=self._ids(answer),
                 )
             )
@@ -213,12 +213,15 @@ class ChatShape(_Shape):
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """The role before a choice's first piece, then an event for each piece that shows something."""
         spoken = self._choices[index]
-        self._counts.note(index, piece.meta_info)
         if index not in self._begun:
             self._begun.add(index)
+            self._counts.note(index, piece.meta_info)
             # Whether there will be content is not known yet where an answer may have other parts.
             yield self._delta(index, ChatDelta(role="assistant", content="" if spoken.is_plain else msgspec.UNSET))
-        deltas = [delta for change in spoken.changes(piece) if (delta := _delta_of(change)) is not None]
+        if spoken.is_plain:  # Most streams are, so their text takes no way around.
+            deltas = [ChatDelta(content=piece.text)] if piece.text else []
+        else:
+            deltas = [delta for change in spoken.changes(piece) if (delta := _delta_of(change)) is not None]
         self._counts.note(index, piece.meta_info, spoken)
         logprobs = finished(self._spelled(piece))
         ids = self._ids(piece)
@@ -227,7 +230,8 @@ class ChatShape(_Shape):
         for number, delta in enumerate(deltas):
             yield self._delta(index, delta, logprobs=None if number else logprobs, ids=msgspec.UNSET if number else ids)
         if piece.meta_info.finish_reason is not None:
-            yield self._delta(index, ChatDelta(), finish_reason=spoken.finish_reason)
+            reason = spoken.finish_reason(piece.meta_info.finish_reason)
+            yield self._delta(index, ChatDelta(), finish_reason=reason)
 
     def _delta(
         self,
@@ -275,18 +279,18 @@ def _message_of(spoken: SpokenChoice) -> ChatMessage:
 def _delta_of(change: Change) -> ChatDelta | None:
     """What shows a change; a call's beginning and its arguments are deltas of their own."""
     block = change.block
-    match change:
-        case Begun() if block.kind is BlockKind.CALL:
-            begun = CalledFunctionDelta(name=block.name, arguments="")
-            call = ToolCallDelta(index=block.call_index, id=block.call_id, type="function", function=begun)
-            return ChatDelta(tool_calls=[call])
-        case Grown(text=text) if block.kind is BlockKind.CALL:
-            more = ToolCallDelta(index=block.call_index, function=CalledFunctionDelta(arguments=text))
-            return ChatDelta(tool_calls=[more])
-        case Grown(text=text):
-            return ChatDelta(content=text) if block.kind is BlockKind.TEXT else ChatDelta(reasoning_content=text)
-        case _:
-            return None
+    if isinstance(change, Grown):
+        if block.kind is BlockKind.TEXT:
+            return ChatDelta(content=change.text)
+        if block.kind is BlockKind.REASONING:
+            return ChatDelta(reasoning_content=change.text)
+        more = ToolCallDelta(index=block.call_index, function=CalledFunctionDelta(arguments=change.text))
+        return ChatDelta(tool_calls=[more])
+    if isinstance(change, Ended) or block.kind is not BlockKind.CALL:
+        return None
+    begun = CalledFunctionDelta(name=block.name, arguments="")
+    call = ToolCallDelta(index=block.call_index, id=block.call_id, type="function", function=begun)
+    return ChatDelta(tool_calls=[call])
 
 
 class BlockShape(Shape):

@@ -93,32 +93,40 @@ class SpokenChoice:
         self.blocks: list[Block] = []
         # Why the choice has ended; None while it goes on.
         self.end: FinishReason | None = None
+        self.is_plain = parser is None
         self._parser = parser
         self._new_id = new_id
         self._count_call = count
         self._named = named
         self._end_of_reasoning = end_of_reasoning
-        self._is_open = False
         self._calls = 0
         self._in_call = False
         self._reasoning_ended = False
         self._tokens_of_reasoning = 0
 
-    @property
-    def is_plain(self) -> bool:
-        return self._parser is None
-
     def changes(self, piece: GenerateAnswer, *, says: bool = False) -> Iterator[Change]:
         """What a piece changes, as it is taken in. One that ``says`` more than text does so with an empty text too."""
         self._count_tokens(piece.output_ids)
-        parts = self._parts(piece)
+        parts, blocks = self._parts(piece), self.blocks
         for part in [Content("")] if says and not parts else parts:
-            yield from self._taken(part)
+            if isinstance(part, CallEnded):
+                self._in_call = False
+                self._count_call(True)
+                continue
+            if isinstance(part, CallBegun) or not blocks or blocks[-1].kind is not _KINDS[type(part)]:
+                if blocks:
+                    yield Ended(blocks[-1])
+                blocks.append(self._new_block(part))
+                yield Begun(blocks[-1])
+            if not isinstance(part, CallBegun):
+                blocks[-1].written.append(part.text)
+                yield Grown(blocks[-1], part.text)
         if piece.meta_info.finish_reason is not None:
             if self._in_call:
                 self._count_call(False)
             self.end = piece.meta_info.finish_reason
-            yield from self._ended()
+            if self.blocks:
+                yield Ended(self.blocks[-1])
 
     def take(self, answer: GenerateAnswer, *, says: bool = False) -> Shaping[None]:
         """Take a whole answer in, in parts that are each short enough to be looked through in one turn."""
@@ -135,12 +143,11 @@ class SpokenChoice:
                 continue
             yield
 
-    @property
-    def finish_reason(self) -> str | None:
+    def finish_reason(self, reason: FinishReason | None) -> str | None:
         """Why the choice ended, in the protocol's words. A call that was cut is no reason to answer it."""
-        if self.end is FinishReason.STOP and self._calls and not self._in_call and not self._named:
+        if reason is FinishReason.STOP and self._calls and not self._in_call and not self._named:
             return TOOL_CALLS
-        return self.end
+        return reason
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -148,8 +155,9 @@ class SpokenChoice:
         if self._end_of_reasoning is None:
             return None
         # Reasoning comes before all else.
-        has_reasoned = bool(self.blocks) and self.blocks[0].kind is BlockKind.REASONING
-        return self._tokens_of_reasoning if has_reasoned else 0
+        if not self.blocks or self.blocks[0].kind is not BlockKind.REASONING:
+            return 0
+        return self._tokens_of_reasoning
 
     def is_cut(self, block: Block) -> bool:
         """Whether the answer ended early, in this block."""
@@ -167,42 +175,17 @@ class SpokenChoice:
         self._reasoning_ended = self._end_of_reasoning in ids
         self._tokens_of_reasoning += ids.index(self._end_of_reasoning) + 1 if self._reasoning_ended else len(ids)
 
-    def _taken(self, part: Part) -> Iterator[Change]:
-        match part:
-            case Reasoning(text):
-                yield from self._grown(BlockKind.REASONING, text)
-            case Content(text):
-                yield from self._grown(BlockKind.TEXT, text)
-            case CallBegun(name, call_id):
-                if self._in_call:
-                    self._count_call(False)
-                self._in_call = True
-                call_id = call_id or self._new_id()
-                yield from self._begun(Block(BlockKind.CALL, len(self.blocks), name, call_id, self._calls))
-                self._calls += 1
-            case CallArguments(text):
-                yield from self._grown(BlockKind.CALL, text)
-            case CallEnded():
-                self._in_call = False
-                self._count_call(True)
+    def _new_block(self, part: Reasoning | Content | CallBegun | CallArguments) -> Block:
+        if not isinstance(part, CallBegun):
+            return Block(_KINDS[type(part)], len(self.blocks))
+        if self._in_call:
+            self._count_call(False)
+        self._in_call = True
+        self._calls += 1
+        return Block(BlockKind.CALL, len(self.blocks), part.name, part.id or self._new_id(), self._calls - 1)
 
-    def _grown(self, kind: BlockKind, text: str) -> Iterator[Change]:
-        if not self._is_open or self.blocks[-1].kind is not kind:
-            yield from self._begun(Block(kind, len(self.blocks)))
-        self.blocks[-1].written.append(text)
-        yield Grown(self.blocks[-1], text)
 
-    def _begun(self, block: Block) -> Iterator[Change]:
-        yield from self._ended()
-        self.blocks.append(block)
-        self._is_open = True
-        yield Begun(block)
-
-    def _ended(self) -> Iterator[Change]:
-        if self._is_open:
-            self._is_open = False
-            yield Ended(self.blocks[-1])
-
+_KINDS = {Reasoning: BlockKind.REASONING, Content: BlockKind.TEXT, CallArguments: BlockKind.CALL}
 
 # Makes what takes a choice apart.
 NewChoice = Callable[[], SpokenChoice]
