@@ -7,7 +7,7 @@ from ci.batches import Batch, Cut
 from ci.commands import Explore, RerunTest
 from ci.github import WorkflowRun
 from ci.quoting import quoted
-from ci.results import FileResult, RunResult, TestOutcome
+from ci.results import FileResult, RunResult
 
 FAILURES_SHOWN_MAX = 20
 TARGETS_SHOWN_MAX = 20
@@ -84,17 +84,9 @@ def _locally(command: str) -> list[str]:
 
 def _failures(file: FileResult) -> list[str]:
     """Return a row for each test that failed, or one for a file that ended without a verdict."""
-    names: dict[str, list[bool]] = {}
-    errors: dict[str, str] = {}
-    for test in file.tests:
-        is_failure = test.outcome is TestOutcome.FAILED
-        names.setdefault(test.name, []).append(is_failure)
-        if is_failure:
-            errors[test.name] = test.error
     rows = [
-        f"| {_cell(f'{file.path}::{name}')} | {sum(runs)} | {len(runs)} | {_cell(errors[name])} |"
-        for name, runs in names.items()
-        if any(runs)
+        f"| {_cell(f'{file.path}::{name}')} | {len(errors)} | {runs} | {_cell(errors[-1])} |"
+        for name, (runs, errors) in file.failed_tests.items()
     ]
     return rows or [f"| {_cell(file.path)} | | | {_cell(str(file.status))} |"]
 

@@ -150,25 +150,17 @@ def _rerun_test(usage: str, arguments: list[str], options: Options) -> Command:
     return RerunTest(tuple(arguments), repeat, tier, hardware)
 
 
-def _rerun_group(usage: str, arguments: list[str], _options: Options) -> Command:
-    _count(usage, arguments, 1, 1)
-    return RerunGroup(arguments[0])
-
-
-def _rerun_stage(usage: str, arguments: list[str], _options: Options) -> Command:
-    _count(usage, arguments, 1, 2)
-    return RerunStage(*arguments)
-
-
 def _explore(usage: str, arguments: list[str], options: Options) -> Command:
     _count(usage, arguments, 1, 1)
     return Explore(arguments[0], _number(options, "minutes", MINUTES_DEFAULT, MINUTES_MAX))
 
 
-def _plain(command: Command) -> Callable[[str, list[str], Options], Command]:
+def _plain(kind: Callable[..., Command], low: int, high: int) -> Callable[[str, list[str], Options], Command]:
+    """A command that has nothing but its arguments, of which there are `low` to `high`."""
+
     def build(usage: str, arguments: list[str], _options: Options) -> Command:
-        _count(usage, arguments, 0, 0)
-        return command
+        _count(usage, arguments, low, high)
+        return kind(*arguments)
 
     return build
 
@@ -194,10 +186,10 @@ def _choice(options: Options, name: str, choices: list[Tier] | list[Hardware]) -
 
 COMMANDS: dict[str, tuple[str, Callable[[str, list[str], Options], Command]]] = {
     "/rerun-test": ("/rerun-test SPEC... [--repeat N] [--tier T] [--hw H]", _rerun_test),
-    "/rerun-group": ("/rerun-group FOLDER", _rerun_group),
-    "/rerun-stage": ("/rerun-stage SUITE, or /rerun-stage STAGE RUNNER", _rerun_stage),
-    "/rerun-failed-ci": ("/rerun-failed-ci", _plain(RerunFailedCi())),
-    "/tag-run-ci-label": ("/tag-run-ci-label", _plain(TagRunCiLabel())),
-    "/tag-and-rerun-ci": ("/tag-and-rerun-ci", _plain(TagAndRerunCi())),
+    "/rerun-group": ("/rerun-group FOLDER", _plain(RerunGroup, 1, 1)),
+    "/rerun-stage": ("/rerun-stage SUITE, or /rerun-stage STAGE RUNNER", _plain(RerunStage, 1, 2)),
+    "/rerun-failed-ci": ("/rerun-failed-ci", _plain(RerunFailedCi, 0, 0)),
+    "/tag-run-ci-label": ("/tag-run-ci-label", _plain(TagRunCiLabel, 0, 0)),
+    "/tag-and-rerun-ci": ("/tag-and-rerun-ci", _plain(TagAndRerunCi, 0, 0)),
     "/explore": ("/explore FILE::SCENARIO [--minutes M]", _explore),
 }

@@ -5,6 +5,7 @@ One definition for the table, the stored files and the answer on a pull request;
 
 import os
 import re
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from xml.etree import ElementTree as ET  # Only written here, never parsed.
@@ -59,6 +60,16 @@ class FileResult(msgspec.Struct, frozen=True):
 
     def count(self, outcome: TestOutcome) -> int:
         return sum(test.outcome is outcome for test in self.tests)
+
+    @property
+    def failed_tests(self) -> dict[str, tuple[int, list[str]]]:
+        """Each test that failed, with its runs and the errors of those that failed."""
+        runs = Counter(test.name for test in self.tests)
+        errors: dict[str, list[str]] = {}
+        for test in self.tests:
+            if test.outcome is TestOutcome.FAILED:
+                errors.setdefault(test.name, []).append(test.error)
+        return {name: (runs[name], of) for name, of in errors.items()}
 
     @property
     def ok(self) -> bool:

@@ -59,15 +59,10 @@ def _row(file: FileResult, expected: float | None) -> list[Text]:
 
 def _complaints(file: FileResult) -> list[str]:
     """Return each failing test once with how often it failed, and the file's note."""
-    runs: dict[str, int] = {}
-    failed: dict[str, list[str]] = {}
-    for test in file.tests:
-        runs[test.name] = runs.get(test.name, 0) + 1
-        if test.outcome is TestOutcome.FAILED:
-            failed.setdefault(test.name, []).append(test.error or "error")
+    failed = file.failed_tests
     lines = [
-        f"{file.path}::{name}: failed {len(errors)} of {runs[name]} ({', '.join(sorted(set(errors)))})"
-        for name, errors in list(failed.items())[:MORE_ERRORS_MAX]
+        f"{file.path}::{name}: failed {len(errors)} of {runs} ({', '.join(sorted({one or 'error' for one in errors}))})"
+        for name, (runs, errors) in list(failed.items())[:MORE_ERRORS_MAX]
     ]
     if len(failed) > MORE_ERRORS_MAX:
         lines.append(f"{file.path}: and {len(failed) - MORE_ERRORS_MAX} more")
