@@ -139,16 +139,7 @@ class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def reset_cache(self) -> bool:
         return True
 
-    # -- what workers do, which here is the machine's --
+    def _of_workers(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError("the machine loads and saves")
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("the machine loads")
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        raise NotImplementedError("the machine loads")
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("the machine saves")
-
-    def wait_for_save(self) -> None:
-        raise NotImplementedError("the machine saves")
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _of_workers

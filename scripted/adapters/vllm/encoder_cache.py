@@ -48,13 +48,10 @@ class OutsideImages(ECConnectorBase):  # type: ignore[misc] # the same
         asked, self._asked = self._asked, []
         return Loaded(asked)
 
-    # -- what workers do, which here is the machine's --
+    def _of_workers(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError("the machine loads and saves")
 
-    def start_load_caches(self, encoder_cache: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("the machine loads")
-
-    def save_caches(self, encoder_cache: Any, mm_hash: str, **kwargs: Any) -> None:
-        raise NotImplementedError("the machine saves")
+    start_load_caches = save_caches = _of_workers
 
 
 def is_outside(identifier: str) -> bool:
