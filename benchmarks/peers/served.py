@@ -80,7 +80,7 @@ class Served:
         self.result.load_mib = max(memory)
 
     def warm_up(self) -> None:
-        """Have it seen several requests at once."""
+        """Have it see several requests at once."""
         self._ask(
             clients=_WARM_UP_CLIENTS,
             requests=_WARM_UP_CLIENTS,
