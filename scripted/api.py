@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -212,14 +212,6 @@ def adapter_of(target: str | Schedule, adapter: str) -> str:
 # -- scripts --
 
 
-class Harness(Protocol):
-    """A started ``ScriptedSim`` or ``ScriptedServer``."""
-
-    def run(
-        self, script: Any, *args: Any, timeout_s: float = ..., options: ScriptOptions | None = None, **kwargs: Any
-    ) -> Any: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
     """How a run ended: a success or an error, never both. ``trace`` is None when no step was run."""
@@ -255,13 +247,13 @@ def run_script(
     every_step: bool | None = None,
     title: str = "",
     replay: str = "",
-    harness: Harness | None = None,
+    harness: Any = None,
 ) -> RecordedRun:
     """Run one script and keep every step of it. That it fails is no exception here: ``error`` has the report.
 
     ``script`` is ``FILE::NAME``, a decorated function, or a generator function of ``t`` with the ``config`` of an
     adapter. ``tier`` is the first that it names. ``every_step`` audits after each step, which is the default without a
-    ``mutant``. ``harness`` is one that was started already. Raises ScriptDefinitionError.
+    ``mutant``. ``harness`` is a ScriptedSim or a ScriptedServer that was started already. Raises ScriptDefinitionError.
     """
     test = _test_of(script, config, adapter)
     if tier is not None and tier not in test.tiers:
@@ -319,7 +311,7 @@ def _ended(
     options: ScriptOptions,
     arguments: Mapping[str, Any],
     mutant: str | None,
-    harness: Harness | None,
+    harness: Any,
 ) -> Any:
     if harness is not None:
         return harness.run(test.script, options=options, **arguments)
