@@ -99,11 +99,15 @@ def _alternatives(parts: Sequence[str]) -> str:
 
 
 def nearest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like this one; None when none is as like it as ``cutoff``, 1 for equal names."""
+    """The known name that is most like this one; None when none is as like it as ``cutoff``, 1 for equal names.
+
+    Case makes no difference.
+    """
     if len(name) > _MAX_COMPARED_CHARS:
         return None
-    close = difflib.get_close_matches(name, known, cutoff=cutoff)
-    return next((one for one in close if _means_the_same(name, one)), None)
+    in_full = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), in_full, cutoff=cutoff)
+    return next((in_full[one] for one in close if _means_the_same(name.lower(), one)), None)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -209,3 +209,15 @@ def test_what_is_no_order_is_refused(net: Net) -> None:
         net.order(StageLink(stage=7, is_cut=True))
     with pytest.raises(EngineError, match="does not answer"):
         order_link(net.orders.with_name("nowhere"), StageLink(stage=0, is_cut=True))
+
+
+def test_the_end_of_the_relay_says_nothing_of_open_connections(
+    echo: Echo, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What still runs is cancelled, which is no defect that asyncio must report."""
+    relay = Relay([Route(echo.port, (0,))], tmp_path / "orders")
+    with socket.create_connection((LOOPBACK, relay.ports[0]), PATIENCE_S) as connection:
+        connection.sendall(b"here")
+        assert connection.recv(4) == b"here"
+        relay.close()
+    assert not caplog.records

@@ -16,7 +16,8 @@ from engine.frontend.errors import ApiError
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.operator_routes import AbortBody, PauseBody, UpdateWeightsBody
 from engine.frontend.protocol import GenerateBody, parse_body
-from lockstep.broken_rules import RULES, broken_rule, joined_rules
+from engine.settings import ServerSettings
+from lockstep.broken_rules import RULES, broken_rule, joined_rules, nearest
 
 THE_VALIDATOR_S = re.compile(r"Input|should|Field required|valid (string|integer|number|boolean|list|dict)|Object")
 # Everything that a rule of ours may want to say.
@@ -79,3 +80,8 @@ def test_branches_of_a_union_are_one_sentence() -> None:
     assert joined_rules(["must be > 0"]) == "must be > 0"
     with pytest.raises(ApiError, match=r"^prompt must be a string or a list, got 5$"):
         parse_body(CompletionBody, b'{"prompt": 5}')
+
+
+@pytest.mark.parametrize(("given", "meant"), [("PP_SIZE", "pp_size"), ("pp_siez", "pp_size"), ("Tp_Size", None)])
+def test_the_nearest_name_is_found_in_any_case(given: str, meant: str | None) -> None:
+    assert nearest(given, ServerSettings.model_fields) == meant

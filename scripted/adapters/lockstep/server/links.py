@@ -83,7 +83,9 @@ class Relay(LoopThread):
         links = [self._links[stage] for stage in route.stages]
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await _Pair(self, links, reader, writer).run(route.port)
+            # At the end of the relay. Until Python 3.12 streams report a cancelled handler with a traceback.
+            with contextlib.suppress(asyncio.CancelledError):
+                await _Pair(self, links, reader, writer).run(route.port)
 
         return accept
 
