@@ -12,16 +12,23 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from multiprocessing import Pipe
+from pathlib import Path
 from typing import Final
 
 import zmq
 
-from benchmarks.bare_server import BareServer
-from benchmarks.measurement import Measurement, median_interval
-from engine.messages import Event, Generate, Refusal, Reply, SamplingParams
-from engine.scheduler import StepResult, run_loop
+from benchmarks.measurement import Measurement, in_turn, median_interval
+from engine.clock import MonotonicClock
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import ClientMessage, Event, Generate, Refusal, Reply, SamplingParams, encode
+from engine.process.control import Control
+from engine.scheduler import Scheduler, StepResult, run_loop
 from engine.scheduler.ports import Pipeline
-from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.scheduler_process.live_gate import LiveGate
 from engine.settings import ServerSettings
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
@@ -34,6 +41,7 @@ SIMULATED_PAIRS: Final = 150
 SIMULATED_STEPS: Final = 20
 WARM_UP_STEPS: Final = 50
 US: Final = 1e6
+REQUESTS: Final = "inproc://requests"
 
 
 def measure() -> Iterator[Measurement]:
@@ -63,6 +71,57 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> float:
 def _spread(pairs: Sequence[tuple[float, float]]) -> str:
     low, high = (bound * US for bound in median_interval([hook - bare for hook, bare in pairs]))
     return f"95 % interval {low:+.1f} to {high:+.1f} us of {_step(pairs) * US:,.0f} us, {len(pairs)} pairs"
+
+
+class DiscardingOutbox:
+    """An outbox that forgets."""
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        pass
+
+
+class BareServer(ExitStack):
+    """A scheduler process without its server: real inbox, control pipe and gate, and whatever pipeline is given.
+
+    Everything is in this process; nothing listens on a port.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.limits = Limits.of(settings, EMBEDDED_FACTS)
+        self.scheduler = Scheduler(self.limits)
+        self.zmq = self.enter_context(zmq.Context())
+        self.inbox = Inbox(self.zmq, REQUESTS)
+        self.callback(self.inbox.close)
+        self._client = self.enter_context(self.zmq.socket(zmq.PUSH))
+        self._client.connect(REQUESTS)
+        supervisor, theirs = Pipe()
+        self.callback(supervisor.close)
+        self.callback(theirs.close)
+        self.control = Control(theirs)
+
+    def gate(self, pipeline: Pipeline) -> LiveGate:
+        """A live gate over this server's sockets and that pipeline."""
+        return LiveGate(
+            GateContext(
+                settings=self.settings,
+                limits=self.limits,
+                scheduler=self.scheduler,
+                pipeline=pipeline,
+                inbox=self.inbox,
+                outbox=DiscardingOutbox(),
+                control=self.control,
+                clock=MonotonicClock(),
+                base_url="",
+                private_dir=Path(),
+                stage_pids=(),
+            )
+        )
+
+    def send(self, message: ClientMessage) -> None:
+        """Be the front end; from one thread only."""
+        self._client.send(encode(message))
 
 
 class _BlockEnd(Exception):
@@ -99,12 +158,8 @@ def _pairs(server: BareServer, pipeline: Pipeline, count: int, steps: int) -> li
         block(server, pipeline, WARM_UP_STEPS)
     pairs = []
     for number in range(count):
-        if number % 2:
-            bare = _without_gate(server, pipeline, steps)
-            pairs.append((_with_gate(server, pipeline, steps), bare))
-        else:
-            hook = _with_gate(server, pipeline, steps)
-            pairs.append((hook, _without_gate(server, pipeline, steps)))
+        took = {block: block(server, pipeline, steps) for block in in_turn((_with_gate, _without_gate), number)}
+        pairs.append((took[_with_gate], took[_without_gate]))
     return pairs
 
 
