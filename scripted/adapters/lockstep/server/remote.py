@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Final, NoReturn
 
 import msgspec
@@ -92,27 +94,6 @@ class FleetClients(HttpClients):
         return choice[0]
 
 
-class _Stages:
-    """The engine's stages, as far as verbs reach them."""
-
-    def __init__(self, ask: Callable[..., Any]) -> None:
-        self._ask = ask
-
-    def fail_next_step(self, stage: int) -> None:
-        self._ask("fail_next_step", stage)
-
-    def spare_next_step(self) -> None:
-        self._ask("spare_next_step")
-
-    def forget(self) -> None:
-        """Together with the engine's scheduler, which is idle."""
-        self._ask("start_over")
-
-    def describe(self) -> tuple[StageView, ...]:
-        """Each stage's own view."""
-        return self._ask("describe", kind=tuple[StageView, ...])  # type: ignore[no-any-return]
-
-
 class _NoPages:
     """Pages whose contents are real, and elsewhere."""
 
@@ -156,7 +137,13 @@ class RemoteWorld(World):
         self.alive = os.pidfd_open(place.pid)
         self.socket = connected_socket(context, self._private_dir)
         self.clients = self.clients_type(place.base_url, pause=pause)
-        self.pipeline: Any = _Stages(self._ask)
+        # The stages, as far as verbs reach them; they forget together with the scheduler, which is idle.
+        self.pipeline: Any = SimpleNamespace(
+            fail_next_step=partial(self._ask, "fail_next_step"),
+            spare_next_step=partial(self._ask, "spare_next_step"),
+            forget=partial(self._ask, "start_over"),
+            describe=partial(self._ask, "describe", kind=tuple[StageView, ...]),
+        )
 
     # -- for the host --
 
