@@ -210,7 +210,7 @@ class _Agent:
         """Look at the checkpoint, and at the memory for KV."""
         from engine.model.backend import takes_openvino
         from engine.model.capacity import measure_kv_tokens
-        from engine.model.checkpoint import checkpoint_digest, read_facts, require_files
+        from engine.model.checkpoint import checkpoint_digests, read_all_facts, require_files
 
         settings = ServerSettings.model_validate_json(order.settings)
         if self._order.model:
@@ -220,15 +220,10 @@ class _Agent:
         _say(f"joined {self._order.join} as {STAGE_PREFIX}{self._stage}")
         require_files(settings)
         takes_openvino(settings)
-        facts = read_facts(settings)
-        draft = settings.draft_config() if settings.speculative_draft_model else None
-        if draft is not None:
-            facts = facts.with_draft(read_facts(draft))
-        is_measured = settings.max_total_tokens is None
+        facts, is_measured = read_all_facts(settings), settings.max_total_tokens is None
         self._link.send(
             Prepared(
-                digest=checkpoint_digest(settings),
-                draft_digest=checkpoint_digest(draft) if draft is not None else "",
+                digests=checkpoint_digests(settings),
                 kv_tokens=measure_kv_tokens(settings, facts, stages_here=order.stages_here) if is_measured else None,
                 gpu=_gpu_of(settings, order.stage),
             )

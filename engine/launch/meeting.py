@@ -83,10 +83,9 @@ class MeetingPlace:
 
     def open(self, settings: ServerSettings, folder: PrivateDir) -> Meeting:
         """Listen for stages. ``settings`` are the resolved ones; a new secret goes into ``folder``."""
-        from engine.model.checkpoint import checkpoint_digest
+        from engine.model.checkpoint import checkpoint_digests
 
-        draft = checkpoint_digest(settings.draft_config()) if settings.speculative_draft_model else ""
-        digests = (checkpoint_digest(settings), draft)
+        digests = checkpoint_digests(settings)
         path = Path(settings.secret_file).absolute() if settings.secret_file else folder.path / SECRET_FILE
         secret = self._secret
         if secret is None:

@@ -106,11 +106,9 @@ def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limit
     """What the model's files, the backend and this machine's memory make of the settings. Raises EngineError."""
     from engine.model.backend import takes_openvino, with_its_pages
     from engine.model.capacity import measure_kv_tokens, require_memory
-    from engine.model.checkpoint import read_facts
+    from engine.model.checkpoint import read_all_facts
 
-    facts = read_facts(settings)
-    if settings.speculative_draft_model:
-        facts = facts.with_draft(read_facts(settings.draft_config()))
+    facts = read_all_facts(settings)
     settings = with_its_pages(settings)
     if settings.placement != "local":
         # Other machines compute. Each says what it can and how much it holds, once it has joined.

@@ -23,10 +23,10 @@ from engine.errors import EngineError, StartupError
 from engine.launch.announcement import Announce, Phases, StartView
 from engine.launch.child import Child, fork_child
 from engine.launch.imports import import_frontend, import_models, limit_imports
-from engine.launch.listener import base_url, bind_listener
 from engine.launch.meeting import Meeting, MeetingPlace
 from engine.launch.resolution import openvino_is_likely, refuse_early, require_descriptors, resolve
 from engine.limits import Limits, ModelFacts
+from engine.links.listener import base_url, bind_server
 from engine.pipeline.stage_process import run_stage_process
 from engine.placement.joined import JoinedStage
 from engine.placement.ray_order import RAY
@@ -85,7 +85,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     listener: socket.socket | None = None
     try:
         require_descriptors(settings.pp_size)
-        listener = bind_listener(settings.host, settings.port)
+        listener = bind_server(settings.host, settings.port)
         place = MeetingPlace(settings) if settings.placement != "local" else None
         refuse_early(settings)
         phases = Phases(shown=announce is None and settings.log_format != "json")

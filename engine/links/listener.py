@@ -25,6 +25,7 @@ PROOF_TIMEOUT_S: Final = 5.0
 # More than the machines of any engine. Beyond it the oldest gives way, so that silent peers keep no other out.
 MAX_UNPROVED: Final = 64
 _BACKLOG: Final = 64
+_SERVER_BACKLOG: Final = 2048
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,21 @@ def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> so
             f"{remedy}"
         ) from exc
     return listener
+
+
+def bind_server(host: str, port: int) -> socket.socket:
+    """The listening socket of a server, bound before anything else starts: a port in use costs no loading time.
+
+    Port 0 takes any free one. Raises StartupError, which names host and port.
+    """
+    return bound_at(Endpoint(host, port), "--host and --port", backlog=_SERVER_BACKLOG)
+
+
+def base_url(listener: socket.socket) -> str:
+    here = Endpoint(*listener.getsockname()[:2])
+    if here.is_wildcard:  # Clients cannot connect to it.
+        here = Endpoint("::1" if ":" in here.host else "127.0.0.1", here.port)
+    return f"http://{here}"
 
 
 class LinkListener:

@@ -113,6 +113,12 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     return facts
 
 
+def read_all_facts(config: EngineConfig) -> ModelFacts:
+    """The same, with what a draft model takes beside the model."""
+    facts = read_facts(config)
+    return facts.with_draft(read_facts(config.draft_config())) if config.speculative_draft_model else facts
+
+
 def read_configured_facts(config: EngineConfig) -> ModelFacts:
     """The same from the folder's configuration alone: it needs no weights and no tokenizer."""
     return _facts_of(config, local_folder(config))
@@ -246,6 +252,12 @@ def checkpoint_digest(config: EngineConfig) -> str:
         raise CheckpointError(f"{folder} must hold *.safetensors that can be read, but: {exc}") from exc
     text = json.dumps([described, weights], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def checkpoint_digests(config: EngineConfig) -> tuple[str, str]:
+    """Of the model, and of its draft model, empty without one."""
+    draft = checkpoint_digest(config.draft_config()) if config.speculative_draft_model else ""
+    return checkpoint_digest(config), draft
 
 
 def require_same_model(running: Mapping[str, object], other: Mapping[str, object], folder: Path) -> None:

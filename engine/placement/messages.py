@@ -42,14 +42,13 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the agent's machine has: the digest of the checkpoint there, and room for this many tokens of KV, if known.
+    """What the agent's machine has: digests of its checkpoints, and room for this many tokens of KV, if known.
 
-    ``draft_digest`` is that of the draft model, empty without one. ``gpu`` tells the stage's GPU from all others of the
-    machine, empty without one.
+    The second digest is that of the draft model, empty without one. ``gpu`` tells the stage's GPU from all others of
+    the machine, empty without one.
     """
 
-    digest: str
-    draft_digest: str
+    digests: tuple[str, str]
     kv_tokens: int | None
     gpu: str = ""
 

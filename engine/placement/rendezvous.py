@@ -251,13 +251,13 @@ class Rendezvous:
 
     def _why_unlike(self, one: JoinedStage) -> str | None:
         assert one.prepared is not None
-        if one.prepared.digest != self._digests[0]:
+        if one.prepared.digests[0] != self._digests[0]:
             return (
                 "every machine must have the same checkpoint: config, and names, types and shapes of the weights; "
                 f"that of {one.join.node} differs from the server's {self._settings.model!r}; copy it there, or give "
                 "its path with --model"
             )
-        if one.prepared.draft_digest != self._digests[1]:
+        if one.prepared.digests[1] != self._digests[1]:
             return (
                 "every machine must have the same draft model, at the path in speculative_draft_model; that of "
                 f"{one.join.node} differs"

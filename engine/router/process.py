@@ -22,7 +22,7 @@ from engine.frontend.auth import Access
 from engine.frontend.connection import quiet_resource_errors
 from engine.frontend.process import EventServer, uvicorn_config
 from engine.frontend.request_log import RequestLog
-from engine.launch.listener import base_url, bind_listener
+from engine.links.listener import base_url, bind_server
 from engine.process.logs import configure_logging
 from engine.router.engines import RoutedEngine, RoutedEngines, RouterPages, RouterPlan
 from engine.router.front import front_app
@@ -73,7 +73,7 @@ def run_router(settings: ServerSettings, plan: RouterPlan) -> int:
     """Route until SIGTERM or SIGINT, and let live requests end then. Returns the exit status."""
     configure_logging(settings)
     try:
-        listener = bind_listener(settings.host, settings.port)
+        listener = bind_server(settings.host, settings.port)
         asyncio.run(_route(settings, plan, listener))
     except EngineError as exc:
         sys.stderr.write(f"error: {exc}\n")

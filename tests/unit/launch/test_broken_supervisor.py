@@ -17,8 +17,8 @@ from engine.errors import ProcessDiedError
 from engine.launch import supervisor
 from engine.launch.announcement import Phases, StartView
 from engine.launch.child import fork_child
-from engine.launch.listener import bind_listener
 from engine.limits import EMBEDDED_FACTS, Limits
+from engine.links.listener import bind_server
 from engine.process.control import Control, ProcessDied, Ready
 from engine.process.death import read_death_report
 from engine.process.private_dir import PrivateDir
@@ -69,7 +69,7 @@ def test_a_defect_of_the_supervisor_is_told_and_nothing_is_left(
     monkeypatch.setattr(supervisor._Supervisor, "_tend", tend)
     settings = ServerSettings(port=0)
     limits = Limits.of(settings, EMBEDDED_FACTS)
-    with bind_listener("127.0.0.1", 0) as listener:
+    with bind_server("127.0.0.1", 0) as listener:
         view = StartView(settings, EMBEDDED_FACTS, limits, 0.0, Phases(), serving)
         one = supervisor._Supervisor(settings, EMBEDDED_FACTS, limits, listener, PrivateDir(tmp_path), view)
         assert one.run() == 1

@@ -40,7 +40,7 @@ SECRET = Secret("a secret of the run, for tests")
 SETTINGS = ServerSettings(pp_size=2, placement="join", api_key="a-key-of-a-client")
 WAIT_S = 10.0
 DIGESTS = ("a digest", "")
-HERE = Prepared(digest="a digest", draft_digest="", kv_tokens=4096)
+HERE = Prepared(digests=DIGESTS, kv_tokens=4096)
 
 
 class Meeting:
@@ -151,7 +151,7 @@ def test_one_too_many_is_refused_and_another_checkpoint_leaves_its_place_free(me
     assert isinstance(extra, Refused)
     assert extra.why == "the server has all its 2 stages; it takes no further one"
     assert [isinstance(heard(stage), Assigned) for stage in stages] == [True, True]
-    stages[0].send(msgspec.structs.replace(HERE, digest="another"))
+    stages[0].send(msgspec.structs.replace(HERE, digests=("another", "")))
     meeting.drive()
     refused = heard(stages[0])
     assert isinstance(refused, Refused)

@@ -9,29 +9,29 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError, StartupError
-from engine.launch.listener import base_url, bind_listener
+from engine.links.listener import base_url, bind_server
 from engine.process.death import DeathReport, describe_status, read_death_report
 from engine.process.private_dir import MAX_PATH_BYTES, PrivateDir
 from engine.scheduler_process.gate_context import load_attribute
 
 
 def test_free_port_is_found_and_named() -> None:
-    with bind_listener("127.0.0.1", 0) as listener:
+    with bind_server("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert port > 0
         assert base_url(listener) == f"http://127.0.0.1:{port}"
 
 
 def test_port_in_use_names_host_port_and_remedy() -> None:
-    with bind_listener("127.0.0.1", 0) as taken:
+    with bind_server("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=rf"--port must .* got 127\.0\.0\.1:{port}.*port 0"):
-            bind_listener("127.0.0.1", port)
+            bind_server("127.0.0.1", port)
 
 
 def test_unknown_host_is_named() -> None:
     with pytest.raises(StartupError, match="got not an address"):
-        bind_listener("not an address", 0)
+        bind_server("not an address", 0)
 
 
 def test_wildcard_is_reached_by_loopback() -> None:
