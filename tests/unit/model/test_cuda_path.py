@@ -164,7 +164,7 @@ def test_loras_stay_on_their_device(fakes: Callable[[str], Path]) -> None:
     stage = stage_of(fakes("qwen3"), max_loras=1)
     assert stage.lora is not None
     widths = ((64, 128), (64, 64), (64, 192), (96, 64))
-    pairs = [[_pair(*width) for width in widths] for _ in stage.layers]
+    pairs = [[_pair(*width) for width in widths] for _ in stage.facts.layers]
     stage.lora.held |= {1: pairs, 2: pairs}
     segments = [
         msgspec.structs.replace(segment, lora=version)
