@@ -57,7 +57,9 @@ PARTS: Final = (
     Part(
         "frontend",
         "orders: bodies, tokenizing",
-        ("engine.frontend.routes.generation:completion_order", "engine.frontend.routes.generation:chat_order"),
+        tuple(
+            f"engine.frontend.openai.requests:{name}" for name in ("parse_body", "chat_prompt", "tokenize", "_order")
+        ),
     ),
     Part(
         "frontend",
@@ -66,7 +68,7 @@ PARTS: Final = (
     ),
     Part("frontend", "text of tokens", ("engine.frontend.answer:Answer.piece",)),
     Part("frontend", "metrics", ("engine.frontend.metrics:RequestTimes.note",)),
-    Part("frontend", "events as JSON", ("engine.frontend.sessions:_events",)),
+    Part("frontend", "events as JSON", ("engine.frontend.sessions:written",)),
     Part("frontend", "HTTP framing", ("h11:Connection.send",)),
     Part("frontend", "writing to sockets", ("asyncio.selector_events:_SelectorSocketTransport.write",)),
 )

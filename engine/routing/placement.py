@@ -1,8 +1,8 @@
 """Which replica a request goes to: loads, prefixes, the policy over both, and one router's memory of them.
 
 A machine without sockets, threads and clocks, deterministic and in virtual time too: what happened goes in, choices
-come out. Cache affinity that yields to a bound on imbalance is SGLang's router's; the bound relative to the mean is of
-consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016), which KubeAI routes by.
+come out. Cache affinity that yields to a bound on imbalance is SGLang's router's. The bound relative to the mean is
+that of consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016), by which KubeAI routes.
 """
 
 from __future__ import annotations
