@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -153,7 +152,10 @@ def _recorded(plan: BenchPlan, recording: str) -> list[BenchRequest]:
     if plan.chat and any(isinstance(request.prompt, list) for request in found):
         raise ConfigError(f"chat needs prompts of text, but {recording} has token ids; leave --chat out")
     if plan.arrivals is Arrivals.RECORDED:
-        return _in_order(found[: plan.requests], recording)
+        if any(request.at_s is None for request in found[: plan.requests]):
+            why = f"recorded arrivals need at_s in every line of {recording}"
+            raise ConfigError(f"{why}; add it or choose other arrivals")
+        return sorted(found[: plan.requests], key=lambda request: request.at_s or 0.0)
     chosen = itertools.islice(itertools.cycle(found), plan.requests)
     return [BenchRequest(prompt=request.prompt, max_tokens=request.max_tokens) for request in chosen]
 
@@ -163,9 +165,3 @@ def _decoded(decoder: msgspec.json.Decoder[BenchRequest], path: Path, number: in
         return decoder.decode(line)
     except ValueError as exc:
         raise ConfigError(f"{path}:{number} must be a request like {{'prompt': .., 'max_tokens': ..}}: {exc}") from exc
-
-
-def _in_order(found: Sequence[BenchRequest], recording: str) -> list[BenchRequest]:
-    if any(request.at_s is None for request in found):
-        raise ConfigError(f"recorded arrivals need at_s in every line of {recording}; add it or choose other arrivals")
-    return sorted(found, key=lambda request: request.at_s or 0.0)

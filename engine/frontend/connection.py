@@ -56,9 +56,7 @@ class ConnectionBounds:
     """The bounds on all connections of one server, resolved to numbers."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.header_s = settings.header_timeout_s
-        self.body_s = settings.body_timeout_s
-        self.send_s = settings.send_timeout_s
+        self.settings = settings
         self.most = _most_connections(settings.max_connections)
         self.buffer = memoryview(bytearray(READ_BYTES))
         # Connections without a request, each since when, the longest first.
@@ -233,7 +231,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         """The client takes nothing: wait for it, for a while."""
         super().pause_writing()
         self._end_sending()
-        self._sending = self.loop.call_later(self.bounds.send_s, self.transport.abort)
+        self._sending = self.loop.call_later(self.bounds.settings.send_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         self._end_sending()
@@ -255,10 +253,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._awaited = awaited
         if awaited is None:
             return
+        settings = self.bounds.settings
+        part, limit_s = "header", settings.header_timeout_s
         if awaited is h11.SEND_BODY:
-            self._deadline = self.loop.call_later(self.bounds.body_s, self._time_out, "body", self.bounds.body_s)
-        else:
-            self._deadline = self.loop.call_later(self.bounds.header_s, self._time_out, "header", self.bounds.header_s)
+            part, limit_s = "body", settings.body_timeout_s
+        self._deadline = self.loop.call_later(limit_s, self._time_out, part, limit_s)
 
     def _now_awaited(self) -> object:
         """SEND_BODY while a body is on its way, IDLE while a header is; None while the client waits for an answer."""

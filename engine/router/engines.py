@@ -91,7 +91,11 @@ class RoutedEngines:
     async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         await self._admit(request)
         ticket = None if request.only else self._place(request)
-        name = ticket.replica if ticket is not None else self._named(request.only)
+        name = request.only if ticket is None else ticket.replica
+        if name not in self.engines:
+            known = ", ".join(self.engines)
+            words = f"{ENGINE_HEADER} must be one of {known}, got {name!r}; name one of those"
+            raise ApiError(ErrorType.NOT_FOUND, words)
         if request.only and request.target.partition("?")[0] in OPERATOR_ROUTES:
             self.operators.operated_alone(name)
         self.counts.requests[name] += 1
@@ -194,14 +198,6 @@ class RoutedEngines:
             return ApiError(ErrorType.BUSY, f"{refused.value}; try again")
         causes = [f"{name} {engine.why_not}" for name, engine in self.engines.items() if engine.why_not]
         return ApiError.unavailable(f"{refused.value}: {'; '.join(causes) or 'all have refused this one'}; try again")
-
-    def _named(self, name: str) -> str:
-        if name not in self.engines:
-            raise ApiError(
-                ErrorType.NOT_FOUND,
-                f"{ENGINE_HEADER} must be one of {', '.join(self.engines)}, got {name!r}; name one of those",
-            )
-        return name
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,12 +70,9 @@ class Subscription:
                 try:
                     async with asyncio.timeout(ANSWER_S):
                         batches = await self._answer(first)
-                except TimeoutError:
-                    logger.warning("%s did not answer within %g s", self._replay_endpoint, ANSWER_S)
-                    self.cache.doubt()
-                    return
-                except (msgspec.DecodeError, zmq.ZMQError) as exc:
-                    logger.warning("%s did not answer with KV events: %s", self._replay_endpoint, exc)
+                except (TimeoutError, msgspec.DecodeError, zmq.ZMQError) as exc:
+                    why = f"within {ANSWER_S:g} s" if isinstance(exc, TimeoutError) else f"with KV events: {exc}"
+                    logger.warning("%s did not answer %s", self._replay_endpoint, why)
                     self.cache.doubt()
                     return
                 if self.cache.answered(first, batches):
