@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -46,15 +45,6 @@ from engine.settings import ServerSettings
 ADMIN = "administration"
 # The longest that an operator has to say is a path.
 MAX_BODY_BYTES = 65_536
-_Bare = type[StopProfile | ContinueGeneration | Wake]
-_WITHOUT_BODY: Final[Mapping[str, tuple[_Bare, str]]] = {
-    "/stop_profile": (StopProfile, "End the profile; the traces are written when the answer comes."),
-    "/continue_generation": (ContinueGeneration, "Resume after a pause."),
-    "/wake": (
-        Wake,
-        "Take weights and KV memory again, and go on; refused after level 2 without an update of the weights.",
-    ),
-}
 # Fields of the messages about LoRAs, as clients spell them.
 LORA_FIELDS = {"name": "lora_name", "path": "lora_path"}
 
@@ -101,17 +91,22 @@ class Administration:
         folder = new_trace_folder(self._settings.profile_dir)
         return await self._ask(lambda call_id: StartProfile(call_id=call_id, folder=folder))
 
-    def of_nothing(self, message: _Bare) -> Callable[[Request], Awaitable[Response]]:
-        """A route that sends a message without a body."""
+    async def stop_profile(self, request: Request) -> Response:
+        """End the profile; the traces are written when the answer comes."""
+        await self._read_nothing(request)
+        return await self._ask(lambda call_id: StopProfile(call_id=call_id))
 
-        async def answer(request: Request) -> Response:
-            await self._read_nothing(request)
-            response = await self._ask(lambda call_id: message(call_id=call_id))
-            if message is Wake:
-                self._state.sleep_level = 0
-            return response
+    async def continue_generation(self, request: Request) -> Response:
+        """Resume after a pause."""
+        await self._read_nothing(request)
+        return await self._ask(lambda call_id: ContinueGeneration(call_id=call_id))
 
-        return answer
+    async def wake(self, request: Request) -> Response:
+        """Take weights and KV memory again, and go on; refused after level 2 without an update of the weights."""
+        await self._read_nothing(request)
+        response = await self._ask(lambda call_id: Wake(call_id=call_id))
+        self._state.sleep_level = 0
+        return response
 
     def of_body(self, body: type[MessageBody]) -> Callable[[Request], Awaitable[Response]]:
         """A route that sends the message of its body."""
@@ -148,22 +143,22 @@ def add_administration(
 ) -> None:
     admin = Administration(settings, client, state)
 
-    own = {
+    own: dict[str, Callable[..., Awaitable[Response]]] = {
         "/flush_cache": admin.flush_cache,
         "/v1/load_lora_adapter": admin.load_lora_adapter,
         "/v1/unload_lora_adapter": admin.unload_lora_adapter,
         "/start_profile": admin.start_profile,
+        "/stop_profile": admin.stop_profile,
+        "/continue_generation": admin.continue_generation,
+        "/wake": admin.wake,
     }
     for path, route in OPERATOR_ROUTES.items():
         about = description.route(tag=ADMIN, **route._asdict())
-        if path in own:
-            router.post(path, **about)(own[path])
-        elif route.body is not None and issubclass(route.body, MessageBody):
+        if route.body is not None and issubclass(route.body, MessageBody):
             name, says = path.removeprefix("/"), route.body.says
             router.post(path, name=name, description=says, **about)(admin.of_body(route.body))
         else:
-            message, says = _WITHOUT_BODY[path]
-            router.post(path, name=path.removeprefix("/"), description=says, **about)(admin.of_nothing(message))
+            router.post(path, **about)(own[path])
 
 
 def new_trace_folder(parent: str) -> str:
