@@ -7,8 +7,8 @@ worked on at once, a long one in a process of its own, its answer included.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -24,7 +24,10 @@ from engine.frontend.protocol import NullableBody, RuledBody, TokenIds, parse_bo
 from engine.frontend.requests import ServedModel, check_vocabulary, tokenize
 from engine.frontend.responses import JSON_TYPE
 
-DETOKENIZE = "/detokenize"
+TOKENIZE = "tokenize"
+DETOKENIZE = "detokenize"
+COUNT = "count_tokens"
+TOKENS = "tokens"
 
 
 class TokenizeBody(RuledBody, NullableBody):
@@ -75,6 +78,53 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
+def token_works(served: ServedModel) -> dict[str, BodyWork]:
+    """The JSON of the answer to a body, by the kind of question."""
+    return {
+        TOKENIZE: functools.partial(_json_of, answer=_tokenized, served=served),
+        DETOKENIZE: functools.partial(_json_of, answer=_detokenized, served=served),
+        COUNT: functools.partial(_json_of, answer=token_count, served=served),
+    }
+
+
+def add_tokenization(
+    router: APIRouter, served: ServedModel, bodies: BodyReader, long_bodies: LongBodies, description: Description
+) -> None:
+    """Add the routes of the tokenizer. ``long_bodies`` must know ``token_works``."""
+    works = token_works(served)
+
+    async def answer(kind: str, request: Request) -> Response:
+        async with bodies.body_of(request) as data:
+            is_short = not is_long(data, is_chat=kind != DETOKENIZE)
+            said = works[kind](data) if is_short else await unless_gone(request, long_bodies.work_on(kind, data))
+        return Response(said, media_type=JSON_TYPE)
+
+    @router.post("/tokenize", **description.route(body=TokenizeBody, answer=TokenizeAnswer, errors=(404,), tag=TOKENS))
+    async def tokenize(request: Request) -> Response:
+        """Say which token ids a text or a conversation becomes."""
+        return await answer(TOKENIZE, request)
+
+    @router.post(
+        "/detokenize", **description.route(body=DetokenizeBody, answer=DetokenizeAnswer, errors=(404,), tag=TOKENS)
+    )
+    async def detokenize(request: Request) -> Response:
+        """Say which text token ids are."""
+        return await answer(DETOKENIZE, request)
+
+    counted = description.route(
+        body=CountTokensBody, answer=TokenCount, errors=(404,), failure=MessagesError, tag=TOKENS
+    )
+
+    @router.post("/v1/messages/count_tokens", **counted)
+    async def count_tokens(request: Request) -> Response:
+        """Say how many tokens the prompt of a message has, in the Anthropic protocol."""
+        return await answer(COUNT, request)
+
+
+def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel) -> bytes:
+    return msgspec.json.encode(answer(data, served))
+
+
 def _tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
     """The ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
     body = parse_body(TokenizeBody, data)
@@ -100,65 +150,3 @@ def _detokenized(data: bytes, served: ServedModel) -> DetokenizeAnswer:
     requested_lora(body.model, served)
     check_vocabulary(body.tokens, served.limits.vocab_size, "tokens")
     return DetokenizeAnswer(prompt=served.tokenizer.decode(body.tokens, skip_special_tokens=False))
-
-
-class _TokenRoute(NamedTuple):
-    """A route of the tokenizer: its description, and what makes the answer to a body. It raises ApiError."""
-
-    name: str
-    says: str
-    answer: Callable[[bytes, ServedModel], msgspec.Struct]
-    about: Mapping[str, Any]
-
-
-_ROUTES: Final = {
-    "/tokenize": _TokenRoute(
-        "tokenize",
-        "Say which token ids a text or a conversation becomes.",
-        _tokenized,
-        {"body": TokenizeBody, "answer": TokenizeAnswer},
-    ),
-    DETOKENIZE: _TokenRoute(
-        "detokenize",
-        "Say which text token ids are.",
-        _detokenized,
-        {"body": DetokenizeBody, "answer": DetokenizeAnswer},
-    ),
-    "/v1/messages/count_tokens": _TokenRoute(
-        "count_tokens",
-        "Say how many tokens the prompt of a message has, in the Anthropic protocol.",
-        token_count,
-        {"body": CountTokensBody, "answer": TokenCount, "failure": MessagesError},
-    ),
-}
-
-
-def token_works(served: ServedModel) -> dict[str, BodyWork]:
-    """The JSON of the answer to a body, by the path of its route."""
-    return {path: functools.partial(_json_of, route.answer, served) for path, route in _ROUTES.items()}
-
-
-def _json_of(answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel, data: bytes) -> bytes:
-    return msgspec.json.encode(answer(data, served))
-
-
-def add_tokenization(
-    router: APIRouter, served: ServedModel, bodies: BodyReader, long_bodies: LongBodies, description: Description
-) -> None:
-    """Add the routes of the tokenizer. ``long_bodies`` must know ``token_works``."""
-    works = token_works(served)
-
-    def answer_to(path: str) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            async with bodies.body_of(request) as data:
-                if is_long(data, is_chat=path != DETOKENIZE):
-                    said: bytes | memoryview = await unless_gone(request, long_bodies.work_on(path, data))
-                else:
-                    said = works[path](data)
-            return Response(said, media_type=JSON_TYPE)
-
-        return answer
-
-    for path, route in _ROUTES.items():
-        about = description.route(**route.about, errors=(404,), tag="tokens")
-        router.post(path, name=route.name, description=route.says, **about)(answer_to(path))
