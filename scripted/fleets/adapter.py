@@ -92,7 +92,6 @@ class FleetAdapter(ABC):
         return {"engines": ",".join(config.names), **self.inner.config_words(config.engine)}
 
     def smaller_configs(self, config: FleetConfig) -> Iterator[FleetConfig]:
-        """With one setting less."""
         for engine in self.inner.smaller_configs(config.engine):
             smaller = FleetConfig(engine, config.names)
             with suppress(ValueError):
@@ -173,8 +172,7 @@ class FleetAdapter(ABC):
         return StepLog(1, 1, tuple([merged(number, *row) for number, row in enumerate(rows, 1)]))
 
     def check_records(self, records: Sequence[Any]) -> None:
-        """Nothing more."""
-        del records
+        del records  # Nothing more.
 
     def digests(self, run: Run) -> Iterator[bytes | None]:
         """Those of the machines, of the links and of what they know of one another. Raises UnreadableState."""
@@ -202,7 +200,6 @@ class FleetAdapter(ABC):
         return ()
 
     def settling(self, placed: Sequence[Placed], outcome: Any) -> list[Placed]:
-        """What ended a run."""
         del placed
         return list(outcome.implied)
 

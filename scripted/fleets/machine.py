@@ -140,7 +140,6 @@ class FleetMachine:
         return self.fleet.living
 
     def engine(self, name: str) -> SearchedMember:
-        """The machine of this name."""
         return self.fleet.engine(name)
 
     def restart(self, name: str) -> None:

@@ -55,7 +55,6 @@ class ClientView(Nameless):
 
     @property
     def status(self) -> int | None:
-        """The HTTP status."""
         return self._status
 
     @status.setter
@@ -73,7 +72,6 @@ class ClientView(Nameless):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All token ids received."""
         return Listed(token for chunk in self._chunks for token in chunk.token_ids)
 
     @property
@@ -113,7 +111,6 @@ class ClientView(Nameless):
         self._chunks.append(chunk)
 
     def fail(self, error: str, status: int | None = None) -> None:
-        """End with an error."""
         self.status = self.status if status is None else status
         self.error = error
         self.closed = True
@@ -232,7 +229,6 @@ class Call(Nameless):
         return self._text
 
     def answer(self, status: int, text: str) -> None:
-        """Note the HTTP answer."""
         self._status, self._text, self.done = Status(status), text, True
         self.must_be_read |= status != _OK
 

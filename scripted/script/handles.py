@@ -196,7 +196,6 @@ class Handles:
         return {call.call_id: call for call in self.calls if call.call_id is not None and not call.done}
 
     def start_over(self) -> None:
-        """Forget all of them."""
         self._live.clear()
         self.all.clear()
         self.several.clear()
