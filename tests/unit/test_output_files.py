@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ci.cli import app as ci_app
-from engine.errors import ConfigError
+from lockstep.errors import UnwritableFileError
 from lockstep.output_files import require_writable, write_output
 
 REPOSITORY = Path(__file__).parents[2]
@@ -32,12 +32,12 @@ def test_a_file_that_can_be_written_is_written(tmp_path: Path, name: str) -> Non
 def test_what_is_no_place_for_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     for name, why in (("", "it is a folder"), ("file/x", "is no folder"), ("file/x/y", "is no folder")):
-        with pytest.raises(ConfigError, match=f"--trace must name a file that can be written, .*{why}"):
+        with pytest.raises(UnwritableFileError, match=f"--trace must name a file that can be written, .*{why}"):
             require_writable("--trace", tmp_path / name)
     # What root may write is a matter of the file system, so the answer is given here.
     monkeypatch.setattr("lockstep.output_files.os.access", lambda *_: False)
     for name in ("file", "new", "new/x"):
-        with pytest.raises(ConfigError, match="is closed to writing"):
+        with pytest.raises(UnwritableFileError, match="is closed to writing"):
             require_writable("--trace", tmp_path / name)
 
 

@@ -146,7 +146,7 @@ def flush_in_flight(t):
 
 def test_flush_that_should_have_been_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """G01: at once, not when the result comes back, even if the engine's own audit is silent."""
-    monkeypatch.setattr(FlushAndUpdate, "ask", lambda self, flush, _: self._flush(flush))
+    monkeypatch.setattr(FlushAndUpdate, "ask", lambda self, flush, _: self._do(flush))
     monkeypatch.setattr(FlushAndUpdate, "_drop_cache", lambda self: 0)
     with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match="rule Calls: ok of CallAnswer"):
         sim.run(flush_in_flight)
