@@ -65,6 +65,9 @@ class _Equal:
 def fakes(checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
     """A machine with a GPU whose tensors have no values; checkpoints are made before."""
     folders = {family: checkpoint_of(family) for family in ("qwen3", "llama")}
+    # At its first use of a device as a context torch notes its constructors for good, which must be its own.
+    with torch.device("cpu"):
+        torch.empty(0)
     monkeypatch.setattr(stage_model, "_device", lambda *_: GPU)
     monkeypatch.setattr(stage_model, "why_not_varlen", lambda *_, **__: None)
     # Values: of weights, of the comparison with transformers', and of numbers that are copied to the device.
