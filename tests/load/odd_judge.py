@@ -25,6 +25,14 @@ TYPES = {
     429: {"server_busy"},
     504: {"time_limit"},
 }
+# The same over the Messages protocol, where it has another name.
+MESSAGES_TYPES = TYPES | {
+    404: {"not_found_error"},
+    409: {"invalid_request_error"},
+    415: {"invalid_request_error"},
+    429: {"rate_limit_error"},
+    504: {"timeout_error"},
+}
 # How an answer of these protocols ends, in its own words.
 STATUSES = frozenset({"completed", "incomplete", "cancelled"})
 STOPS = frozenset({"end_turn", "max_tokens", "stop_sequence", "tool_use", "abort", "timeout"})
@@ -99,12 +107,9 @@ def _about_error(request: OddRequest, body: Any, status: int) -> str | None:
     if body != {"error": error} | (of_messages if request.path.startswith(MESSAGES) else {}):
         return "an error must have the shape of its protocol"
     message, param = error["message"], error["param"]
-    if (
-        error["code"] not in CODES.get(status, {status})
-        or error["type"] not in TYPES[status]
-        or not error.get("request_id")
-    ):
-        return f"the code must be {status}, the type one of {TYPES[status]}, and its request_id must be there"
+    types = (MESSAGES_TYPES if request.path.startswith(MESSAGES) else TYPES)[status]
+    if error["code"] not in CODES.get(status, {status}) or error["type"] not in types or not error.get("request_id"):
+        return f"the code must be {status}, the type one of {types}, and its request_id must be there"
     if not message or len(message) > MOST_MESSAGE_CHARS:
         return "the message must be there, and short"
     shown = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "''", message)  # What the client sent itself.
