@@ -8,9 +8,9 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Sequence, Sized
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -201,6 +201,8 @@ def _inside(kind: Any, part: int | str) -> list[Any]:
 
 def _branches(annotation: Any) -> list[Any]:
     """The branches of a type, without annotations. None is not a branch."""
+    if annotation is JsonValue or annotation == "JsonValue":  # its own name inside it
+        return _branches(cast(Any, JsonValue).__value__)
     if get_origin(annotation) is Annotated:
         return _branches(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from pydantic import BaseModel
 from engine.frontend.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
 from engine.frontend.invalid_body import MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
+from engine.frontend.openai.requests import Translation
 from engine.frontend.operator_routes import AbortBody
 from engine.frontend.protocol import GenerateBody, parse_body
 from engine.frontend.routes.tokens import TokenizeBody
@@ -294,3 +297,18 @@ def test_every_parameter_of_the_protocol_s_client_is_known(params: Any, body: ty
     """C01: a field of the protocol is honoured, accepted where it changes nothing, or refused by a rule of its own."""
     assert {"model", "seed", "stop"} <= params.__annotations__.keys()
     assert [name for name in params.__annotations__ if name not in body.model_fields] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("chat_template_kwargs", {"float": {"dict": [1, math.inf]}}, "chat_template_kwargs.float.dict.1"),
+        ("documents", [{"list": [[math.nan]]}], "documents.0.list.0.0"),
+    ],
+)
+def test_a_place_in_any_json_is_named_as_the_client_wrote_it(field: str, value: Any, place: str) -> None:
+    """The validator names the type of each value on the way, and a client's key may look like such a name."""
+    body = {"messages": [{"role": "user", "content": "x"}], field: value}
+    with pytest.raises(ApiError, match=f"{re.escape(place)} must be a finite number") as refused:
+        Translation({}).chat(body)
+    assert refused.value.body.error.param == place
