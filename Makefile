@@ -123,10 +123,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # SGLang states 80 packages, most of them for graphics cards: it comes without them, and with those that its scheduler
 # imports.
-$(SGLANG_INSTALLED): pyproject.toml constraints.txt scripted/adapters/sglang/requirements.txt
+$(SGLANG_INSTALLED): pyproject.toml constraints.txt adapters/scripted_sglang/requirements.txt
 	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[serve,sglang]'
-	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement scripted/adapters/sglang/requirements.txt
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement adapters/scripted_sglang/requirements.txt
 	@touch $@
 
 # vLLM states its own versions. It brings libraries for pictures and sound that its scheduler does not need, and that a

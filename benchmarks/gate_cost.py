@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import zmq
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from benchmarks.measurement import Measurement, in_turn, median_interval
 from engine.clock import MonotonicClock
@@ -30,7 +31,6 @@ from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate
 from engine.settings import ServerSettings
-from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 __all__ = ["measure"]
 

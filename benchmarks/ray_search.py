@@ -13,8 +13,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from typing import Final
 
+from scripted_lockstep.server.ray_cluster import LocalCluster
+
 from lockstep.interruption import interruptible
-from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 from scripted.search.ray_pool import RayPool, ray_pool
 from scripted.search.strategies import StrategyName
 from scripted.search.units import SearchPlan, Unit, UnitResult

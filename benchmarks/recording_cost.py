@@ -19,6 +19,7 @@ from typing import Final, Self
 
 import httpx
 import psutil
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from benchmarks.measurement import Measurement, median_interval
 from benchmarks.processes import process_cpu_s
@@ -29,7 +30,6 @@ from engine.messages import Event, Generate, SamplingParams
 from engine.recording import RecordingFile, RecordingGate
 from engine.scheduler import Gate, Scheduler, Step, StepResult
 from engine.settings import ServerSettings
-from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 __all__ = ["measure"]
 

@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
+
 from benchmarks.measurement import Measurement
 from engine.config import EngineConfig
 from engine.integrity import audit
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Scheduler
-from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 REQUESTS = 3
 PROMPT_TOKENS = 125

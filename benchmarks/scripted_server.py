@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Final
 
 import msgspec
+from scripted_lockstep.server.runner import ScriptedServer
 
 from benchmarks.measurement import Measurement
 from engine.launch.preload import PreloadedParent
-from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.demo.race import flush_race
 from scripted.script.decorator import spec_of
 

@@ -24,8 +24,7 @@ from typing import Any, Final, Literal
 from unittest import mock
 
 import msgspec
-
-from scripted.adapters.sglang import stubs
+from scripted_sglang import stubs
 
 PAGE: Final = Path("docs/tables/sglang_tests.md")
 _HELPERS: Final = "sglang.test.scripted_runtime_chunked_helpers"

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.sim.runner import ScriptedSim
 
 from engine.messages import Completion, Generate, GrammarReady
 from lockstep.interruption import interruptible
-from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.core.named import OWN, adapter_named
 from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError

@@ -23,8 +23,8 @@ _LIMIT_S: Final = 900
 _KEPT: Final = (".py", ".json", "/METADATA", "/RECORD", "/WHEEL", "/entry_points.txt")
 # Runs where that vLLM is the first of its name. Whatever breaks is said on one line, and the rest goes on.
 _LOOK: Final = """
-from scripted.adapters.vllm.adapter import installed_version
-from scripted.adapters.vllm.config import VllmSettingsError
+from scripted_vllm.adapter import installed_version
+from scripted_vllm.config import VllmSettingsError
 from scripted.core.mutant import MutantDoesNotFit
 from scripted.core.named import adapter_named
 from scripted.core.schedule import Schedule

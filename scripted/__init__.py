@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scripted.adapters.lockstep.script.context import ScriptContext
-    from scripted.adapters.lockstep.script.handle import RequestHandle
-    from scripted.adapters.lockstep.server.runner import ScriptedServer
-    from scripted.adapters.lockstep.sim.runner import ScriptedSim
+    from scripted_lockstep.script.context import ScriptContext
+    from scripted_lockstep.script.handle import RequestHandle
+    from scripted_lockstep.server.runner import ScriptedServer
+    from scripted_lockstep.sim.runner import ScriptedSim
+
     from scripted.core.refusals import ScriptDefinitionError
     from scripted.errors import BadCall, BudgetSpent, RequestRefused, UnknownName
     from scripted.report.failure import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
@@ -46,12 +47,12 @@ __all__ = [
 # Loaded at first use: a file that only decorates scripts does not pay for what runs them, and a scheduler that this
 # project did not write is searched without its engine. The messages on the wire are here for who speaks it himself.
 _LAZY = {
-    "scripted.adapters.lockstep.script.context": ("ScriptContext",),
-    "scripted.adapters.lockstep.script.execution": ("ScriptSucceeded",),
-    "scripted.adapters.lockstep.script.handle": ("RequestHandle",),
-    "scripted.adapters.lockstep.server.runner": ("ScriptedServer",),
-    "scripted.adapters.lockstep.server.wire": ("Shutdown",),
-    "scripted.adapters.lockstep.sim.runner": ("ScriptedSim",),
+    "scripted_lockstep.script.context": ("ScriptContext",),
+    "scripted_lockstep.script.execution": ("ScriptSucceeded",),
+    "scripted_lockstep.script.handle": ("RequestHandle",),
+    "scripted_lockstep.server.runner": ("ScriptedServer",),
+    "scripted_lockstep.server.wire": ("Shutdown",),
+    "scripted_lockstep.sim.runner": ("ScriptedSim",),
     "scripted.core.refusals": ("ScriptDefinitionError",),
     "scripted.errors": ("BadCall", "BudgetSpent", "RequestRefused", "UnknownName"),
     "scripted.report.failure": ("ScriptError", "ScriptFailed", "ScriptTimeout", "ServerDied", "ServerDirty"),

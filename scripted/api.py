@@ -322,7 +322,7 @@ def _ended(
         with closing(LiveServers()) as servers:
             return servers.lend(known, test.config).run(test, dict(arguments), options, mutant)
     if tier == "server":
-        from scripted.adapters.lockstep.server.pool import start_server
+        from scripted_lockstep.server.pool import start_server
 
         with start_server(test.config, mutant=mutant, placement=test.placement) as server:
             return server.run(test.script, options=options, **arguments)

@@ -99,7 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from scripted.core.refusals import ScriptDefinitionError
 
         try:
-            from scripted.adapters.lockstep.bugs import mutant_named
+            from scripted_lockstep.bugs import mutant_named
 
             mutant_named(mutant)
         except ScriptDefinitionError as exc:

@@ -31,10 +31,11 @@ _VETTING_ONE_S = 5.0
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from scripted_lockstep.server.pool import ServerPool
+    from scripted_lockstep.server.runner import ScriptedServer
+    from scripted_lockstep.sim.runner import ScriptedSim
+
     from engine.config import EngineConfig
-    from scripted.adapters.lockstep.server.pool import ServerPool
-    from scripted.adapters.lockstep.server.runner import ScriptedServer
-    from scripted.adapters.lockstep.sim.runner import ScriptedSim
     from scripted.script.options import ScriptOptions
     from scripted.script.vetting import Findings
     from scripted.sdk.live.server import LiveServers
@@ -156,7 +157,7 @@ class ScriptedSession:
         """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
         mutant = mutant or self.mutant
         if tier == "sim":
-            from scripted.adapters.lockstep.sim.runner import ScriptedSim
+            from scripted_lockstep.sim.runner import ScriptedSim
 
             return ScriptedSim.start(config, mutant=mutant)
         from lockstep.extras import INSTALL_SERVE, serve_is_installed
@@ -179,7 +180,7 @@ class ScriptedSession:
 
     def _servers(self) -> ServerPool:
         if self._pool is None:
-            from scripted.adapters.lockstep.server.pool import ServerPool
+            from scripted_lockstep.server.pool import ServerPool
 
             self._pool = ServerPool()
         return self._pool

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.server.parent import start_parent
 
 from engine.launch.preload import PreloadedParent
-from scripted.adapters.lockstep.server.parent import start_parent
 
 SPOILING = str(Path(__file__).parent / "unit" / "spoiling")
 

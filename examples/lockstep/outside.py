@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
+from scripted_lockstep.bugs import MUTANTS
+from scripted_lockstep.copies import COPIER
+from scripted_lockstep.machine import SilentDigests
 
 from engine import messages as own
 from engine.config import EngineConfig
@@ -16,9 +19,6 @@ from engine.limits import EMBEDDED_FACTS
 from engine.limits import Limits as EngineLimits
 from engine.plan import Segment
 from engine.scheduler import Scheduler
-from scripted.adapters.lockstep.bugs import MUTANTS
-from scripted.adapters.lockstep.copies import COPIER
-from scripted.adapters.lockstep.machine import SilentDigests
 from scripted.sdk import (
     Abort,
     Add,

@@ -232,7 +232,7 @@ def gallery(context: typer.Context) -> None:
 @gallery_app.command("list")
 def list_mutants() -> None:
     """Every mutant, with its bug, its origin and its test."""
-    from scripted.adapters.lockstep.bugs import MUTANTS
+    from scripted_lockstep.bugs import MUTANTS
 
     for mutant in MUTANTS:
         typer.echo(f"{mutant.name}\n  bug:    {mutant.bug}\n  origin: {mutant.origin}")
@@ -246,7 +246,8 @@ def run_mutants(
     tier: Annotated[Tier | None, typer.Option(help="default: all that the test names")] = None,
 ) -> None:
     """Run the test of a mutant without and with it. It must pass without, and fail with it as the bug did."""
-    from scripted.adapters.lockstep.bugs import MUTANTS, mutant_named
+    from scripted_lockstep.bugs import MUTANTS, mutant_named
+
     from scripted.cli.single_run import show_mutant
 
     if (name is None) != everything:

@@ -33,7 +33,7 @@ def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4, adap
     """
     _check_name(name)
     if adapter == OWN:
-        from scripted.adapters.lockstep import require_own_engine  # a test of another scheduler does without it
+        from scripted_lockstep import require_own_engine  # a test of another scheduler does without it
 
         require_own_engine()
         from engine.config import EngineConfig

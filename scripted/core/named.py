@@ -16,15 +16,15 @@ from scripted.core.refusals import ScriptDefinitionError
 
 OWN: Final = "lockstep"
 BUILT_IN: Final = {
-    OWN: "scripted.adapters.lockstep.adapter",
-    "lockstep-fleet": "scripted.adapters.lockstep.fleets.adapter",
-    "lockstep-decode": "scripted.adapters.lockstep.roles:DECODE",
-    "lockstep-prefill": "scripted.adapters.lockstep.roles:PREFILL",
-    "sglang": "scripted.adapters.sglang",
-    "sglang-fleet": "scripted.adapters.sglang.fleet",
-    "transformers": "scripted.adapters.transformers",
-    "vllm": "scripted.adapters.vllm",
-    "vllm-fleet": "scripted.adapters.vllm.fleet",
+    OWN: "scripted_lockstep.adapter",
+    "lockstep-fleet": "scripted_lockstep.fleets.adapter",
+    "lockstep-decode": "scripted_lockstep.roles:DECODE",
+    "lockstep-prefill": "scripted_lockstep.roles:PREFILL",
+    "sglang": "scripted_sglang",
+    "sglang-fleet": "scripted_sglang.fleet",
+    "transformers": "scripted_transformers",
+    "vllm": "scripted_vllm",
+    "vllm-fleet": "scripted_vllm.fleet",
 }
 _ATTRIBUTE: Final = "ADAPTER"
 _OUR_PACKAGES: Final = ("engine", "lockstep", "scripted")

@@ -2,7 +2,7 @@
 
 An *adapter* makes the parts of one run: a *machine*, which is the scheduler with its memory; a *device*, which
 computes what the machine launches; and an *oracle*, which says what was promised (``scripted.core.oracle``). A run
-drives them from a schedule. Lockstep's own scheduler is an adapter like any other (``scripted.adapters.lockstep``). For
+drives them from a schedule. Lockstep's own scheduler is an adapter like any other (``scripted_lockstep``). For
 a scheduler of the usual shape everything but the machine is ready made: see ``scripted.sdk``.
 """
 

@@ -18,12 +18,12 @@ from typing import Final, Self
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from scripted_lockstep.bugs import Mutant, mutant_named
+from scripted_lockstep.server.parent import start_parent
+from scripted_lockstep.server.runner import ScriptedServer
 
 from engine.launch.preload import PreloadedParent
 from lockstep.output_files import write_output
-from scripted.adapters.lockstep.bugs import Mutant, mutant_named
-from scripted.adapters.lockstep.server.parent import start_parent
-from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.api import RecordedRun, run_script
 from scripted.core.phrases import printable
 from scripted.demo.race import flush_race

@@ -27,14 +27,14 @@ from load import Load, LoadResult, run_death, run_load
 from machines import IN_A_NAMESPACE, MachineStages, Network, inside_a_namespace
 from rich.console import Console
 from rich.table import Table
+from scripted_lockstep.script.world import StageLink
+from scripted_lockstep.server.links import order_link
+from scripted_lockstep.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
+from scripted_lockstep.server.ray_cluster import LocalCluster
 
 from engine.launch.preload import PreloadedParent
 from engine.process.control import STAGE_PREFIX
 from engine.settings import ServerSettings
-from scripted.adapters.lockstep.script.world import StageLink
-from scripted.adapters.lockstep.server.links import order_link
-from scripted.adapters.lockstep.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
-from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
 
 STAGES = 4
 START_BOUND_S = 400.0

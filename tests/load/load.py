@@ -28,10 +28,10 @@ from operators import Operators
 from outcome import Outcome, complaint_about, complaint_after_death
 from rich.console import Console
 from rich.table import Table
+from scripted_lockstep.server.placed import PlacedStages
 from workload import Workload
 
 from engine.launch.preload import PreloadedParent
-from scripted.adapters.lockstep.server.placed import PlacedStages
 from scripted.core.phrases import plural
 
 # Given the pids of processes by their names, in order of preference; returns the name of the one that it hit, and for

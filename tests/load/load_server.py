@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import psutil
 from auditing_gate import AUDITING_GATE
+from scripted_lockstep.server.placed import PlacedStages
 
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
-from scripted.adapters.lockstep.server.placed import PlacedStages
 
 # Stages of Ray import everything by themselves, on cores that they share.
 START_BOUND_S = 400.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scripted.adapters.lockstep.workloads import TEXTS
+from scripted_lockstep.workloads import TEXTS
+
 from scripted.core.schedule import Schedule
 
 WORKLOADS = {name: Schedule.parse(text) for name, text in TEXTS.items()}

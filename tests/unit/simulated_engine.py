@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 import msgspec
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from engine.config import EngineConfig
 from engine.integrity import audit
@@ -28,7 +29,6 @@ from engine.messages import (
 )
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Scheduler, StepResult
-from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 # An engine that is not idle after this many steps counts as stuck.
 DRAIN_LIMIT_STEPS = 50_000

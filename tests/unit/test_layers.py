@@ -59,37 +59,37 @@ ROOMS = (
     "scripted.report",
     "scripted.new_files",
     "scripted.script",
-    "scripted.adapters.lockstep.simulated",
-    "scripted.adapters.lockstep.actions",
-    "scripted.adapters.lockstep.step_words",
-    "scripted.adapters.lockstep.specification",
-    "scripted.adapters.lockstep.oracle",
-    "scripted.adapters.lockstep.bugs",
-    "scripted.adapters.lockstep.machine",
-    "scripted.adapters.lockstep.script",
-    "scripted.adapters.lockstep.configs",
-    "scripted.adapters.lockstep.sim",
-    "scripted.adapters.lockstep.server",
+    "scripted_lockstep.simulated",
+    "scripted_lockstep.actions",
+    "scripted_lockstep.step_words",
+    "scripted_lockstep.specification",
+    "scripted_lockstep.oracle",
+    "scripted_lockstep.bugs",
+    "scripted_lockstep.machine",
+    "scripted_lockstep.script",
+    "scripted_lockstep.configs",
+    "scripted_lockstep.sim",
+    "scripted_lockstep.server",
     "scripted",
     "scripted.search",
     "scripted.sdk",
     "scripted.replay",
     "scripted.fleets",
     "scripted.adapters",
-    "scripted.adapters.sglang",
-    "scripted.adapters.transformers",
-    "scripted.adapters.vllm",
-    "scripted.adapters.lockstep.workloads",
-    "scripted.adapters.lockstep.twists",
-    "scripted.adapters.lockstep.space",
-    "scripted.adapters.lockstep.copies",
-    "scripted.adapters.lockstep.gallery_page",
-    "scripted.adapters.lockstep.script_target",
-    "scripted.adapters.lockstep.recordings",
-    "scripted.adapters.lockstep",
-    "scripted.adapters.lockstep.adapter",
-    "scripted.adapters.lockstep.roles",
-    "scripted.adapters.lockstep.fleets",
+    "scripted_sglang",
+    "scripted_transformers",
+    "scripted_vllm",
+    "scripted_lockstep.workloads",
+    "scripted_lockstep.twists",
+    "scripted_lockstep.space",
+    "scripted_lockstep.copies",
+    "scripted_lockstep.gallery_page",
+    "scripted_lockstep.script_target",
+    "scripted_lockstep.recordings",
+    "scripted_lockstep",
+    "scripted_lockstep.adapter",
+    "scripted_lockstep.roles",
+    "scripted_lockstep.fleets",
     "scripted.api",
     "scripted.demo",
     "scripted.shell",
@@ -119,10 +119,10 @@ PURE = (
     "engine.scheduler",
     "engine.integrity",
     "scripted.core.tokens",
-    "scripted.adapters.lockstep.simulated.grammar",
-    "scripted.adapters.lockstep.simulated.model",
-    "scripted.adapters.lockstep.simulated.pipeline",
-    "scripted.adapters.lockstep.simulated.transfers",
+    "scripted_lockstep.simulated.grammar",
+    "scripted_lockstep.simulated.model",
+    "scripted_lockstep.simulated.pipeline",
+    "scripted_lockstep.simulated.transfers",
 )
 WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.router", "engine.serve_app")
 
@@ -155,7 +155,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 # Adapters of others' schedulers, each one room.
-FOREIGN = ("scripted.adapters.sglang", "scripted.adapters.transformers", "scripted.adapters.vllm")
+FOREIGN = ("scripted_sglang", "scripted_transformers", "scripted_vllm")
 
 
 def room_of(module: str) -> str:
@@ -206,7 +206,7 @@ def imports_of(package: str, packages: tuple[str, ...]) -> list[str]:
 
 def test_a_foreign_scheduler_does_without_the_engine() -> None:
     """What a script or a search of another scheduler imports has no import of ``engine`` outside a function."""
-    ours = ("scripted.adapters.lockstep", "scripted.demo")
+    ours = ("scripted_lockstep", "scripted.demo")
     eager = [
         f"{path.relative_to(ROOT)}:{node.lineno} imports {node.module}"
         for path in modules("scripted")
@@ -279,7 +279,7 @@ def test_the_core_touches_nothing_outside(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["engine.scheduler, scripted", "scripted.adapters.lockstep.sim.runner, engine.pipeline.staged"]
+    "module", ["engine.scheduler, scripted", "scripted_lockstep.sim.runner, engine.pipeline.staged"]
 )
 def test_importing_loads_no_torch(module: str) -> None:
     """D12: in an interpreter of its own, so that nothing that another test imported is seen."""

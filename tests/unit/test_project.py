@@ -18,13 +18,13 @@ import pytest
 import typer.main
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from scripted_lockstep.bugs import ESCAPES, MUTANTS, RACES
+from scripted_lockstep.script.context import ScriptContext
+from scripted_lockstep.script.handle import RequestHandle
+from scripted_lockstep.script.state import EngineState, TreeState
 
 from ci.cli import app as ci_app
 from engine.cli import app as engine_app
-from scripted.adapters.lockstep.bugs import ESCAPES, MUTANTS, RACES
-from scripted.adapters.lockstep.script.context import ScriptContext
-from scripted.adapters.lockstep.script.handle import RequestHandle
-from scripted.adapters.lockstep.script.state import EngineState, TreeState
 from scripted.cli import app as scripted_app
 from scripted.script.clients import Call, ClientView
 from scripted.script.state import KVState, MicrobatchInFlight, RowState
@@ -109,8 +109,8 @@ def test_a_module_says_what_it_is_in_a_few_lines():
 ABOUT = {
     "engine/model/openvino": "openvino",
     "engine/serve_app": "ray.serve",
-    "scripted/adapters/sglang": "sglang",
-    "scripted/adapters/vllm": "vllm",
+    "adapters/scripted_sglang": "sglang",
+    "adapters/scripted_vllm": "vllm",
 }
 
 

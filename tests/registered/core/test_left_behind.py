@@ -9,10 +9,10 @@ action has an entry. Origin: D03, D06, a pause and an unspent failure that faile
 from collections.abc import Generator
 
 import pytest
+from scripted_lockstep import actions
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from scripted.adapters.lockstep import actions
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 
 register_cpu_ci(est_time=20, suite="base-cpu")

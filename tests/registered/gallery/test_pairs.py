@@ -6,9 +6,9 @@ search's own measurement, in which no bug of the gallery needs two.
 """
 
 import pytest
+from scripted_lockstep.bugs import PAIRS
 
 from ci.register import register_cpu_ci
-from scripted.adapters.lockstep.bugs import PAIRS
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute

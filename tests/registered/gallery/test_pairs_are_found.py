@@ -5,9 +5,9 @@ that of the pairs themselves.
 """
 
 import pytest
+from scripted_lockstep.bugs import PAIRS
 
 from ci.register import register_cpu_ci
-from scripted.adapters.lockstep.bugs import PAIRS
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.units import SearchPlan

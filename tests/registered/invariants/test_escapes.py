@@ -8,11 +8,11 @@ a-deadline-met-exactly-is-missed, the-aborted-fill-the-queue, one-token-late.
 """
 
 import pytest
+from scripted_lockstep.oracle.digests import check_digests
 
 from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
 from scripted import RequestRefused, scripted
-from scripted.adapters.lockstep.oracle.digests import check_digests
 
 register_cpu_ci(est_time=12, suite="base-cpu")
 register_cuda_ci(est_time=120, stage="extra-b", runner_config="1-gpu")

@@ -23,12 +23,13 @@ from ci.register import register_cpu_ci
 if find_spec("sglang") is None:
     pytest.skip("no SGLang is installed; `make sglang` makes an environment with one", allow_module_level=True)
 
+from scripted_sglang.adapter import COPIER, MUTANTS
+from scripted_sglang.config import SglangSettings
+from scripted_sglang.host import HOST, MHATokenToKVPoolHost
+from scripted_sglang.machine import Scheduler, SglangMachine, check_loops
+from scripted_sglang.standalone import SglangStandalone
+
 from scripted import api
-from scripted.adapters.sglang.adapter import COPIER, MUTANTS
-from scripted.adapters.sglang.config import SglangSettings
-from scripted.adapters.sglang.host import HOST, MHATokenToKVPoolHost
-from scripted.adapters.sglang.machine import Scheduler, SglangMachine, check_loops
-from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.core.forks import Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.named import adapter_named

@@ -19,9 +19,10 @@ from ci.register import register_cpu_ci
 if find_spec("sglang") is None:
     pytest.skip("no SGLang is installed; `make sglang` makes an environment with one", allow_module_level=True)
 
+from scripted_sglang.fleet import ADAPTER, MUTANTS, NAME, SglangMember
+from scripted_sglang.standalone import SglangStandalone
+
 from scripted import api
-from scripted.adapters.sglang.fleet import ADAPTER, MUTANTS, NAME, SglangMember
-from scripted.adapters.sglang.standalone import SglangStandalone
 from scripted.core.mutant import Mutant
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule

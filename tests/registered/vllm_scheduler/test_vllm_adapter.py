@@ -19,13 +19,13 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
+from scripted_vllm.adapter import TRIED_VERSIONS, installed_version
+from scripted_vllm.config import VllmSettings
+from scripted_vllm.machine import VllmMachine
+from scripted_vllm.parts import new_scheduler
+from scripted_vllm.runner_view import RunnerView
 from typer.testing import CliRunner
 
-from scripted.adapters.vllm.adapter import TRIED_VERSIONS, installed_version
-from scripted.adapters.vllm.config import VllmSettings
-from scripted.adapters.vllm.machine import VllmMachine
-from scripted.adapters.vllm.parts import new_scheduler
-from scripted.adapters.vllm.runner_view import RunnerView
 from scripted.cli import app
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed
@@ -166,7 +166,7 @@ def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> N
         0,
         f"vLLM {installed_version()} is installed; this adapter was tried with it",
     )
-    monkeypatch.setattr("scripted.adapters.vllm.adapter.TRIED_VERSIONS", ("0.0.1",))
+    monkeypatch.setattr("scripted_vllm.adapter.TRIED_VERSIONS", ("0.0.1",))
     done = CliRunner().invoke(app, ["explore", "--adapter", "vllm", "--version-check"])
     assert done.exit_code == 1
     assert "was tried with 0.0.1 and may not fit" in done.output

@@ -18,7 +18,8 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted.adapters.vllm import ADAPTER
+from scripted_vllm import ADAPTER
+
 from scripted.api import write_test
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run

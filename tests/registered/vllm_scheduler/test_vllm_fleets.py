@@ -17,8 +17,9 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted.adapters.vllm.connector import ScheduledConnector
-from scripted.adapters.vllm.fleet import ADAPTER, NAME, VllmMember
+from scripted_vllm.connector import ScheduledConnector
+from scripted_vllm.fleet import ADAPTER, NAME, VllmMember
+
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Prefixes, execute

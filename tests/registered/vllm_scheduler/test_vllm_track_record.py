@@ -16,7 +16,8 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted.adapters.vllm.adapter import MUTANTS, TRIED_VERSIONS, installed_version
+from scripted_vllm.adapter import MUTANTS, TRIED_VERSIONS, installed_version
+
 from scripted.core.mutant import Mutant, MutantDoesNotFit
 from scripted.core.named import adapter_named
 from scripted.search.campaign import Campaign, SearchReport

@@ -14,22 +14,7 @@ from typing import Any, Final
 
 import pytest
 from base_workloads import WORKLOADS
-
-from engine.config import EngineConfig
-from engine.messages import (
-    ClientMessage,
-    Completion,
-    Event,
-    Generate,
-    GetStats,
-    Grammar,
-    OperatorEvent,
-    PagesReceived,
-    PagesSent,
-    PipelineEvent,
-)
-from engine.scheduler import StepRecord
-from scripted.adapters.lockstep.actions import (
+from scripted_lockstep.actions import (
     AdministrativeCall,
     FailGrammar,
     FailTransfer,
@@ -48,9 +33,24 @@ from scripted.adapters.lockstep.actions import (
     Update,
     all_actions,
 )
-from scripted.adapters.lockstep.script.context import ScriptContext
-from scripted.adapters.lockstep.sim.runner import ScriptedSim
-from scripted.adapters.lockstep.step_words import call_names, event_text
+from scripted_lockstep.script.context import ScriptContext
+from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.step_words import call_names, event_text
+
+from engine.config import EngineConfig
+from engine.messages import (
+    ClientMessage,
+    Completion,
+    Event,
+    Generate,
+    GetStats,
+    Grammar,
+    OperatorEvent,
+    PagesReceived,
+    PagesSent,
+    PipelineEvent,
+)
+from engine.scheduler import StepRecord
 from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.named import adapter_named

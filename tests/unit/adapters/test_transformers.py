@@ -8,10 +8,10 @@ import warnings
 from pathlib import Path
 
 import pytest
+from scripted_transformers.standalone import TransformersStandalone
 from typer.testing import CliRunner
 
 from scripted import api
-from scripted.adapters.transformers.standalone import TransformersStandalone
 from scripted.cli.main import app
 from scripted.core.named import adapter_named
 from scripted.core.schedule import Schedule

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from scripted_lockstep import workloads
 
-from scripted.adapters.lockstep import workloads
 from scripted.sdk.workloads import read_workloads
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from base_workloads import WORKLOADS
 from rich.console import Console
+from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.sim.runner import ScriptedSim
 
 from engine.messages import FlushCache
 from engine.scheduler import Scheduler, StepResult
-from scripted.adapters.lockstep.bugs.mutants import switched_on
-from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli.console import save_test
 from scripted.core.protocol import WrittenTest
 from scripted.core.schedule import Schedule

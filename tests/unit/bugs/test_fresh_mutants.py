@@ -6,10 +6,10 @@ import ast
 import textwrap
 
 import pytest
+from scripted_lockstep.bugs import fresh, mutant_named
+from scripted_lockstep.bugs.fresh import fresh_mutant, fresh_sample
 
 from engine.scheduler.books import Books
-from scripted.adapters.lockstep.bugs import fresh, mutant_named
-from scripted.adapters.lockstep.bugs.fresh import fresh_mutant, fresh_sample
 from scripted.core.refusals import ScriptDefinitionError
 
 SOURCE = textwrap.dedent('''

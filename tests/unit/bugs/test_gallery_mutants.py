@@ -10,9 +10,9 @@ import inspect
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.bugs import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
+from scripted_lockstep.bugs.mutants import switched_on
 
-from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
-from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.core.mutant import read_mutants
 from scripted.core.named import OWN, adapter_named
 from scripted.core.schedule import Schedule
@@ -59,7 +59,7 @@ def test_the_races_of_the_gallery_are_there():
 
 
 def test_every_file_of_mutants_is_in_the_table():
-    files = sorted((ROOT / "scripted/adapters/lockstep/bugs").glob("*.toml"))
+    files = sorted((ROOT / "adapters/scripted_lockstep/bugs").glob("*.toml"))
     assert files
     assert {one.name for file in files for one in read_mutants(file)} == {
         one.name for one in (*MUTANTS, *CONTRACTS, *PAIRS)

@@ -27,7 +27,7 @@ def test_a_adapter_is_found_once_and_keeps_the_name_it_was_found_by() -> None:
 
 
 def test_an_installed_module_has_an_adapter_as_an_attribute() -> None:
-    assert adapter_named("scripted.adapters.lockstep.adapter:ADAPTER").workloads == adapter_named(OWN).workloads
+    assert adapter_named("scripted_lockstep.adapter:ADAPTER").workloads == adapter_named(OWN).workloads
 
 
 @pytest.mark.parametrize(

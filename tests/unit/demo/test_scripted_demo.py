@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
+from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.sim.runner import ScriptedSim
 
-from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.api import RecordedRun, run_script
 from scripted.demo.race import flush_race
 from scripted.demo.show import BUG, Half, Race

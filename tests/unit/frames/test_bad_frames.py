@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from scripted_lockstep.script.execution import ScriptSucceeded
+from scripted_lockstep.server.wire import decode_command
+from scripted_lockstep.server.wire import decode_replies as decode_gate_reply
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
@@ -33,9 +36,6 @@ from engine.pipeline.wire import (
 from engine.placement.messages import Begin, StagePulse, decode_agent_message, decode_to_agent
 from engine.plan import Forward, ForwardMode, Segment
 from engine.process.control import Dying, decode_child_message
-from scripted.adapters.lockstep.script.execution import ScriptSucceeded
-from scripted.adapters.lockstep.server.wire import decode_command
-from scripted.adapters.lockstep.server.wire import decode_replies as decode_gate_reply
 from scripted.script.wire import RunScript
 
 PLAN = Forward(1, ForwardMode.PREFILL, (Segment("rid", 0, 0, (1, 2), 0, (0,), True),))

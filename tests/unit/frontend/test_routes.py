@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from scripted_lockstep.actions import AdministrativeCall, BeginProfile, all_actions
 
 from engine.frontend.errors import ApiError
 from engine.messages import (
@@ -32,7 +33,6 @@ from engine.messages import (
     UpdateWeights,
 )
 from engine.stats import EngineStats
-from scripted.adapters.lockstep.actions import AdministrativeCall, BeginProfile, all_actions
 from scripted.core.placed import parse_placed
 
 

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from engine import EngineConfig
 from engine.errors import ConfigError
@@ -29,7 +30,6 @@ from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.traced_gate import TracedGate
 from engine.settings import ServerSettings
 from engine.settings_sources import trace_settings
-from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.core.clock import VirtualClock
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_lockstep.script.execution import ScriptSucceeded
 
 from engine import EngineConfig
 from scripted import BadCall, ScriptOptions, ServerDirty, pytest_plugin, scripted
-from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.pytest_session import ScriptedSession, current_session
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.decorator import spec_of

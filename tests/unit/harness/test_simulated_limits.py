@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.configs import MOST_PAGES, limits_of
 from typer.testing import CliRunner
 
 from engine import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.messages import FinishReason, TokenOutput
 from scripted import ScriptedSim
-from scripted.adapters.lockstep.configs import MOST_PAGES, limits_of
 from scripted.cli import app
 from scripted.core.schedule import Schedule
 from scripted.search.execution import record

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Completion, PipelineFailed
 from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
-from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 GREEDY = SamplingSpec(seed=0)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from scripted_lockstep.machine import EngineMachine
+from scripted_lockstep.oracle.step_checks import EngineOracle
 
 from engine import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
@@ -29,8 +31,6 @@ from engine.plan import Microbatch, Segment
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from scripted import ScriptedSim, ScriptFailed
-from scripted.adapters.lockstep.machine import EngineMachine
-from scripted.adapters.lockstep.oracle.step_checks import EngineOracle
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.oracle import digests
+from scripted_lockstep.oracle.digests import DigestedStep, check_digest, check_digests
+from scripted_lockstep.workloads import FLAGSHIP
 
 from engine.instruments import DigestChain
 from engine.messages import Abort, CallAnswer, TokenOutput
-from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.oracle import digests
-from scripted.adapters.lockstep.oracle.digests import DigestedStep, check_digest, check_digests
-from scripted.adapters.lockstep.workloads import FLAGSHIP
 from scripted.core.violation import Violation
 from scripted.search.execution import record
 from scripted.search.targets import workload_named

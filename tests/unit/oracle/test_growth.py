@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
+from scripted_lockstep.oracle.growth import check_growth, check_stages
 
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.scheduler import Scheduler
-from scripted.adapters.lockstep.oracle.growth import check_growth, check_stages
 from scripted.core.sizes import sizes_of
 from scripted.core.violation import Violation
 

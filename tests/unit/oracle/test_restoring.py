@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from scripted_lockstep.oracle.restoring import check_checkpoint
 
 from engine.config import EngineConfig
 from engine.memory import Node, RadixTree, SlidingWindowPool
 from engine.messages import Generate, SamplingParams
 from engine.scheduler import Scheduler, admission
 from engine.scheduler.controls import Controls
-from scripted.adapters.lockstep.oracle.restoring import check_checkpoint
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation

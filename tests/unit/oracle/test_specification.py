@@ -12,6 +12,9 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from base_workloads import WORKLOADS
+from scripted_lockstep.copies import UNSPECIFIED_EVERY_RUNS, is_specified
+from scripted_lockstep.specification import specification
+from scripted_lockstep.specification.conformance import RULES, Conformance, Nonconformance
 
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
@@ -32,9 +35,6 @@ from engine.plan import Forward
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.counters import Counters
 from engine.stats import EngineStats
-from scripted.adapters.lockstep.copies import UNSPECIFIED_EVERY_RUNS, is_specified
-from scripted.adapters.lockstep.specification import specification
-from scripted.adapters.lockstep.specification.conformance import RULES, Conformance, Nonconformance
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
@@ -66,7 +66,7 @@ def test_it_shares_nothing_with_the_engine_but_messages_plans_and_limits(page: P
     assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
     engine = {name for name in modules if name.split(".")[0] == "engine"}
     assert engine <= {"engine", "engine.limits", "engine.messages", "engine.plan", "engine.stats"}
-    package = "scripted.adapters.lockstep.specification"
+    package = "scripted_lockstep.specification"
     known = {f"{package}.expected", *(f"{package}.{other.stem}" for other in _PAGES)}
     assert {name for name in modules if name.startswith("scripted")} <= known
 

@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 import pytest
 from joined_server import END_BOUND_S, STAGES, JoinedServer
+from scripted_lockstep.server.runner import ScriptedServer
 
 from engine.launch.preload import PreloadedParent
 from engine.links.connection import LinkAddress
@@ -26,7 +27,6 @@ from engine.links.proof import Claim, LinkError, Role
 from engine.links.secret import Secret, read_secret
 from engine.process.death import read_death_report
 from engine.settings import ServerSettings
-from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.demo.race import flush_race
 from scripted.report.failure import ScriptError
 from scripted.script.decorator import spec_of

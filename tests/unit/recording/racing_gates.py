@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+from scripted_lockstep.bugs import mutant_named
+
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.live_gate import LiveGate
-from scripted.adapters.lockstep.bugs import mutant_named
 
 MUTANT = "flush-ignores-in-flight"
 _for_life = contextlib.ExitStack()

@@ -9,6 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from base_workloads import WORKLOADS
+from scripted_lockstep.actions import Flush, StartRequest
+from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.configs import limits_of
+from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.step_words import log_of
 
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
@@ -29,11 +34,6 @@ from engine.recording.checkpoint import checkpoint_of, restored
 from engine.recording.format import frame_bytes
 from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, run_loop
-from scripted.adapters.lockstep.actions import Flush, StartRequest
-from scripted.adapters.lockstep.bugs.mutants import switched_on
-from scripted.adapters.lockstep.configs import limits_of
-from scripted.adapters.lockstep.sim.runner import ScriptedSim
-from scripted.adapters.lockstep.step_words import log_of
 from scripted.cli.replay import replay
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from scripted_lockstep.configs import config_values
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
+from scripted_lockstep.step_words import log_of
+
 from engine import EngineConfig
 from engine.errors import IntegrityError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Books, Scheduler, StepRecord
-from scripted.adapters.lockstep.configs import config_values
-from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
-from scripted.adapters.lockstep.step_words import log_of
 from scripted.report.trace import Note, Trace, TraceHeader
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)

@@ -6,6 +6,7 @@ import faulthandler
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.server.stacks import readable_stack
 
 from engine import EngineConfig
 from scripted import (
@@ -18,7 +19,6 @@ from scripted import (
     ScriptTimeout,
     ServerDied,
 )
-from scripted.adapters.lockstep.server.stacks import readable_stack
 from scripted.report.failure import Activity, FailureKind, FailureReport, ProcessStack
 
 PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from race_records import LIMITS, flush_race, generate, race_traces, record_run
+from scripted_lockstep.step_words import log_of
 
 from engine.limits import Limits
 from engine.messages import Event, PauseGeneration
 from engine.scheduler.ports import StepRecord
-from scripted.adapters.lockstep.step_words import log_of
 from scripted.report.step_log import Note, StepLog
 from scripted.report.table import AROUND_STEPS, render_text, step_table
 

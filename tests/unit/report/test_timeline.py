@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from race_records import LIMITS, PP4, flush_race, generate, race_traces, record_run
+from scripted_lockstep.configs import config_values
+from scripted_lockstep.step_words import event_text, log_of, reply_text
 
 from engine.messages import (
     Abort,
@@ -29,8 +31,6 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.scheduler.ports import StepRecord
-from scripted.adapters.lockstep.configs import config_values
-from scripted.adapters.lockstep.step_words import event_text, log_of, reply_text
 from scripted.api import RecordedRun, run_script
 from scripted.core.phrases import short_rid
 from scripted.report.difference import first_difference

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from scripted_lockstep.machine import EngineMachine
 from simulated_engine import SimulatedEngine, generate, prompt
 
 from engine.errors import IntegrityError
 from engine.integrity import audit
 from engine.messages import Abort, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
 from engine.scheduler import Books
-from scripted.adapters.lockstep.machine import EngineMachine
 
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 

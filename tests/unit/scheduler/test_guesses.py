@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
 from engine.config import EngineConfig
@@ -16,7 +17,6 @@ from engine.messages import Completion, ContinueGeneration, PauseGeneration
 from engine.plan import SamplingSpec
 from engine.scheduler.drafts import Drafts, note_verified
 from engine.scheduler.request import Request
-from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 GUESSES = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1}
 ALPHABET = 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scripted_lockstep.machine import EngineMachine
 from simulated_engine import SimulatedEngine, alone, generate, prompt
 
 from engine.errors import IntegrityError
@@ -17,7 +18,6 @@ from engine.messages import (
     UpdateWeights,
 )
 from engine.plan import ForwardMode
-from scripted.adapters.lockstep.machine import EngineMachine
 
 UPDATE = UpdateWeights(call_id="update", model_path="embedded:7")
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}

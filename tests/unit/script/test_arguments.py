@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_lockstep.server.wire import decode_command
 
 from engine.messages import encode
 from scripted import BadCall
-from scripted.adapters.lockstep.server.wire import decode_command
 from scripted.script.arguments import check_plain, packed, unpacked
 from scripted.script.wire import RunScript
 

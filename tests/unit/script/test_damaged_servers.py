@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 from damages import IN_SERVERS, OPTIONS, do, finds_a_whole_engine
+from scripted_lockstep.server.pool import ServerPool
 
 from engine import EngineConfig
 from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptError, ServerDied
-from scripted.adapters.lockstep.server.pool import ServerPool
 
 SHARED = EngineConfig()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from scripted_lockstep.script.followed_answers import ByteDecoder, FollowedAnswers
+from scripted_lockstep.script.handle import RequestHandle
 
 from engine import EngineConfig
 from engine.messages import Abort, FinishReason, Generate, SamplingParams, TokenOutput
 from scripted import ScriptedSim
-from scripted.adapters.lockstep.script.followed_answers import ByteDecoder, FollowedAnswers
-from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.script.clients import ClientView
 
 CONFIG = EngineConfig(pp_size=2, pp_async_depth=1)

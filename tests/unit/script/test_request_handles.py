@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from scripted_lockstep.script.history import EngineHandles
 
 from engine import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, Generate, Refusal, RefusalKind, SamplingParams, TokenOutput
 from engine.scheduler import Scheduler
 from scripted import RequestHandle
-from scripted.adapters.lockstep.script.history import EngineHandles
 from scripted.script.clients import Chunk, ClientView
 
 SCHEDULER = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import scripted_lockstep.bugs
+from scripted_lockstep.bugs import MUTANTS
 
-import scripted.adapters.lockstep.bugs
-from scripted.adapters.lockstep.bugs import MUTANTS
 from scripted.cli import main
 from scripted.report.trace import read_trace
 from scripted.script.loader import find_test
@@ -232,6 +232,6 @@ def test_the_tests_of_the_gallery_are_in_the_repository(monkeypatch, capsys, tmp
 
 def test_a_mutant_that_its_test_does_not_catch_is_told(monkeypatch, capsys):
     escaped = replace(MUTANTS[0], signature="something else")
-    monkeypatch.setattr(scripted.adapters.lockstep.bugs, "MUTANTS", (escaped,))
+    monkeypatch.setattr(scripted_lockstep.bugs, "MUTANTS", (escaped,))
     assert run_main(monkeypatch, "gallery", "run", "--all", "--tier", "sim") == 1
     assert "NOT CAUGHT: 'something else'" in capsys.readouterr().out

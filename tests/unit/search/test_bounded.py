@@ -6,9 +6,9 @@ import itertools
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.bugs.mutants import switched_on
 from typer.testing import CliRunner
 
-from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.cli import app
 from scripted.core.action import Action
 from scripted.core.refusals import ScriptDefinitionError

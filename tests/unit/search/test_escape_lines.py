@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from scripted_lockstep.bugs.mutants import switched_on
 
-from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.bugs import ESCAPES, RACES
+from scripted_lockstep.gallery_page import results_on
 from typer.testing import CliRunner
 
-from scripted.adapters.lockstep.bugs import ESCAPES, RACES
-from scripted.adapters.lockstep.gallery_page import results_on
 from scripted.cli import app
 from scripted.core.refusals import ScriptDefinitionError
 

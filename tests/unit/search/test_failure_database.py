@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.bugs.mutants import switched_on
 from typer.testing import CliRunner
 
-from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.cli import app
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from scripted_lockstep.bugs import mutant_named
 
 from engine.memory import KVMemory
 from engine.memory.radix import RadixTree
 from engine.scheduler import Scheduler
-from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.core.named import adapter_named
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
+from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.fleets.adapter import ADAPTER, NAME
 
 from engine.config import EngineConfig
 from engine.routing.prefills import Prefills
-from scripted.adapters.lockstep.bugs import mutant_named
-from scripted.adapters.lockstep.fleets.adapter import ADAPTER, NAME
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed, parse_placed
 from scripted.core.run import Run

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 import pytest
+from scripted_lockstep.space import SPACE
 
 from scripted import api
-from scripted.adapters.lockstep.space import SPACE
 from scripted.core.named import OWN, adapter_named
 from scripted.core.placed import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError

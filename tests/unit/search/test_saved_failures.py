@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import msgspec
 from base_workloads import WORKLOADS
+from scripted_lockstep.bugs import mutant_named
 
-from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Prefixes, record
 from scripted.search.strategies import Exhaustive

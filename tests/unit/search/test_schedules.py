@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 from base_workloads import WORKLOADS
-
-from engine.errors import ConfigError
-from engine.messages import PauseMode
-from scripted.adapters.lockstep.actions import (
+from scripted_lockstep.actions import (
     Evict,
     Flush,
     PauseServing,
@@ -20,6 +17,9 @@ from scripted.adapters.lockstep.actions import (
     StartRequest,
     Update,
 )
+
+from engine.errors import ConfigError
+from engine.messages import PauseMode
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.actions import KillStage
+from scripted_lockstep.bugs import ESCAPES, RACES, UnknownMutant
+from scripted_lockstep.bugs.mutants import switched_on
+from scripted_lockstep.gallery_page import gallery_markdown, results_on
+from scripted_lockstep.workloads import FLAGSHIP
 
-from scripted.adapters.lockstep.actions import KillStage
-from scripted.adapters.lockstep.bugs import ESCAPES, RACES, UnknownMutant
-from scripted.adapters.lockstep.bugs.mutants import switched_on
-from scripted.adapters.lockstep.gallery_page import gallery_markdown, results_on
-from scripted.adapters.lockstep.workloads import FLAGSHIP
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.bugs.mutants import switched_on
 
 from benchmarks.shrinking import check
 from scripted import api
-from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute, record

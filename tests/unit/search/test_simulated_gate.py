@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from base_workloads import WORKLOADS
-
-from engine.scheduler import StepRecord
-from scripted.adapters.lockstep.actions import (
+from scripted_lockstep.actions import (
     FailGrammar,
     FailStage,
     Flush,
@@ -21,9 +19,11 @@ from scripted.adapters.lockstep.actions import (
     Press,
     StartRequest,
 )
-from scripted.adapters.lockstep.copies import COPIER
-from scripted.adapters.lockstep.sim.runner import ScriptedSim
-from scripted.adapters.lockstep.workloads import FLAGSHIP
+from scripted_lockstep.copies import COPIER
+from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.workloads import FLAGSHIP
+
+from engine.scheduler import StepRecord
 from scripted.core.forks import Frozen
 from scripted.core.placed import Placed
 from scripted.core.run import Run

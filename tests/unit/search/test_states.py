@@ -7,8 +7,8 @@ from collections import deque
 from typing import Any
 
 import pytest
+from scripted_lockstep.copies import COPIER, STATES
 
-from scripted.adapters.lockstep.copies import COPIER, STATES
 from scripted.core.forks import Frozen
 from scripted.core.named import adapter_named
 from scripted.core.run import Run

@@ -9,12 +9,12 @@ from collections import Counter
 from typing import Final
 
 import pytest
+from scripted_lockstep.actions import Evict, Press, StartRequest
+from scripted_lockstep.configs import limits_of
+from scripted_lockstep.space import SPACE
+from scripted_lockstep.twists import SCENES, TWISTS, twisted
 
 from engine.scheduler.shared_prompts import LEAST_SPARED_TOKENS
-from scripted.adapters.lockstep.actions import Evict, Press, StartRequest
-from scripted.adapters.lockstep.configs import limits_of
-from scripted.adapters.lockstep.space import SPACE
-from scripted.adapters.lockstep.twists import SCENES, TWISTS, twisted
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.named import OWN
 from scripted.core.placed import Placed

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.script.world import StageLink
+from scripted_lockstep.server.links import LOOPBACK, Relay, Route, order_link
 
 from engine.errors import EngineError
-from scripted.adapters.lockstep.script.world import StageLink
-from scripted.adapters.lockstep.server.links import LOOPBACK, Relay, Route, order_link
 
 DELAY_S = 0.1
 # What must not come is waited for so long; what must come, at most so long.

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.server import ray_cluster
+from scripted_lockstep.server.stacks import dump_stacks
 
 from engine.process.signals import STACK_SIGNAL
-from scripted.adapters.lockstep.server import ray_cluster
-from scripted.adapters.lockstep.server.stacks import dump_stacks
 
 # A process that hangs, as a stage does; the second passes on what its child says, as the actor of an agent does.
 HANGS = f"""
@@ -65,7 +65,7 @@ LATE = """
 import ray
 import sys
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
-from scripted.adapters.lockstep.server import ray_cluster
+from scripted_lockstep.server import ray_cluster
 
 assert not is_token_auth_enabled()
 with ray_cluster._environment(sys.argv[1]):

@@ -8,12 +8,12 @@ import os
 import signal
 
 import pytest
+from scripted_lockstep.server import runner
 
 from engine import EngineConfig
 from engine.frames import decoder_of
 from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ServerDied
-from scripted.adapters.lockstep.server import runner
 
 
 def prints(t):

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from scripted_lockstep.server.role_runner import ScriptedRole
 
 from engine import EngineConfig
 from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed
-from scripted.adapters.lockstep.server.role_runner import ScriptedRole
 
 CONFIG = EngineConfig(chunked_prefill_size=64)
 STAGED = EngineConfig(pp_size=2, chunked_prefill_size=64, kv_sanitizer=True)
@@ -87,7 +87,7 @@ def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig
 
 
 def test_it_passes_where_the_kernel_has_no_tables(monkeypatch: pytest.MonkeyPatch, parent: PreloadedParent) -> None:
-    monkeypatch.setattr("scripted.adapters.lockstep.server.growth._TABLES", (Path("/no/such/table"),))
+    monkeypatch.setattr("scripted_lockstep.server.growth._TABLES", (Path("/no/such/table"),))
     check_that_it_passes(CONFIG, parent)
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scripted_lockstep.server.pool import ServerPool
 
 from engine import EngineConfig
 from engine.errors import EngineError
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
 from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ScriptTimeout, ServerDied, ServerDirty
-from scripted.adapters.lockstep.server.pool import ServerPool
 
 PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)
 # The contract's bound, and as much again for a test machine whose cores are shared.

@@ -1,0 +1,76 @@
+"""Actions: what may happen to an engine from outside. One class each, which is all that the harness knows of it.
+
+A new one is a class here and a verb of ``t``; tests/unit/actions says what it still lacks. A search tries them in the
+order in which these modules define them.
+"""
+
+# isort: off
+from scripted_lockstep.actions.action import (
+    AdministrativeCall,
+    EngineAction,
+    Intervention,
+    all_actions,
+    name_in_answers,
+    words_of,
+)
+from scripted_lockstep.actions.calls import (
+    PAUSE_MODES,
+    AbortEverything,
+    BeginProfile,
+    EndProfile,
+    Flush,
+    PauseServing,
+    ResumeServing,
+    SleepServing,
+    WakeServing,
+)
+from scripted_lockstep.actions.results_and_stages import (
+    FailStage,
+    KillStage,
+    ResumeStage,
+    StallStage,
+)
+from scripted_lockstep.actions.grammars import FailGrammar, HoldGrammars, ReleaseGrammars
+from scripted_lockstep.actions.transfers import FailTransfer, HoldTransfers, ReleaseTransfers
+from scripted_lockstep.actions.weights_and_memory import Evict, Press, Relieve, Update
+from scripted_lockstep.actions.loras import LoraLoad, LoraUnload
+from scripted_lockstep.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
+
+# isort: on
+
+__all__ = [
+    "PAUSE_MODES",
+    "AbortEverything",
+    "AbortRequest",
+    "AdministrativeCall",
+    "BeginProfile",
+    "DisconnectClient",
+    "EndProfile",
+    "EngineAction",
+    "Evict",
+    "FailGrammar",
+    "FailStage",
+    "FailTransfer",
+    "Flush",
+    "HoldGrammars",
+    "HoldTransfers",
+    "Intervention",
+    "KillStage",
+    "LoraLoad",
+    "LoraUnload",
+    "PauseServing",
+    "Press",
+    "ReleaseGrammars",
+    "ReleaseTransfers",
+    "Relieve",
+    "ResumeServing",
+    "ResumeStage",
+    "SleepServing",
+    "StallStage",
+    "StartRequest",
+    "Update",
+    "WakeServing",
+    "all_actions",
+    "name_in_answers",
+    "words_of",
+]

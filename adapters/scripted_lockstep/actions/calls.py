@@ -1,0 +1,256 @@
+"""The administrative calls: flush, abort of everything, pause, sleep, profile. Each has one route and one message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Final
+
+from engine.messages import (
+    AbortAll,
+    ClientMessage,
+    ContinueGeneration,
+    FlushCache,
+    PauseGeneration,
+    PauseMode,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    Wake,
+)
+from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.errors import BadCall
+from scripted.script.clients import Call
+from scripted_lockstep.actions.action import AdministrativeCall
+
+PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
+SLEEP_MODES: Final = tuple(mode.value for mode in PauseMode if mode is not PauseMode.IN_PLACE)
+_LEVELS: Final = (1, 2)
+# How long the calls that a search adds may wait for their chance.
+DEFERRED_S: Final = 1.0
+# Nothing is written where stages are simulated; a front end names a folder of its own.
+_TRACES: Final = "traces"
+
+
+def check_timeout(call: str, timeout_s: Any) -> None:
+    """Raise BadCall for what is no number of virtual seconds, nor None."""
+    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and (not number or not math.isfinite(timeout_s)):
+        raise BadCall(f"{call} takes timeout_s in virtual seconds, or None, got {timeout_s!r}")
+
+
+class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
+    """A flush of the cache; with ``timeout_s`` it waits for its chance."""
+
+    timeout_s: float | None = None
+
+    examples: ClassVar = ("flush", "flush timeout_s=2.5")
+    event: ClassVar = FlushCache
+    phrase: ClassVar = "flush"
+    route: ClassVar = "/flush_cache"
+    shell_words: ClassVar = {"flush": "flush_cache"}
+
+    @staticmethod
+    @verb
+    def flush_cache(t: Any, timeout_s: float | None = None) -> Call:
+        """POST ``/flush_cache``; ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine."""
+        check_timeout("flush_cache()", timeout_s)
+        return Flush(timeout_s=timeout_s).post(t)
+
+    @property
+    def kind(self) -> str:
+        return "flush" if self.timeout_s is None else "flush-later"
+
+    @property
+    def path(self) -> str:
+        return self.route if self.timeout_s is None else f"{self.route}?timeout={self.timeout_s}"
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return cls(), cls(timeout_s=DEFERRED_S)
+
+    @classmethod
+    def words(cls, event: FlushCache) -> str:
+        # In capitals, because most races are about it.
+        return "FLUSH" if event.timeout_s is None else f"FLUSH, waits up to {event.timeout_s:g} s"
+
+
+class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort-all"):
+    """An abort of everything that is alive. In the shell it is ``abort all``."""
+
+    examples: ClassVar = ("abort-all",)
+    needs_open: ClassVar[bool] = True
+    event: ClassVar = AbortAll
+    is_extra: ClassVar[bool] = True
+    phrase: ClassVar = "abort all"
+    route: ClassVar = "/abort_request"
+
+    @staticmethod
+    @verb
+    def abort_all(t: Any) -> Call:
+        """POST ``/abort_request`` for everything that is alive."""
+        return AbortEverything().post(t)
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"abort_all": True}
+
+
+class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
+    """Generation is paused."""
+
+    mode: PauseMode = PauseMode.RETRACT
+
+    examples: ClassVar = ("pause", "pause mode=in_place", "pause mode=abort")
+    needs_open: ClassVar[bool] = True
+    event: ClassVar = PauseGeneration
+    route: ClassVar = "/pause_generation"
+    shell_words: ClassVar = {"pause": "pause_generation"}
+
+    @staticmethod
+    @verb
+    def pause_generation(t: Any, mode: str = "retract") -> Call:
+        """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
+        if mode not in PAUSE_MODES:
+            raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
+        return PauseServing(mode=PauseMode(mode)).post(t)
+
+    @property
+    def kind(self) -> str:
+        return f"pause-{self.mode.value}"
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"mode": self.mode.value}
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return [cls(mode=mode) for mode in PauseMode]
+
+    @classmethod
+    def words(cls, event: PauseGeneration) -> str:
+        return f"pause ({event.mode})"
+
+
+class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
+    """Generation goes on."""
+
+    examples: ClassVar = ("continue",)
+    added_beside: ClassVar = "pause"
+    event: ClassVar = ContinueGeneration
+    phrase: ClassVar = "continue"
+    route: ClassVar = "/continue_generation"
+    shell_words: ClassVar = {"continue": "continue_generation"}
+    # Worth a run in few workloads only.
+    search_turn: ClassVar[int] = 1
+
+    @staticmethod
+    @verb
+    def continue_generation(t: Any) -> Call:
+        """POST ``/continue_generation``."""
+        return ResumeServing().post(t)
+
+    def reaches(self, run: RunLike) -> bool:
+        return run.oracle.paused is not None
+
+
+class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="sleep"):
+    """The stages give their memory back."""
+
+    level: int = 1
+    mode: PauseMode = PauseMode.RETRACT
+
+    examples: ClassVar = ("sleep", "sleep level=2 mode=abort")
+    event: ClassVar = Sleep
+    route: ClassVar = "/sleep"
+    shell_words: ClassVar = {"sleep": "sleep"}
+
+    @staticmethod
+    @verb
+    def sleep(t: Any, level: int = 1, mode: str = "retract") -> Call:
+        """POST ``/sleep``: requests go back to the queue or end (``abort``); weights and KV memory are released.
+
+        After level 2 the engine wakes only once the weights were updated.
+        """
+        if level not in _LEVELS or isinstance(level, bool):
+            raise BadCall(f"sleep() takes level 1 or 2, got {level!r}")
+        if mode not in SLEEP_MODES:
+            raise BadCall(f"sleep() takes one of {', '.join(SLEEP_MODES)} as mode, got {mode!r}")
+        return SleepServing(level=level, mode=PauseMode(mode)).post(t)
+
+    @property
+    def kind(self) -> str:
+        return f"sleep-{self.level}-{self.mode.value}"
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"level": self.level, "mode": self.mode.value}
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return cls(), cls(level=2, mode=PauseMode.ABORT)
+
+    @classmethod
+    def words(cls, event: Sleep) -> str:
+        return f"sleep (level={event.level}, {event.mode})"
+
+
+class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="wake"):
+    """The stages take their memory again."""
+
+    examples: ClassVar = ("wake",)
+    added_beside: ClassVar = "sleep"
+    event: ClassVar = Wake
+    phrase: ClassVar = "wake"
+    route: ClassVar = "/wake"
+    shell_words: ClassVar = {"wake": "wake"}
+    search_turn: ClassVar[int] = 1
+
+    @staticmethod
+    @verb
+    def wake(t: Any) -> Call:
+        """POST ``/wake``: the stages take weights and KV memory back, and waiting requests go on."""
+        return WakeServing().post(t)
+
+    def reaches(self, run: RunLike) -> bool:
+        return super().reaches(run) and not run.machine.scheduler.books.is_awake
+
+
+class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
+    """The stages begin to profile themselves. It takes a place in the pipeline."""
+
+    examples: ClassVar = ("profile",)
+    added_beside: ClassVar = "profile"
+    event: ClassVar = StartProfile
+    phrase: ClassVar = "begin a profile"
+    route: ClassVar = "/start_profile"
+    shell_words: ClassVar = {"profile": "start_profile"}
+    search_turn: ClassVar[int] = 1
+
+    @staticmethod
+    @verb
+    def start_profile(t: Any) -> Call:
+        """POST ``/start_profile``: the stages begin to profile themselves, with a microbatch without tokens."""
+        return BeginProfile().post(t)
+
+    def message(self, call_id: str) -> StartProfile:
+        return StartProfile(call_id=call_id, folder=_TRACES)
+
+    def is_sent_as(self, message: ClientMessage) -> bool:
+        return isinstance(message, StartProfile)
+
+
+class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile-end"):
+    examples: ClassVar = ("profile-end",)
+    added_beside: ClassVar = "profile"
+    event: ClassVar = StopProfile
+    phrase: ClassVar = "end the profile"
+    route: ClassVar = "/stop_profile"
+    shell_words: ClassVar = {"profile_end": "stop_profile"}
+    search_turn: ClassVar[int] = 1
+
+    @staticmethod
+    @verb
+    def stop_profile(t: Any) -> Call:
+        """POST ``/stop_profile``."""
+        return EndProfile().post(t)

@@ -1,0 +1,496 @@
+"""What clients do with requests: start one, abort it by its rid, hang up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from engine.messages import (
+    Abort,
+    ClientMessage,
+    Delivery,
+    FinishReason,
+    Generate,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+)
+from engine.scheduler import Scheduler
+from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
+from scripted.core.phrases import plural, printable, short_rid
+from scripted.core.prompts import prompt_ids
+from scripted.core.verb import Code, Verb, variable_of
+from scripted.errors import BadCall
+from scripted.script.clients import Call
+from scripted.script.handles import BaseRequest
+from scripted_lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
+from scripted_lockstep.actions.bodies import as_sent, biases, given, items, number, one_prompt
+from scripted_lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
+
+_EXTRA_RID: Final = "extra"
+_PRESSURE_RID: Final = "pressure"
+# Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
+_PRESSURE_SEED: Final = 97
+# The engines at the other end of transfers.
+PREFILL_ENGINE: Final = "p0"
+DECODE_ENGINE: Final = "d0"
+_ANOTHER_REGEX: Final = "[p-z]{2}"
+# Fields of a request by the names that both its verb and its message have for them, and those of its sampling.
+_OF_MESSAGE: Final = {
+    "priority": "priority",
+    "timeout_s": "timeout_s",
+    "waiting_timeout_s": "waiting_timeout_s",
+    "lora": "lora",
+    "salt": "cache_salt",
+}
+_OF_SAMPLING: Final = {
+    "temperature": "temperature",
+    "draw": "seed",
+    "penalty": "frequency_penalty",
+    "presence": "presence_penalty",
+    "repetition": "repetition_penalty",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "new_least": "min_new_tokens",
+    "ignore_eos": "ignore_eos",
+}
+
+
+class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
+    """A client aborts one request by its rid."""
+
+    rid: str
+
+    examples: ClassVar = ("abort a",)
+    event: ClassVar = Abort
+    route: ClassVar = "/abort_request"
+
+    @staticmethod
+    @verb
+    def abort(t: Any, r: Any) -> Call:
+        """POST ``/abort_request`` for one request, by its exact rid."""
+        return AbortRequest(rid=t.rid_of("abort()", r)).post(t)
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"rid": self.rid}
+
+    def is_sent_as(self, message: ClientMessage) -> bool:
+        """That of an answer of several choices is answered by the abort of the last one."""
+        return isinstance(message, Abort) and message.call_id is not None
+
+    @classmethod
+    def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
+        return None if event.call_id is None else cls(rid=reader.name_of(event.rid))
+
+    @classmethod
+    def words(cls, event: Abort) -> str:
+        """The request, and why the front end ended it, if it did."""
+        if event.finish_reason is not FinishReason.ABORT:
+            return f"end {short_rid(event.rid)} ({event.finish_reason})"
+        return f"abort {short_rid(event.rid)}"
+
+
+class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="disconnect"):
+    """A request's client goes away, and the front end aborts the request."""
+
+    rid: str
+
+    examples: ClassVar = ("disconnect a",)
+    event: ClassVar = Abort
+    is_strict: ClassVar[bool] = True
+
+    @staticmethod
+    @verb
+    def disconnect(t: Any, r: BaseRequest) -> None:
+        """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
+        t.check_handle("disconnect()", r)
+        if r.finished:
+            raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
+        if r.client.dropped:
+            raise BadCall(f"disconnect() takes a request whose client is connected, that of {r.rid} hung up before")
+        if (answer := r.client.answer) is not r.client:
+            raise BadCall(
+                f"disconnect() takes the handle that start_req() returned, got {r.rid}, one of {len(answer.choices)} "
+                "choices of one connection; write t.disconnect(r), or end the choice by t.abort()"
+            )
+        t.run.world.clients.disconnect(r.client)
+        live = {choice.rid for choice in r.choices if not choice.finished}
+        t.run.await_arrivals(lambda m: isinstance(m, Abort) and m.rid in live, count=len(live))
+
+    def apply(self, run: RunLike) -> None:
+        run.give(Abort(rid=self.rid))
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("disconnect", Code(variable_of(self.rid))),)
+
+    def perform(self, t: Any) -> bool:
+        """None: to a script's engine it is an abort, which is added as well."""
+        del t
+        return False
+
+    def smaller(self) -> Iterator[Action]:
+        yield AbortRequest(rid=self.rid)
+
+    @classmethod
+    def read_back(cls, event: Abort, reader: EventReader) -> DisconnectClient | None:
+        return cls(rid=reader.name_of(event.rid)) if event.call_id is None else None
+
+    @classmethod
+    def words(cls, event: Abort) -> str:
+        return AbortRequest.words(event)
+
+
+class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
+    """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
+
+    ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
+    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, and ``top_p``, ``top_k`` and
+    ``min_p`` say from what; ``penalty`` is for frequency, as ``presence`` and ``repetition`` are for theirs. ``bias``
+    is added to the logit of the token ``biased``. Before ``new_least`` tokens nothing ends it.
+    ``logprobs_from`` is the position from which on it asks for its prompt's logprobs; ``top_logprobs`` is how
+    many other tokens it wants those of. ``timeout_s`` and ``waiting_timeout_s`` are time limits. ``regex`` is what its
+    output must match; with ``dead_end`` nothing may follow that, not even the end. ``lora`` is the name of its LoRA,
+    ``salt`` its cache salt. ``first_page`` is for a prefill engine: a decode engine wants the full pages of the prompt
+    from that one on.
+    """
+
+    rid: str
+    prompt: int
+    new: int = 2
+    seed: int = 0
+    priority: int = 0
+    stop: int | None = None
+    shared: int = 0
+    tail: int = 0
+    temperature: float = 0.0
+    draw: int | None = None
+    penalty: float = 0.0
+    presence: float = 0.0
+    repetition: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    biased: int | None = None
+    bias: float = 0.0
+    new_least: int = 0
+    ignore_eos: bool = False
+    logprobs_from: int | None = None
+    top_logprobs: int = 0
+    timeout_s: float | None = None
+    waiting_timeout_s: float | None = None
+    regex: str | None = None
+    lora: str | None = None
+    salt: str | None = None
+    dead_end: bool = False
+    first_page: int | None = None
+
+    is_start: ClassVar[bool] = True
+    examples: ClassVar = (
+        "start b prompt=20 new=3",
+        "start b prompt=40 seed=1 priority=1 stop=7",
+        "start b prompt=40 shared=16 tail=1",
+        "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
+        "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
+        "start b prompt=9 temperature=0.5 draw=1 top_p=0.5 top_k=4",
+        "start b prompt=9 new=4 biased=257 bias=100.0 new_least=2",
+        "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
+        "start b prompt=40 new=0 logprobs_from=16",
+        "start b prompt=9 logprobs_from=0 top_logprobs=2",
+        "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
+        "start b prompt=9 new=8 regex=[a-c]{3}",
+        "start b prompt=9 lora=x",
+        "start b prompt=40 salt=u",
+        "start b prompt=9 new=8 regex=[a-c]{3} dead_end=True",
+        "start b prompt=40 first_page=1",
+    )
+    event: ClassVar = Generate
+    shell_words: ClassVar = {"start": "start_req"}
+
+    @staticmethod
+    @verb
+    def start_req(
+        t: Any,
+        *,
+        prompt_len: int | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        text: str | None = None,
+        prompt_seed: int = 0,
+        max_new_tokens: int = 8,
+        rid: str | None = None,
+        priority: int = 0,
+        ignore_eos: bool = False,
+        temperature: float = 0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        min_p: float = 0,
+        frequency_penalty: float = 0,
+        presence_penalty: float = 0,
+        repetition_penalty: float = 1,
+        logit_bias: Mapping[int, float] | None = None,
+        seed: int | None = None,
+        n: int = 1,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        min_new_tokens: int = 0,
+        return_logprob: bool = False,
+        top_logprobs_num: int = 0,
+        stream: bool = True,
+        logprob_start_len: int = -1,
+        timeout_s: float | None = None,
+        waiting_timeout_s: float | None = None,
+        json_schema: Mapping[str, Any] | str | None = None,
+        regex: str | None = None,
+        ebnf: str | None = None,
+        lora: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Any:
+        """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
+
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
+        for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
+        seconds. ``lora`` names the LoRA that computes it; its prefixes are shared with requests of the same
+        ``cache_salt`` only. With ``n`` > 1 the handle has ``choices``, a handle for each
+        answer; ``seed`` counts up with them. Raises RequestRefused, with status and body, for a request
+        that the server does not admit.
+        """
+        prompt: dict[str, Any] = one_prompt(prompt_len, prompt_ids, text, prompt_seed)
+        sampling: dict[str, Any] = {
+            "n": n,
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "temperature": number(temperature),
+            "top_p": number(top_p),
+            "top_k": top_k,
+            "min_p": number(min_p),
+            "frequency_penalty": number(frequency_penalty),
+            "presence_penalty": number(presence_penalty),
+            "repetition_penalty": number(repetition_penalty),
+            "logit_bias": biases(logit_bias),
+            "stop": items("stop", stop),
+            "stop_token_ids": items("stop_token_ids", stop_token_ids),
+            "ignore_eos": ignore_eos,
+        }
+        sampling |= given(seed=seed, json_schema=json_schema, regex=regex, ebnf=ebnf)
+        body = prompt | {
+            "rid": rid if rid is not None else t.next_rid(),
+            "sampling_params": sampling,
+            "stream": stream,
+            "priority": priority,
+            "return_logprob": return_logprob,
+            "top_logprobs_num": top_logprobs_num,
+            "logprob_start_len": logprob_start_len,
+            "timeout_s": timeout_s,
+            "waiting_timeout_s": waiting_timeout_s,
+        }
+        return t.run.start(as_sent(body | given(lora_path=lora, cache_salt=cache_salt)))
+
+    @staticmethod
+    @verb
+    def prefill(
+        t: Any,
+        *,
+        prompt_len: int | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        prompt_seed: int = 0,
+        first_page: int = 0,
+        rid: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Any:
+        """Have a prefill engine compute a prompt of full pages and send them, from ``first_page`` on.
+
+        As a decode engine asks for it. Raises RequestRefused.
+        """
+        if not t.scheduler.limits.prefills:
+            raise BadCall("prefill() needs an engine of role='prefill', this one has another; set the role")
+        body = one_prompt(prompt_len, prompt_ids, None, prompt_seed) | {
+            "rid": rid if rid is not None else t.next_rid(),
+            "sampling_params": {"max_new_tokens": 0},
+            "priority": priority,
+        }
+        return t.run.start(as_sent(body | given(cache_salt=cache_salt)), first_page=first_page)
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which it ends by itself."""
+        return tuple(one for one in (self.timeout_s, self.waiting_timeout_s) if one is not None)
+
+    @property
+    def variable(self) -> str:
+        return variable_of(self.rid)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        if self.regex is None:
+            return None
+        if self.dead_end:
+            return Grammar(GrammarKind.EBNF, DEAD_END.format(regex=self.regex))
+        return Grammar(GrammarKind.REGEX, self.regex)
+
+    def message(self) -> Generate:
+        sampling = SamplingParams(
+            max_new_tokens=self.new,
+            stop_token_ids=() if self.stop is None else (self.stop,),
+            logit_bias=() if self.biased is None else ((self.biased, self.bias),),
+            grammar=self.grammar,
+            **{name: getattr(self, field) for field, name in _OF_SAMPLING.items()},
+        )
+        first = self.logprobs_from
+        return Generate(
+            rid=self.rid,
+            prompt_ids=self.prompt_ids,
+            sampling=sampling,
+            return_logprob=first is not None or self.top_logprobs > 0,
+            top_logprobs_num=self.top_logprobs,
+            prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
+            prompt_top_logprobs_num=0 if first is None else self.top_logprobs,
+            **{name: getattr(self, field) for field, name in _OF_MESSAGE.items()},
+        )
+
+    def apply(self, run: RunLike) -> None:
+        """The next step sees the message, as the front end of an engine of this role makes it."""
+        number = int(run.new_call_id().rpartition("-")[2])
+        message = self.message()
+        at = run.machine.choose_prefill(message) if run.machine.limits.receives else None
+        run.give(of_role(message, run.machine.scheduler, self.first_page, number, at))
+
+    def verbs(self) -> tuple[Verb, ...]:
+        prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed}
+        if self.shared:
+            own = f"*prompt_of({max(0, self.prompt - self.shared)}, {self.tail})"
+            text = f"[*prompt_of({min(self.shared, self.prompt)}, {self.seed}), {own}]"
+            prompt = {"prompt_ids": Code(text, self.prompt_ids)}
+        named = {**_OF_MESSAGE, **_OF_SAMPLING}
+        changed = [one.name for one in msgspec.structs.fields(self) if getattr(self, one.name) != one.default]
+        more: dict[str, Any] = {named[field]: getattr(self, field) for field in changed if field in named}
+        if self.first_page is not None:
+            more = {name: more[name] for name in ("priority", "cache_salt") if name in more}
+            return (Verb("prefill", rid=self.rid, **prompt, first_page=self.first_page, **more),)
+        more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
+        more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
+        if self.logprobs_from is not None:
+            more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
+        more |= {"return_logprob": True, "top_logprobs_num": self.top_logprobs} if self.top_logprobs else {}
+        if (grammar := self.grammar) is not None:
+            more |= {"ebnf" if self.dead_end else "regex": grammar.text}
+        return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages.
+
+        With each LoRA and cache salt that the workload uses there is a twin as well.
+        """
+        starts = [start for start in base.starts if isinstance(start, cls)]
+        first = 0 if base.limits.prefills else None
+        urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
+        owners = dict.fromkeys([(None, None), *[(start.lora, start.salt) for start in starts]])
+        for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
+            for lora, salt in owners:
+                yield cls(
+                    rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, salt=salt, first_page=first
+                )
+        if starts:
+            yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed, first_page=first)
+        for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
+            # The same grammar again, and one more that is new.
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
+        if any(start.dead_end for start in starts):
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX, dead_end=True)
+        yield cls._of_half_the_pages(base)
+
+    @classmethod
+    def _of_half_the_pages(cls, base: SearchBase) -> StartRequest:
+        limits = base.limits
+        tokens = min(limits.total_pages * limits.page_size // 2, limits.context_length - 2)
+        if not limits.chunking:
+            tokens = min(tokens, limits.prefill_budget_tokens)
+        first = 0 if limits.prefills else None
+        return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3, first_page=first)
+
+    def smaller(self) -> Iterator[Action]:
+        """Without what it need not ask for; shorter prompts and outputs, smaller seeds, more logprobs, no grammar."""
+        yield from smaller_requests(self)
+        if self.logprobs_from:
+            yield msgspec.structs.replace(self, logprobs_from=0)
+        if self.dead_end:
+            yield msgspec.structs.replace(self, regex=None, dead_end=False)
+
+    @classmethod
+    def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
+        """A request that is as long as it became, with a prompt that shares what it shared, sampled as it was."""
+        recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
+        start = cls(
+            rid=reader.new_name_of(event.rid),
+            prompt=len(event.prompt_ids),
+            seed=recipe.seed,
+            shared=recipe.shared,
+            tail=recipe.tail,
+            **{field: getattr(event, name) for field, name in _OF_MESSAGE.items()},
+        )
+        if event.deliver is not None:
+            return msgspec.structs.replace(start, first_page=event.deliver.first_page)
+        regex = None if sampling.grammar is None else regex_before_dead_end(sampling.grammar)
+        if regex is not None:
+            # It is to come to its dead end, if it came there, and not to end with its length before that.
+            new = min(new + 1, sampling.max_new_tokens)
+        biased, bias = sampling.logit_bias[0] if len(sampling.logit_bias) == 1 else (None, 0.0)
+        sampled = {field: getattr(sampling, name) for field, name in _OF_SAMPLING.items()}
+        return msgspec.structs.replace(
+            start,
+            new=new,
+            biased=biased,
+            bias=bias,
+            logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
+            top_logprobs=event.top_logprobs_num,
+            regex=None if sampling.grammar is None else regex or reader.regex_of(sampling.grammar),
+            dead_end=regex is not None,
+            **sampled | {"new_least": min(sampling.min_new_tokens, new)},
+        )
+
+    @classmethod
+    def words(cls, event: Generate) -> str:
+        """The request, how long its prompt is, its LoRA and its salt."""
+        lora = "" if event.lora is None else f", LoRA {printable(event.lora)}"
+        salt = "" if event.cache_salt is None else f", salt {printable(event.cache_salt)}"
+        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora}{salt})"
+
+
+def of_role(
+    message: Generate, scheduler: Scheduler, first_page: int | None, number: int, at: str | None = PREFILL_ENGINE
+) -> Generate:
+    """A client's request as it comes to the scheduler of an engine with a role.
+
+    A decode engine has the prefill engine ``at`` for it. A prefill engine is asked for the full pages of its prompt,
+    from ``first_page`` on, by an engine that knows them by this number.
+    """
+    limits = scheduler.limits
+    if limits.receives:
+        return msgspec.structs.replace(message, prefill_at=at)
+    if not limits.prefills or first_page is None:
+        return message
+    pages = max(1, len(message.prompt_ids) // limits.page_size)
+    return Generate(
+        rid=message.rid,
+        prompt_ids=message.prompt_ids[: pages * limits.page_size],
+        sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
+        priority=message.priority,
+        timeout_s=message.timeout_s,
+        waiting_timeout_s=message.waiting_timeout_s,
+        cache_salt=message.cache_salt,
+        deliver=Delivery(
+            to=(DECODE_ENGINE,) * limits.pp_size,
+            transfer=number,
+            first_page=min(first_page, pages - 1),
+            weights=scheduler.books.weights,
+        ),
+    )

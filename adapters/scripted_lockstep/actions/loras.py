@@ -1,0 +1,120 @@
+"""LoRA adapters that operators load and unload, beside running requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Final
+
+from engine.config import EMBEDDED_LORA, embedded_lora_seed
+from engine.messages import LoadLora, UnloadLora
+from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.phrases import printable
+from scripted.core.verb import Verb
+from scripted.errors import BadCall
+from scripted.script.clients import Call
+from scripted_lockstep.actions.action import AdministrativeCall, EventReader
+from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
+
+# Workloads have small seeds; the LoRA that a search loads under a name of theirs has other weights.
+_OTHER_SEED: Final = 9
+
+
+def _names_in(base: SearchBase) -> Iterable[str]:
+    """The LoRAs that requests of a workload ask for."""
+    return dict.fromkeys(name for start in base.starts if (name := getattr(start, "lora", None)) is not None)
+
+
+class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="load-lora"):
+    """The LoRA of the embedded model for ``seed``, or the one in ``path_of_lora``, is loaded as ``name``."""
+
+    name: str
+    seed: int = 1
+    path_of_lora: str | None = None
+
+    examples: ClassVar = ("load-lora name=y", "load-lora name=y seed=3")
+    event: ClassVar = LoadLora
+    route: ClassVar = "/v1/load_lora_adapter"
+
+    @staticmethod
+    @verb
+    def load_lora(t: Any, name: str, path: str) -> Call:
+        """POST ``/v1/load_lora_adapter``: 'embedded-lora:SEED', or in the server tier any folder of peft's.
+
+        Every LoRA that a script loads is gone before the next script.
+        """
+        if not isinstance(path, str):
+            raise BadCall(f"load_lora() takes path as a text, such as 'embedded-lora:1', got {path!r}")
+        return LoraLoad(name=name, path_of_lora=path).post(t)
+
+    @property
+    def path_given(self) -> str:
+        """Where the LoRA is, as the route takes it."""
+        return f"{EMBEDDED_LORA}:{self.seed}" if self.path_of_lora is None else self.path_of_lora
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"lora_name": self.name, "lora_path": self.path_given}
+
+    def message(self, call_id: str) -> LoadLora:
+        return LoadLora(call_id=call_id, name=self.name, path=self.path_given)
+
+    def reaches(self, run: RunLike) -> bool:
+        return bool(run.machine.limits.max_loras) and super().reaches(run)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("load_lora", self.name, self.path_given),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Other weights under each name of the workload, refused unless that one is unloaded; and a new name."""
+        if not base.limits.max_loras:
+            return ()
+        return [cls(name=name, seed=_OTHER_SEED) for name in (*_names_in(base), "extra")]
+
+    @classmethod
+    def read_back(cls, event: LoadLora, reader: EventReader) -> LoraLoad:
+        """One of the embedded model's stands in for any other."""
+        seed = embedded_lora_seed(event.path)
+        return cls(name=event.name) if seed is None else cls(name=event.name, seed=seed)
+
+    @classmethod
+    def words(cls, event: LoadLora) -> str:
+        return f"load LoRA {printable(event.name)} from {printable(event.path)}"
+
+
+class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="unload-lora"):
+    """The LoRA of this name is unloaded; with ``timeout_s`` the call waits for the requests that use it."""
+
+    name: str
+    timeout_s: float | None = None
+
+    examples: ClassVar = ("unload-lora name=x", "unload-lora name=x timeout_s=2.5")
+    event: ClassVar = UnloadLora
+    route: ClassVar = "/v1/unload_lora_adapter"
+
+    @staticmethod
+    @verb
+    def unload_lora(t: Any, name: str, timeout_s: float | None = None) -> Call:
+        """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
+        check_timeout("unload_lora()", timeout_s)
+        return LoraUnload(name=name, timeout_s=timeout_s).post(t)
+
+    @property
+    def kind(self) -> str:
+        return "unload-lora" if self.timeout_s is None else "unload-lora-later"
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"lora_name": self.name} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
+
+    def reaches(self, run: RunLike) -> bool:
+        return self.name in run.machine.scheduler.loras.known and super().reaches(run)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return [cls(name=name, timeout_s=timeout_s) for name in _names_in(base) for timeout_s in (None, DEFERRED_S)]
+
+    @classmethod
+    def words(cls, event: UnloadLora) -> str:
+        wait = "" if event.timeout_s is None else f", waits up to {event.timeout_s:g} s"
+        return f"unload LoRA {printable(event.name)}{wait}"

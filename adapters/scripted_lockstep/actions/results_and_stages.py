@@ -1,0 +1,150 @@
+"""What happens to the pipeline and to time: results that are held, stages that fail, stall or die, virtual seconds.
+
+None of it is a client's message. How results and time came is read from the steps of a recording, not from one event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final
+
+from engine.messages import Completion, PipelineFailed
+from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.core.phrases import printable
+from scripted.errors import BadCall
+from scripted_lockstep.actions.action import EngineAction, EventReader, take_in
+
+_STAGE: Final = "stage-"
+
+
+take_in(HoldResults, ReleaseResults)
+
+
+class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
+    """The next microbatch fails in this stage; the engine goes on."""
+
+    stage: int = 0
+
+    examples: ClassVar = ("fail",)
+    needs_open: ClassVar[bool] = True
+    event: ClassVar = Completion
+    is_extra: ClassVar[bool] = True
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = {"fail": "fail_next_step"}
+
+    @staticmethod
+    @verb
+    def fail_next_step(t: Any, i: int) -> None:
+        """Make the next microbatch that a stage computes fail; the engine goes on."""
+        t.check_live_stage("fail_next_step", i)
+        t.run.act(FailStage(stage=i))
+        t.note_failure()
+
+    def apply(self, run: RunLike) -> None:
+        run.device.fail_next_step(self.stage % run.machine.limits.pp_size)
+
+    @classmethod
+    def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
+        """A result that is an error; it does not name the stage."""
+        return None if event.error is None else cls()
+
+    @classmethod
+    def words(cls, event: Completion) -> str:
+        return f"result #{event.microbatch_id} FAILED: {printable(event.error or '')}"
+
+
+class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="kill"):
+    """A stage dies; nothing in flight comes back, or with ``late`` one result after the news: it was on its way."""
+
+    stage: int = 0
+    late: bool = False
+
+    examples: ClassVar = ("kill", "kill stage=1")
+    needs_open: ClassVar[bool] = True
+    event: ClassVar = PipelineFailed
+    is_fatal: ClassVar[bool] = True
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = {"kill": "kill_stage"}
+
+    @staticmethod
+    @verb
+    def kill_stage(t: Any, i: int) -> None:
+        """Kill a stage process: nothing in flight comes back. The server is not used again after this script."""
+        t.check_live_stage("kill_stage", i)
+        if t.scheduler.limits.pp_size == 1:
+            raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")
+        t.run.kill_stage(i)
+
+    def apply(self, run: RunLike) -> None:
+        if run.machine.scheduler.failure is None:
+            on_its_way = run.device.next_completion(0) if self.late else None
+            run.device.kill_stage(self.stage % run.machine.limits.pp_size)
+            run.lose_results()
+            run.give(run.device.next_completion(0))
+            if on_its_way is not None:
+                run.give(on_its_way)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        del base
+        return cls(), cls(late=True)
+
+    @classmethod
+    def read_back(cls, event: PipelineFailed, reader: EventReader) -> KillStage | None:
+        stage = event.process.removeprefix(_STAGE)
+        return cls(stage=int(stage)) if event.process.startswith(_STAGE) else None
+
+    @classmethod
+    def words(cls, event: PipelineFailed) -> str:
+        return f"{printable(event.process)} DIED: {printable(event.cause)}"
+
+
+class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
+    """A stage stops: nothing completes until it is resumed. A search adds held results instead, which are the same."""
+
+    stage: int = 0
+
+    examples: ClassVar = ("stall stage=1",)
+    needs_open: ClassVar[bool] = True
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = {"stall": "stall_stage"}
+
+    @staticmethod
+    @verb
+    def stall_stage(t: Any, i: int) -> None:
+        """Stop a stage; nothing completes until it is resumed."""
+        t.check_live_stage("stall_stage", i)
+        t.run.world.stall_stage(i)
+        t.run.act(StallStage(stage=i))
+
+    def apply(self, run: RunLike) -> None:
+        run.stalled.add(self.stage % run.machine.limits.pp_size)
+
+
+class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="resume"):
+    stage: int = 0
+
+    examples: ClassVar = ("resume stage=1",)
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = {"resume": "resume_stage"}
+
+    @staticmethod
+    @verb
+    def resume_stage(t: Any, i: int) -> None:
+        """End a stall."""
+        t.check_stage(i)
+        if i not in t.run.stalled:
+            t.count_in_vain("resumes of stages that ran")
+        if t.run.failure is None and not t.run.is_dead:
+            t.run.world.resume_stage(i)
+        t.run.act(ResumeStage(stage=i))
+
+    def apply(self, run: RunLike) -> None:
+        run.stalled.discard(self.stage % run.machine.limits.pp_size)
+
+    def reaches(self, run: RunLike) -> bool:
+        return self.stage % run.machine.limits.pp_size in run.stalled
+
+
+take_in(AdvanceClock)

@@ -1,0 +1,119 @@
+"""What happens to KV on its way between engines: it is held, it comes, the engine at the other end fails.
+
+Only in an engine with a role. None of it is a client's message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+from engine.messages import PrefillFailed
+from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.phrases import printable
+from scripted.errors import BadCall
+from scripted_lockstep.actions.action import EngineAction, EventReader
+
+
+def _has_role(base: SearchBase) -> bool:
+    return bool(base.limits.prefills or base.limits.receives)
+
+
+def _require_transfers(t: Any, name: str) -> None:
+    limits = t.scheduler.limits
+    if not (limits.prefills or limits.receives):
+        raise BadCall(f"{name} needs an engine of role='prefill' or role='decode', got role='both'; set the role")
+
+
+class HoldTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
+    """No page of KV leaves the engine or arrives from this step on."""
+
+    examples: ClassVar = ("hold-transfers",)
+    needs_open: ClassVar[bool] = True
+    is_control: ClassVar[bool] = True
+
+    @staticmethod
+    @verb
+    def hold_transfers(t: Any) -> None:
+        """From the next step on, no KV leaves this engine or arrives until it is released."""
+        _require_transfers(t, "hold_transfers()")
+        t.run.act(HoldTransfers())
+
+    def apply(self, run: RunLike) -> None:
+        """Keep back what is on its way."""
+        run.device.transfers.is_holding = True
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """For engines with a role."""
+        return (cls(),) if _has_role(base) else ()
+
+
+class ReleaseTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
+    """KV leaves and arrives again."""
+
+    examples: ClassVar = ("release-transfers",)
+    is_control: ClassVar[bool] = True
+
+    @staticmethod
+    @verb
+    def release_transfers(t: Any) -> None:
+        """Let all KV through that is held, and stop holding."""
+        _require_transfers(t, "release_transfers()")
+        t.run.act(ReleaseTransfers())
+
+    def apply(self, run: RunLike) -> None:
+        """Let it through."""
+        run.device.transfers.is_holding = False
+
+    def reaches(self, run: RunLike) -> bool:
+        return bool(run.device.transfers.is_holding)
+
+
+class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-transfer"):
+    """The engine at the other end of the transfer that began first fails; ``pages`` of what it was to send came."""
+
+    pages: int = 0
+
+    examples: ClassVar = ("fail-transfer", "fail-transfer pages=1")
+    event: ClassVar = PrefillFailed
+
+    @staticmethod
+    @verb
+    def fail_transfer(t: Any, pages: int = 0) -> None:
+        """Have the other engine of the transfer that began first fail, after so many pages of a prompt that came."""
+        _require_transfers(t, "fail_transfer()")
+        if not t.run.device.transfers.numbers:
+            raise BadCall("fail_transfer() needs a transfer on its way, there is none; wait for t.state.transferring")
+        t.run.act(FailTransfer(pages=pages))
+
+    def apply(self, run: RunLike) -> None:
+        """A decode engine hears of it from its front end, a prefill engine from its stages."""
+        transfers = run.device.transfers
+        for number in transfers.numbers[:1]:
+            transfers.fail(number, self.pages)
+            if transfers.is_received(number):
+                run.give(PrefillFailed(transfer=number, error="the prefill engine failed as it was told to"))
+
+    def reaches(self, run: RunLike) -> bool:
+        return bool(run.device.transfers.numbers)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """For engines with a role: with nothing that came, and with a part."""
+        return (cls(), cls(pages=1)) if _has_role(base) else ()
+
+    def smaller(self) -> Iterator[Action]:
+        """Without a page."""
+        if self.pages:
+            yield FailTransfer()
+
+    @classmethod
+    def read_back(cls, event: PrefillFailed, reader: EventReader) -> FailTransfer:
+        """How much came says a later event."""
+        del event, reader
+        return cls()
+
+    @classmethod
+    def words(cls, event: PrefillFailed) -> str:
+        return f"transfer {event.transfer} FAILED: {printable(event.error)}"

@@ -1,0 +1,297 @@
+"""The adapter ``lockstep``: the engine's own scheduler, driven by the engine's own loop, judged by all its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.limits import Limits
+from engine.messages import Event, GetStats
+from engine.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
+from scripted.core.action import Action
+from scripted.core.common_actions import HoldResults, ReleaseResults
+from scripted.core.named import OWN
+from scripted.core.placed import Placed
+from scripted.core.protocol import TestHead, WrittenTest
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.run import Run
+from scripted.core.translation import Translated
+from scripted.report.rerun import Rerun
+from scripted.report.step_log import StepLog
+from scripted.script.loader import find_test
+from scripted.search.execution import Outcome
+from scripted.search.generated import Space
+from scripted.search.mutant_search import Found
+from scripted_lockstep.actions import (
+    Flush,
+    HoldTransfers,
+    PauseServing,
+    Press,
+    ReleaseGrammars,
+    ReleaseTransfers,
+    Relieve,
+    ResumeServing,
+    ResumeStage,
+    SleepServing,
+    StallStage,
+    Update,
+    WakeServing,
+    all_actions,
+)
+from scripted_lockstep.bugs import CONTRACTS, MUTANTS, PAIRS
+from scripted_lockstep.bugs.fresh import fresh_sample
+from scripted_lockstep.bugs.mutants import mutant_named, switched_on
+from scripted_lockstep.configs import config_values, limits_of, smaller_configs
+from scripted_lockstep.copies import STATES, FrozenRun
+from scripted_lockstep.gallery_page import write_gallery
+from scripted_lockstep.machine import EngineMachine, place_of
+from scripted_lockstep.oracle.digests import check_digests
+from scripted_lockstep.oracle.step_checks import EngineOracle
+from scripted_lockstep.recordings.again import replay_engine
+from scripted_lockstep.recordings.as_schedule import plan_of, schedule_of_recording
+from scripted_lockstep.script.execution import ScriptSucceeded
+from scripted_lockstep.script.history import record_step
+from scripted_lockstep.script_target import ScriptTarget
+from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
+from scripted_lockstep.space import SPACE
+from scripted_lockstep.step_words import log_of
+from scripted_lockstep.workloads import TEXTS
+
+_LONGEST_LINE: Final = 106
+
+
+def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
+    """What ended the run of a schedule, and what a run that broke off has left to be ended."""
+    # The flush that ends every run of the search is not part of the schedule.
+    implied = [one for one in outcome.implied if not isinstance(one.action, Flush)]
+    open_ends: dict[type[Action], Action] = {}
+    for one in (*placed, *implied):
+        action = one.action
+        if isinstance(action, StallStage):
+            open_ends[ResumeStage] = ResumeStage(stage=action.stage)
+        elif isinstance(action, HoldResults):
+            open_ends[ReleaseResults] = ReleaseResults()
+        elif isinstance(action, HoldTransfers):
+            open_ends[ReleaseTransfers] = ReleaseTransfers()
+        elif isinstance(action, Press):
+            open_ends[Relieve] = Relieve()
+        elif isinstance(action, PauseServing):
+            open_ends[ResumeServing] = ResumeServing()
+        elif isinstance(action, SleepServing):
+            open_ends[WakeServing] = WakeServing()
+        elif not (isinstance(action, ReleaseResults) and action.count is not None):
+            open_ends.pop(type(action), None)
+    return implied + [Placed(outcome.steps + 1, action) for action in open_ends.values()]
+
+
+def test_head(config: EngineConfig, body: str) -> TestHead:
+    values = ", ".join(f"{name}={value!r}" for name, value in config_values(config).items())
+    text = f"EngineConfig({values})"
+    if len(text) >= _LONGEST_LINE:
+        text = "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
+    return TestHead(
+        # The engine at the other end of its transfers is an imagined one.
+        decorator="@scripted(CONFIG)",
+        imports=("from engine import EngineConfig",),
+        more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
+        before=("", f"CONFIG = {text}"),
+    )
+
+
+class LockstepAdapter:
+    """Implements the adapter protocol. Its configurations are those of the engine."""
+
+    name: str = OWN
+    actions: tuple[type[Action], ...] = all_actions()
+    resuming: Action | None = ResumeServing()
+    undoing: tuple[Action, ...] = (
+        ResumeServing(),
+        ReleaseResults(count=1),
+        ReleaseResults(),
+        Relieve(),
+        ReleaseGrammars(),
+        ReleaseTransfers(),
+        WakeServing(),
+    )
+    violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
+    packages: tuple[str, ...] = ("engine",)
+    workloads: Mapping[str, str] = TEXTS
+    space: Space = SPACE
+
+    # -- configurations --
+
+    def read_config(self, words: Mapping[str, str]) -> EngineConfig:
+        """Raises ConfigError."""
+        return EngineConfig(**words)
+
+    def config_words(self, config: EngineConfig) -> Mapping[str, Any]:
+        """Every value that is not at its default."""
+        return config_values(config)
+
+    def smaller_configs(self, config: EngineConfig) -> Iterator[EngineConfig]:
+        return smaller_configs(config)
+
+    def limits_of(self, config: EngineConfig) -> Limits:
+        return limits_of(config)
+
+    # -- a run --
+
+    def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineOracle]:
+        """The scheduler, the simulated pipeline, all checks. Only a run that is recorded keeps digests and restores."""
+        limits = limits_of(config)
+        return (
+            EngineMachine(limits, digests=record),
+            SimulatedPipeline(limits),
+            EngineOracle(limits, restores=record, pages=False),
+        )
+
+    def new_step(self, events: tuple[Event, ...], now: float) -> Step:
+        return Step(events, now)
+
+    def drive(self, run: Run) -> None:
+        run_loop(run, run.machine.scheduler, run.device, run.oracle)
+
+    def take_step(self, run: Run, step: Step) -> StepResult:
+        """What the loop does in one step."""
+        result: StepResult = run.machine.step(step.events, step.now)
+        carry_out(result, run.device, run.oracle)
+        return result
+
+    def leave_out(self, run: Run) -> None:
+        run.oracle.conformance = None
+
+    def what_is_busy(self, run: Run) -> str:
+        return str(run.machine.scheduler.books.what_is_busy())
+
+    def where(self, run: Run, rid: str | None) -> tuple[str, str]:
+        return place_of(run.machine.scheduler, rid)
+
+    def obstacle(self, run: Run) -> Action | None:
+        """A stage that is stopped, grammars or transfers that are held, memory that an operator keeps, sleep."""
+        if run.device.transfers.holds_some:
+            return ReleaseTransfers()
+        if run.stalled:
+            return ResumeStage(stage=min(run.stalled))
+        if run.device.grammars.is_holding:
+            return ReleaseGrammars()
+        scheduler = run.machine.scheduler
+        if scheduler.books.sleep_level and scheduler.failure is None:
+            return Update.of_model(run.config.model) if scheduler.books.sleep_level > 1 else WakeServing()
+        return Relieve() if run.machine.is_pressed else None
+
+    def also_due(self, run: Run) -> Sequence[Event]:
+        """Grammars that are compiled, and transfers that have ended."""
+        device = run.device
+        if not device.transfers.open:
+            return device.answers()  # type: ignore[no-any-return]
+        device.transfers.want(run.previous.replies)
+        # The newest first: a decode engine that came back counts from 1 again.
+        prompts = [life.message for life in reversed(run.oracle.account.lives) if life.message.deliver is not None]
+        return [*device.answers(), *device.ended_transfers(prompts)]
+
+    def finale(self, run: Run, turn: int) -> Sequence[Event]:
+        """A flush, and the question for the counters."""
+        if turn:
+            return ()
+        flush = Flush()
+        run.implied.append(Placed(run.step, flush))
+        return flush.message(run.new_call_id()), GetStats(call_id="stats")
+
+    def record_step(
+        self, step: Step, stepped: StepResult | None, machine: EngineMachine, error: str | None
+    ) -> StepRecord:
+        scheduler = machine.scheduler
+        if stepped is None:
+            stepped = StepResult(scheduler.step_number, None, (), again=False, deadline=None)
+        return record_step(step, stepped, scheduler, error=error)
+
+    def as_log(self, records: Sequence[StepRecord], config: EngineConfig) -> StepLog:
+        return log_of(records, limits_of(config))
+
+    def check_records(self, records: Sequence[StepRecord]) -> None:
+        """The digests stand for their steps. Raises Violation."""
+        check_digests(records)
+
+    def freeze(self, run: Run) -> FrozenRun:
+        return FrozenRun(run, lambda one: (one.oracle,))
+
+    def digests(self, run: Run) -> Iterator[bytes | None]:
+        """The engine with its pipeline and its checks; then the specification, with which not all are compared."""
+        yield STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
+        conformance = run.oracle.conformance
+        yield None if conformance is None else STATES.digest(conformance)
+
+    # -- recordings --
+
+    def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
+        """What ``engine serve --record`` wrote. Raises RecordingError for anything else."""
+        return replay_engine(path, until=until, last_steps=last_steps)[0]
+
+    def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
+        """Raises RecordingError for a recording of an engine that the simulated one cannot stand for."""
+        return schedule_of_recording(path, until=until)
+
+    def plan_of(self, record: StepRecord) -> object:
+        return plan_of(record, {})
+
+    # -- mutants --
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """A mutant of the gallery. Raises UnknownMutant."""
+        return switched_on(mutant)
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]:
+        return tuple(mutant.name for mutant in MUTANTS)
+
+    def adapter_of(self, mutant: str) -> str:
+        """The adapter in whose targets this mutant is searched for. Raises UnknownMutant."""
+        return mutant_named(mutant).adapter or self.name
+
+    @property
+    def contract_names(self) -> tuple[str, ...]:
+        """Of mutants that no engine had: each breaks a promise of this one; some need two added events."""
+        return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS))
+
+    def bugs_met(self, codes: Container[int]) -> list[str]:
+        return [mutant.name for mutant in (*MUTANTS, *CONTRACTS) if mutant.is_met(codes)]
+
+    def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
+        """So many single edits of the scheduler and its memory, of a seed always the same ones; what each changes."""
+        return fresh_sample(count, seed)
+
+    def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
+        """The gallery's page, and its figures in the README beside it."""
+        write_gallery(page, found)
+
+    # -- tests --
+
+    def script_target(self, target: str) -> ScriptTarget:
+        """The registered script ``FILE::NAME``. Raises ScriptDefinitionError."""
+        return ScriptTarget(find_test(target))
+
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: EngineConfig, options: Any, mutant: str | None
+    ) -> ScriptSucceeded:
+        """In the sim tier. Raises ScriptError."""
+        return ScriptedSim(config, mutant=mutant).run(script, options=options, **arguments)
+
+    def settling(self, placed: Sequence[Placed], outcome: Any) -> list[Placed]:
+        """What ended a run, and what ends the one that broke off."""
+        return settling(placed, outcome)
+
+    def test_head(self, config: EngineConfig, body: str) -> TestHead:
+        return test_head(config, body)
+
+    def standalone_test(self, schedules: Sequence[Any], *, name: str) -> WrittenTest:
+        """There is none: its tests are this project's own. Raises ScriptDefinitionError."""
+        del schedules, name
+        raise ScriptDefinitionError("tests of Lockstep's own engine need no other form: leave --standalone out")
+
+
+ADAPTER: Final = LockstepAdapter()

@@ -1,0 +1,14 @@
+"""The gallery: real scheduler races of real serving engines, each with a mutant that puts its bug back."""
+
+from scripted.core.mutant import Mutant
+from scripted_lockstep.bugs.mutants import (
+    CONTRACTS,
+    ESCAPES,
+    MUTANTS,
+    PAIRS,
+    RACES,
+    UnknownMutant,
+    mutant_named,
+)
+
+__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "PAIRS", "RACES", "Mutant", "UnknownMutant", "mutant_named"]

@@ -1,0 +1,95 @@
+"""The gallery's table: every mutant that is listed and searched for, and how one is found by name.
+
+Each file of mutants is about one part of the engine. ``RACES`` are bugs of real engines, in the order of the races that
+they put back; the escapes follow them. ``CONTRACTS`` are no races, but what a test of the core suite must notice.
+``PAIRS`` need two added events each.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from scripted.core.mutant import Mutant, read_mutants
+from scripted.core.refusals import ScriptDefinitionError
+from scripted_lockstep.bugs.fresh import fresh_mutant
+
+_CHECKS: Final = ("scripted_lockstep.oracle.", "scripted_lockstep.specification.")
+
+
+class UnknownMutant(ScriptDefinitionError, ValueError):
+    """No mutant has this name."""
+
+
+def _of(*areas: str) -> tuple[Mutant, ...]:
+    return tuple(mutant for area in areas for mutant in read_mutants(Path(__file__).with_name(f"{area}.toml")))
+
+
+RACES = _of(
+    "flushing",
+    "ending",
+    "retracting",
+    "planning",
+    "memory",
+    "faults",
+    "drafting",
+    "prompt_logprobs",
+    "limits_and_load",
+    "queue_policies",
+    "grammars",
+    "loras",
+    "salts",
+    "kv_events",
+    "host_tier",
+    "planned_ahead",
+    "sleeping",
+    "transfers",
+)
+ESCAPES = _of("escapes")
+MUTANTS = (*RACES, *ESCAPES)
+CONTRACTS = _of("contracts", "step_contracts", "memory_contracts", "window_layers", "shared_prompts")
+PAIRS = _of("pairs")
+
+
+def mutant_named(name: str) -> Mutant:
+    """The mutant of this name, a contract's and a fresh one included. Raises UnknownMutant with the nearest names."""
+    fresh = fresh_mutant(name)
+    if fresh is not None:
+        return fresh
+    every = {mutant.name: mutant for mutant in (*MUTANTS, *CONTRACTS, *PAIRS)}
+    if name in every:
+        return every[name]
+    near = difflib.get_close_matches(name, every, n=1)
+    raise UnknownMutant(
+        f"no mutant is called {name!r}; "
+        + (f"did you mean {near[0]!r}?" if near else "`scripted gallery list` shows them")
+    )
+
+
+@contextmanager
+def switched_on(mutant: str | None) -> Iterator[None]:
+    """The gallery's mutant of this name, or nothing at all, for as long as this is open. Raises UnknownMutant.
+
+    What the checks remember of the engine is forgotten before and after.
+    """
+    if mutant is None:
+        yield
+        return
+    with mutant_named(mutant).switched_on():
+        _forget()
+        try:
+            yield
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.startswith(_CHECKS)]:
+        for value in vars(sys.modules[name]).values():
+            if isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001 - the type has no other name
+                value.cache_clear()

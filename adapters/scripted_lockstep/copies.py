@@ -1,0 +1,89 @@
+"""Runs of the engine, frozen, thawed and told apart; two thawed ones in three are compared with the specification."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from engine.routing.picture import CachePicture
+from engine.scheduler import Launched, Scheduler
+from engine.scheduler.counters import Counters
+from scripted.core.account import Account
+from scripted.core.forks import Copier, Frozen
+from scripted.core.results import Results
+from scripted.core.run import Run
+from scripted.core.states import StateReader
+from scripted_lockstep.oracle.step_checks import EngineOracle
+from scripted_lockstep.simulated.grammar import HeldGrammars
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
+from scripted_lockstep.specification.calls import SpecifiedCalls
+from scripted_lockstep.specification.conformance import Conformance
+from scripted_lockstep.specification.loras import SpecifiedLoras
+from scripted_lockstep.specification.memory import SpecifiedMemory
+from scripted_lockstep.specification.specification import Specification
+
+# The executable specification costs as much again as all other checks. Of the runs that share a beginning one in this
+# many is not compared with it; every run that starts from its beginning is.
+UNSPECIFIED_EVERY_RUNS: Final = 3
+
+COPIER: Final = Copier(
+    # Frozen itself, but its requests are the live ones.
+    rebuilt={
+        Launched: (
+            lambda launched: launched.requests,
+            lambda launched, requests: Launched(launched.microbatch, tuple(requests), launched.step),
+        )
+    },
+    uniform=True,
+)
+
+
+# Of the counters three are used again: they number microbatches, requests and weights.
+_USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
+STATES: Final = StateReader({
+    Account: ("calls",),
+    CachePicture: ("next", "newest"),
+    Conformance: ("_load_at",),
+    Counters: set(Counters.__slots__) - _USED_COUNTERS,
+    EngineOracle: ("_sent", "conformance"),
+    HeldGrammars: ("failed",),
+    Results: ("_has_kept", "_in_vain"),
+    Scheduler: ("_handlers", "_replies", "digests", "last_microbatch"),
+    SimulatedPipeline: ("_describes", "_failed", "_microbatches", "_tokens", "last_microbatch"),
+    Specification: ("replies", "totals"),
+    SpecifiedCalls: ("_totals",),
+    SpecifiedLoras: ("_totals",),
+    SpecifiedMemory: ("evictions",),
+})  # fmt: skip
+
+
+class FrozenRun:
+    """A run as it is now, and beside it the specification's states, so that a run without them does not copy them.
+
+    ``oracles`` are those of a run's engines, whose steps are compared with the specification. Which runs are depends on
+    their names alone, so that it is the same in every process.
+    """
+
+    def __init__(self, run: Run, oracles: Callable[[Run], Sequence[EngineOracle]]) -> None:
+        self._oracles = oracles
+        conformances = [oracle.conformance for oracle in oracles(run)]
+        for oracle in oracles(run):
+            oracle.conformance = None
+        self._run: Frozen[Run] = Frozen(run, COPIER)
+        self._conformances: Frozen[list[Conformance | None]] = Frozen(conformances, COPIER)
+        for oracle, conformance in zip(oracles(run), conformances, strict=True):
+            oracle.conformance = conformance
+
+    def thaw(self, name: str) -> Run:
+        """A run that goes on from there and shares nothing that can change."""
+        run = self._run.thaw()
+        if is_specified(name):
+            for oracle, conformance in zip(self._oracles(run), self._conformances.thaw(), strict=True):
+                oracle.conformance = conformance
+        return run
+
+
+def is_specified(name: str) -> bool:
+    """Whether a run of this name is compared with the executable specification from where it forks."""
+    return not name or zlib.crc32(name.encode()) % UNSPECIFIED_EVERY_RUNS > 0

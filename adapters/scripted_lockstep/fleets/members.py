@@ -1,0 +1,163 @@
+"""An engine of a fleet under the search: its run, what it says to the others, and what it knows of prefill engines.
+
+A decode engine asks them as its front end does, with the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from engine.messages import Generate, PrefillDropped, PrefillWanted, Refusal, Reply, TokenOutput
+from engine.routing.prefills import PREFILL, Prefills
+from scripted.core.violation import Violation
+from scripted.fleets.machine import MemberRun, SearchedMember
+from scripted_lockstep.script.fleet_ends import EngineEnd
+
+_GONE: Final = "is gone"
+
+
+class PrefillAnswer(msgspec.Struct, frozen=True):
+    """The answer of a prefill engine to the prompt of a transfer; ``error`` is None for one that was sent."""
+
+    transfer: int
+    error: str | None
+    status: int | None
+
+
+class PrefillLoad(msgspec.Struct, frozen=True):
+    """What a look at a prefill engine shows; None while it drains."""
+
+    load: dict[str, Any] | None
+
+
+class SearchedEngine(EngineEnd, SearchedMember):
+    """One engine of a fleet; all that it sends and receives is real to the others.
+
+    ``others`` are all names. A prefill engine tells its load when that has changed, and each decode engine knows it as
+    soon as the link brings it.
+    """
+
+    def __init__(self, name: str, run: MemberRun, others: Sequence[str]) -> None:
+        super().__init__(name, run)
+        self.transfers.is_imagined = False
+        self._told: PrefillLoad | None = None
+        self._decoding = [other for other in others if other[0] == "d"]
+        self.prefills: Prefills | None = None
+        if self.limits.receives:
+            capacity = self.limits.rows + self.limits.max_queued_requests
+            prefills = [other for other in others if other[0] == "p"]
+            self.prefills = Prefills(prefills, self.limits.page_size, capacity, run.clock.now)
+            run.machine.choose_prefill = self._choose
+
+    def step(self) -> None:
+        if self.run.advance():
+            self.tell(self.run.previous.replies)
+        if self.limits.prefills and self._load != self._told:
+            self._told = self._load
+            self.said += [(other, self._told) for other in self._decoding]
+
+    @property
+    def is_busy(self) -> bool:
+        return super().is_busy or self.transfers.ends_soon
+
+    @property
+    def is_quiet(self) -> bool:
+        return super().is_quiet and not self.serving and not self.asked
+
+    # -- what a decode engine knows --
+
+    def tell(self, replies: Sequence[Reply]) -> None:
+        if self.prefills is None:
+            super().tell(replies)
+            return
+        for reply in replies:
+            match reply:
+                case PrefillWanted():
+                    refused = self.prefills.wanted(reply)
+                    if refused is not None:
+                        self.arrived.append(refused)
+                        continue
+                case PrefillDropped():
+                    self.prefills.dropped(reply.transfer, is_late=reply.is_late)
+                case TokenOutput() | Refusal():
+                    self.prefills.heard(reply.rid)
+                case _:
+                    pass
+            super().tell((reply,))
+
+    def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
+        self.said.append((receiver, PrefillAnswer(transfer, error, status)))
+
+    def hear(self, sender: str, message: Any) -> None:
+        match message:
+            case PrefillAnswer():
+                self._take_answer(message)
+            case PrefillLoad():
+                assert self.prefills is not None
+                if message.load is None:
+                    self.prefills.lost(sender, "is draining")
+                else:
+                    self.prefills.met(sender, message.load)
+            case _:
+                super().hear(sender, message)
+
+    def meet(self, other: str) -> None:
+        """A decode engine takes another one for new and idle; a prefill engine says its load again, to everybody."""
+        self._told = None
+        if self.prefills is not None and other in self.prefills.urls:
+            self.prefills.met(other, _load_of(0, 0, 0))
+
+    def part_from(self, other: str) -> None:
+        if self.prefills is not None and other in self.prefills.urls:
+            self.prefills.lost(other, _GONE)
+        super().part_from(other)
+
+    def lose_call(self, transfer: int, why: str) -> None:
+        assert self.prefills is not None
+        failed = self.prefills.failed(transfer, why)
+        if failed is not None:
+            self.arrived.append(failed)
+
+    def check_quiet(self) -> None:
+        if self.prefills is None:
+            return
+        left = [f"{url} ({count})" for url in self.prefills.urls if (count := self.prefills.in_flight(url))]
+        if self.prefills.open_calls or left:
+            raise Violation(
+                f"nothing is on its way, but {self.prefills.open_calls} prompts count as asked for, and these prefill "
+                f"engines as having requests: {', '.join(left) or 'none'}"
+            )
+
+    # -- inside --
+
+    @property
+    def _load(self) -> PrefillLoad:
+        if self.is_draining:
+            return PrefillLoad(None)
+        scheduler = self.run.machine.scheduler
+        cached = scheduler.memory.pages.cached
+        return PrefillLoad(_load_of(scheduler.books.sleep_level, cached, scheduler.counters.weights_version))
+
+    def _take_answer(self, message: PrefillAnswer) -> None:
+        assert self.prefills is not None
+        self.asked.pop(message.transfer, None)
+        if message.error is None:
+            self.prefills.answered(message.transfer)
+            return
+        failed = self.prefills.failed(message.transfer, message.error, message.status)
+        if failed is not None:
+            self.arrived.append(failed)
+
+    def _choose(self, message: Generate) -> str | None:
+        assert self.prefills is not None
+        return self.prefills.place(message).prefill_at
+
+
+def _load_of(sleep_level: int, cached_pages: int, weights_version: int) -> dict[str, Any]:
+    """What ``GET /get_load`` says of a prefill engine, as far as the choice does not count it itself."""
+    counted = dict.fromkeys(("num_running_reqs", "num_waiting_reqs", "num_pending_tokens", "free_pages"), 0)
+    known = {"sleep_level": sleep_level, "cached_pages": cached_pages, "weights_version": weights_version}
+    return {"role": PREFILL, **counted, **known}

@@ -1,0 +1,76 @@
+"""The gallery as a page: of each mutant the bug, the test that catches it, and how soon the search finds it.
+
+The gallery's page and the figures in the README are made from this.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from lockstep.output_files import write_output
+from scripted.script.loader import find_test
+from scripted.search.mutant_search import Found
+from scripted_lockstep.bugs import ESCAPES, RACES, Mutant
+
+_HEADING: Final = "### "
+_SECTIONS: Final = (("Races of real engines", RACES), ("Found by review of this project's own suites", ESCAPES))
+_FIRST_HEADING: Final = re.compile(r"^###? ", re.MULTILINE)
+_RESULT: Final = re.compile(r"^### ([a-z0-9-]+)$(?:(?!^#).)*?^- Search: ([^\n]+)\.$", re.MULTILINE | re.DOTALL)
+_WIDTH_COLUMNS: Final = 100
+_README_ROW: Final = re.compile(r"^(\| `([a-z-]+)` \|.*\| )([^|]*) \|$", re.MULTILINE)
+_README_COUNTS: Final = (
+    (re.compile(r"^\d+(?= races and scheduling bugs )", re.MULTILINE), len(RACES)),
+    (re.compile(r"^\d+(?= more were found by review )", re.MULTILINE), len(ESCAPES)),
+)
+
+
+def gallery_markdown(results: Mapping[str, str]) -> str:
+    """The gallery as Markdown: of each mutant the origin, the bug, the test that catches it, what finding it took."""
+    return "\n".join(_section(title, mutants, results) for title, mutants in _SECTIONS)
+
+
+def results_on(page: str) -> dict[str, str]:
+    """What the entries of a page say it took to find each mutant."""
+    return dict(_RESULT.findall(page))
+
+
+def write_gallery(page: Path, found: Iterable[Found]) -> None:
+    """Write the page's entries. What stands above the first of them stays, and so do results of other mutants.
+
+    A README two folders above the page gets the same figures, in the rows of its own table, and the numbers of entries.
+    """
+    before = page.read_text(encoding="utf-8") if page.exists() else ""
+    results = results_on(before) | {one.mutant: one.result for one in found}
+    write_output(page, _FIRST_HEADING.split(before, maxsplit=1)[0] + gallery_markdown(results))
+    readme = page.parent.parent.parent / "README.md"
+    if readme.exists():
+        text = _README_ROW.sub(
+            lambda row: f"{row[1]}{results.get(row[2], row[3])} |", readme.read_text(encoding="utf-8")
+        )
+        for number, count in _README_COUNTS:
+            text = number.sub(str(count), text)
+        readme.write_text(text, encoding="utf-8")
+
+
+def _section(title: str, mutants: Iterable[Mutant], results: Mapping[str, str]) -> str:
+    entries = [_entry(mutant, results.get(mutant.name, "not searched for")) for mutant in mutants]
+    return f"## {title}\n\n" + "\n".join(entries)
+
+
+def _entry(mutant: Mutant, result: str) -> str:
+    test = mutant.test.rpartition("/")[2].partition("::")[0]
+    tiers = " and ".join(find_test(mutant.test).tiers)
+    lines = [
+        f"Origin: {mutant.origin}.",
+        f"Bug: {mutant.bug}.",
+        *([f"Mutant: {mutant.nearness}."] if mutant.nearness else []),
+        f"Caught by `{test}` in {tiers}.",
+        *([f"Targets: those of `{mutant.adapter}`."] if mutant.adapter else []),
+        f"Search: {result}.",
+    ]
+    items = [textwrap.fill(line, _WIDTH_COLUMNS, initial_indent="- ", subsequent_indent="  ") for line in lines]
+    return f"{_HEADING}{mutant.name}\n\n" + "\n".join(items) + "\n"

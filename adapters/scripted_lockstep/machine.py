@@ -1,0 +1,150 @@
+"""The engine's scheduler as a machine of the search: the scheduler itself, and what an operator does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from engine.errors import IntegrityError
+from engine.instruments import DigestChain, Pressure
+from engine.limits import Limits
+from engine.memory import KVMemory
+from engine.messages import Event, Generate, OperatorEvent, ReleasePressure, SetPressure
+from engine.plan import ForwardMode
+from engine.scheduler import Launched, Place, Scheduler, StepResult
+from scripted.core.violation import Violation
+from scripted_lockstep.actions.client_requests import PREFILL_ENGINE
+
+
+class SilentDigests(DigestChain):
+    """Is given no steps: hashing is a third of a simulated step, and a search never asks for the digest.
+
+    It has no hash, which could not be copied with a fork.
+    """
+
+    keeps_steps: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        pass
+
+
+class EngineMachine:
+    """A new scheduler of these limits, or a server's. ``is_pressed``: an operator keeps memory from requests."""
+
+    def __init__(self, limits: Limits, *, digests: bool, scheduler: Scheduler | None = None) -> None:
+        self.limits = limits
+        self.depth = limits.depth
+        self.scheduler = Scheduler(limits) if scheduler is None else scheduler
+        if not digests:
+            self.scheduler.digests = SilentDigests()
+        self.is_pressed = False
+        # The prefill engine of the next request of a decode engine; None for none.
+        self.choose_prefill: Callable[[Generate], str | None] = _imagined
+
+    def step(self, events: Sequence[Event], now: float) -> StepResult:
+        return self.scheduler.step(events, now)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.scheduler.is_fully_idle
+
+    def counts(self) -> Mapping[str, int]:
+        books, pages = self.scheduler.books, self.scheduler.memory.pages
+        return {
+            "waiting": len(books.waiting),
+            "running": len(books.running),
+            "in_flight": len(books.in_flight),
+            "pages_free": pages.free,
+            "pages_cached": pages.cached,
+        }
+
+    def start_over(self) -> None:
+        """Forget everything, counters and digest included, where it stands: the loop and its gate hold the scheduler.
+
+        Raises IntegrityError unless the engine is fully idle. Production never does this.
+        """
+        if not self.scheduler.is_fully_idle:
+            busy = self.scheduler.books.what_is_busy()
+            raise IntegrityError(f"a scheduler that is busy cannot start over: {busy}")
+        # What a script has put into the object itself, a method for instance, goes as well.
+        vars(self.scheduler).clear()
+        Scheduler.__init__(self.scheduler, self.limits)
+        self.is_pressed = False
+
+    def intervene(self, event: OperatorEvent) -> None:
+        """Between two steps, as an operator does, and looked at right away. Raises Violation."""
+        most = _most(self.scheduler.pressure)
+        self.scheduler.pressure.intervene(event)
+        if isinstance(event, SetPressure):
+            self.is_pressed = True
+            _check_pressure(event, most, self.scheduler.memory)
+        elif isinstance(event, ReleasePressure):
+            self.is_pressed = False
+        _check_is_on(self.scheduler.pressure, self.scheduler.memory)
+
+
+def _imagined(message: Generate) -> str:
+    del message
+    return PREFILL_ENGINE
+
+
+def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory) -> None:
+    counts = asked.leave_pages, asked.leave_rows, asked.leave_unlocked, asked.leave_window_pages
+    for count, limit, left in zip(counts, most, _left(memory), strict=True):
+        if count is not None and left != min(count, limit):
+            raise Violation(f"{count} of at most {limit} were to be left by {asked}, but {left} are")
+
+
+def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
+    """An engine of which something is kept back says so: of it no checkpoint can be taken."""
+    window = memory.sliding_window
+    kept = memory.pages.reserved + memory.rows.reserved + len(pressure.pins)
+    kept += 0 if window is None else window.pages.reserved
+    if pressure.is_on is not (kept > 0):
+        raise Violation(f"the pressure is said to be {pressure.is_on}, but {kept} pages, rows and nodes are kept back")
+
+
+def _most(pressure: Pressure) -> tuple[int, ...]:
+    """Pages and rows that could be free, nodes that could be unlocked, window pages: by what requests own."""
+    return (
+        pressure.most_free_pages,
+        pressure.most_free_rows,
+        pressure.most_unlocked_nodes,
+        pressure.most_free_window_pages,
+    )
+
+
+def _left(memory: KVMemory) -> tuple[int, ...]:
+    """Pages and rows that are free, nodes that are unlocked, window pages that are free."""
+    unlocked = sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
+    window = 0 if memory.sliding_window is None else memory.sliding_window.pages.free
+    return memory.pages.free, memory.rows.free, unlocked, window
+
+
+# -- for coverage: where requests are when something happens, and what is in flight then --
+
+
+def place_of(scheduler: Scheduler, rid: str | None) -> tuple[str, str]:
+    """The request's place, or with None all that are occupied; and what is in flight."""
+    if rid is None:
+        places = sorted({request.place.value for request in scheduler.books.live()})
+        return "+".join(places) or "no request", _pipeline(scheduler)
+    request = scheduler.find_request(rid)
+    return "not alive" if request is None else request.place.value, _pipeline(scheduler)
+
+
+def _pipeline(scheduler: Scheduler) -> str:
+    """Empty, full, or the kinds of what is in flight; a last chunk is what a first token comes from."""
+    flights = scheduler.books.in_flight
+    if not flights:
+        return "empty"
+    kinds = {_kind(launched) for launched in flights}
+    full = "full: " if len(flights) >= scheduler.limits.depth else ""
+    return full + "+".join(sorted(kinds))
+
+
+def _kind(launched: Launched) -> str:
+    mode = launched.microbatch.mode
+    if mode is not ForwardMode.PREFILL:
+        return mode.value
+    return "last chunk" if launched.requests and launched.requests[0].place is Place.DISPATCHED else "chunk"

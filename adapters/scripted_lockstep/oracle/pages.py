@@ -1,0 +1,261 @@
+"""The account of rows and pages as the stages learn of them: who may write where, and what is read.
+
+Page numbers come from plans and completions alone; who owns memory, and which tokens a request has, from the
+specification. For stages that do not report what they read. A request's stay in a row is a tenancy, from the segment
+that opens it to the last microbatch with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from engine.limits import Limits
+from engine.messages import Completion, Event, PagesReceived, PipelineFailed
+from engine.plan import Copies, Microbatch, ReceivePages, Segment
+from engine.scheduler import StepResult
+from scripted.core.violation import Violation
+from scripted_lockstep.specification.request import SpecifiedRequest
+from scripted_lockstep.specification.specification import Specification
+from scripted_lockstep.specification.transfers import SpecifiedTransfer
+
+
+class Tenancy:
+    """One stay in a row. ``pages`` is the row of the stages' page tables.
+
+    ``lost`` are the indices in it that were given to another request since they were told. ``kv_key`` is what
+    computes it, the version of a LoRA, and its cache salt.
+    """
+
+    __slots__ = ("chain", "in_flight", "kv_key", "lost", "pages", "request", "row")
+
+    def __init__(self, request: SpecifiedRequest, row: int, lora: int) -> None:
+        self.request = request
+        self.row = row
+        self.kv_key = (lora, request.message.cache_salt)
+        self.pages: list[int] = []
+        self.lost: frozenset[int] = frozenset()
+        self.chain: list[int] = []
+        self.in_flight = 0
+
+    def uses_of(self, page: int) -> frozenset[int]:
+        """The indices in its table at which it may use a page."""
+        if page not in self.pages:
+            return frozenset()
+        return frozenset(index for index, one in enumerate(self.pages) if one == page) - self.lost
+
+    def __repr__(self) -> str:
+        return f"{self.request.rid} (row {self.row})"
+
+
+class Pages:
+    """``rows`` are the tenancies by row."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.rows: dict[int, Tenancy] = {}
+        self._size = limits.page_size
+        self._flights: deque[tuple[Microbatch, list[Tenancy]]] = deque()
+        # How many tenancies use each page.
+        self._users: dict[int, int] = {}
+        # A hash over all tokens up to the end of each page that is full and confirmed, wherever it was written.
+        self._content: dict[int, int] = {}
+        # The same of host pages: what was copied there, and what is on its way.
+        self._on_host: dict[int, int] = {}
+        self._to_host: dict[int, int] = {}
+        # By transfer: the pages that KV is received into, and for whom.
+        self._receiving: dict[int, tuple[tuple[int, ...], SpecifiedTransfer]] = {}
+        # The root of the cache, which a flush replaces.
+        self._cache: object = None
+
+    def follow(self, events: Sequence[Event], result: StepResult, specification: Specification) -> None:
+        """Follow a step that ``specification`` has followed. Raises Violation."""
+        microbatch = result.microbatch
+        for event in events:
+            if isinstance(event, PagesReceived):
+                self._receive(event)
+            elif isinstance(event, Completion) and self._flights and event.microbatch_id == self._flights[0][0].id:
+                self._land(event)
+            elif isinstance(event, PipelineFailed):
+                while self._flights:
+                    self._land(Completion(microbatch_id=self._flights[0][0].id, error=str(event)))
+        memory = specification.memory
+        if memory.cache is not self._cache:
+            self._cache = memory.cache
+            self._content.clear()
+            self._on_host.clear()
+            self._to_host.clear()
+        owners = {id(owner) for owner in memory.owners}
+        for tenancy in [one for one in self.rows.values() if id(one.request) not in owners]:
+            self._close(tenancy)
+        for order in result.transfers:
+            if isinstance(order, ReceivePages):
+                self._expect(order, specification.transfers.open[order.transfer])
+        if microbatch is not None:
+            self._launch(microbatch, specification)
+
+    def _expect(self, order: ReceivePages, transfer: SpecifiedTransfer) -> None:
+        """From now on KV that arrives is written into these pages: nothing may use them."""
+        for page in order.pages:
+            self._content.pop(page, None)
+            for tenancy in self.rows.values():
+                if tenancy.in_flight and tenancy.uses_of(page):
+                    raise Violation(f"page {page} is to be received while {tenancy} uses it in flight")
+        self._receiving[order.transfer] = order.pages, transfer
+
+    def _receive(self, event: PagesReceived) -> None:
+        """The pages that came hold what was asked for."""
+        pages, transfer = self._receiving.pop(event.transfer, ((), None))
+        if transfer is not None:
+            receiver = Tenancy(transfer.request, -1, 0)
+            for index, page in enumerate(pages[: event.pages], transfer.first):
+                self._content[page] = self._hash_of(receiver, index)
+
+    def _launch(self, microbatch: Microbatch, specification: Specification) -> None:
+        """First its copies, then every page table, then what it writes and reads."""
+        loaded = {} if microbatch.copies is None else self._carry_out(microbatch.copies)
+        # Those that begin again in this step leave first: two may take each other's rows.
+        begun = [specification.live[one.rid] for one in microbatch.segments if one.sampling is not None]
+        for tenancy in [one for one in self.rows.values() if one.request in begun]:
+            self._close(tenancy)
+        tenancies = [self._tenancy_of(segment, specification) for segment in microbatch.segments]
+        self._flights.append((microbatch, tenancies))
+        fresh: list[tuple[int, Tenancy]] = []
+        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
+            tenancy.in_flight += 1
+            if segment.pages:
+                fresh += [(page, tenancy) for page in self._tell(segment, tenancy, loaded)]
+        for page, tenancy in fresh:
+            self._give(page, tenancy)
+        self._content.update(loaded)
+        if loaded and (strange := loaded.keys() - {page for page, _ in fresh}):
+            raise Violation(f"pages {sorted(strange)} are loaded from the host for no request of the microbatch")
+        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
+            end = segment.start + len(segment.token_ids)
+            if tenancy.lost and min(tenancy.lost) * self._size < end:
+                index = min(tenancy.lost)
+                raise Violation(f"{tenancy} reads page {tenancy.pages[index]}, which was given to another request")
+            if len(tenancy.pages) != -(-end // self._size):
+                raise Violation(f"{tenancy} needs {-(-end // self._size)} pages, its table is {tenancy.pages}")
+
+    def _tenancy_of(self, segment: Segment, specification: Specification) -> Tenancy:
+        """The stay of a segment's request in its row; a new one when the segment brings a spec."""
+        request, tenancy = specification.live[segment.rid], self.rows.get(segment.row)
+        if segment.sampling is None:
+            if tenancy is None or tenancy.request is not request:
+                raise Violation(f"{segment.rid} goes on in row {segment.row}, in which is {tenancy}")
+            return tenancy
+        if self.rows.get(segment.row) is not None:
+            raise Violation(f"row {segment.row} is given to {segment.rid} while {tenancy} is in it")
+        self.rows[segment.row] = tenancy = Tenancy(request, segment.row, segment.lora)
+        return tenancy
+
+    def _land(self, completion: Completion) -> None:
+        """A microbatch is back. Without an error, the pages that it filled may be shared from now on."""
+        microbatch, tenancies = self._flights.popleft()
+        failed, accepted = completion.error is not None, iter(completion.accepted)
+        if microbatch.copies is not None:
+            self._land_copies(microbatch.copies, failed=failed)
+        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
+            tenancy.in_flight -= 1
+            if failed:
+                continue
+            rejected = segment.drafts - next(accepted) if segment.drafts else 0
+            end = segment.start + len(segment.token_ids) - rejected
+            # With drafts a request may have ended before the last token that was guessed right.
+            for index in range(segment.start // self._size, min(end, len(tenancy.request.ids)) // self._size):
+                self._content[tenancy.pages[index]] = self._hash_of(tenancy, index)
+            if rejected:
+                # The pages of guesses that were wrong are its tenant's no more.
+                self._trim(tenancy, -(-end // self._size))
+
+    def _carry_out(self, copies: Copies) -> dict[int, int]:
+        """Note what the host holds then; returns what the pages hold that are loaded from it."""
+        for page, host in copies.out:
+            if page not in self._content:
+                raise Violation(f"page {page} is copied to host page {host}, but it is not full of confirmed tokens")
+            self._on_host.pop(host, None)
+            self._to_host[host] = self._content[page]
+        for host, page in copies.into:
+            if host not in self._on_host:
+                raise Violation(f"page {page} is loaded from host page {host}, which holds nothing that was confirmed")
+        return {page: self._on_host[host] for host, page in copies.into}
+
+    def _land_copies(self, copies: Copies, *, failed: bool) -> None:
+        """The microbatch with these copies is back; of one that failed they are of no use."""
+        for _, host in copies.out:
+            content = self._to_host.pop(host)
+            if not failed:
+                self._on_host[host] = content
+        for _, page in copies.into if failed else ():
+            self._content.pop(page, None)
+
+    def _trim(self, tenancy: Tenancy, kept: int) -> None:
+        for index, page in enumerate(tenancy.pages[kept:], kept):
+            if index not in tenancy.lost:
+                self._forget_user(page)
+        del tenancy.pages[kept:]
+        tenancy.lost = frozenset(index for index in tenancy.lost if index < kept)
+
+    def _close(self, tenancy: Tenancy) -> None:
+        """The end of a tenancy: its row and its pages may be given to others."""
+        del self.rows[tenancy.row]
+        for index, page in enumerate(tenancy.pages):
+            if index not in tenancy.lost:
+                self._forget_user(page)
+
+    def _tell(self, segment: Segment, tenancy: Tenancy, loaded: Mapping[int, int]) -> list[int]:
+        """Bring a page table up to date; returns the pages that the tenancy gets to write in."""
+        first, size = segment.page_start, self._size
+        if first > len(tenancy.pages):
+            raise Violation(f"{tenancy} has {len(tenancy.pages)} pages and is told of the one at {first}")
+        before, tenancy.pages[first:] = tenancy.pages[first:], segment.pages
+        for index, page in enumerate(before, first):
+            if index in tenancy.lost:
+                tenancy.lost -= {index}
+            else:
+                self._forget_user(page)
+        fresh = []
+        own = {page for index, page in enumerate(tenancy.pages[:first]) if index not in tenancy.lost}
+        for index, page in enumerate(segment.pages, first):
+            self._users[page] = self._users.get(page, 0) + 1
+            if page in own:
+                raise Violation(f"{tenancy} has page {page} twice in its table {tenancy.pages}")
+            own.add(page)
+            if index - first < len(before) and before[index - first] == page:
+                continue
+            if index >= segment.start // size:
+                fresh.append(page)
+            elif page in loaded:
+                fresh.append(page)
+                if loaded[page] != self._hash_of(tenancy, index):
+                    raise Violation(f"{tenancy} loads page {page} at index {index}, which does not hold its tokens")
+            elif self._content.get(page) != self._hash_of(tenancy, index):
+                raise Violation(f"{tenancy} shares page {page} at index {index}, which does not hold its tokens")
+        return fresh
+
+    def _give(self, page: int, tenancy: Tenancy) -> None:
+        """Other tenancies that were told of this page may not use it until they are sent a new one."""
+        self._content.pop(page, None)
+        if self._users[page] == 1:
+            return
+        for other in self.rows.values():
+            uses = other.uses_of(page)
+            if other is tenancy or not uses:
+                continue
+            if other.in_flight:
+                raise Violation(f"page {page} is given to {tenancy} while {other} uses it in flight")
+            other.lost |= uses
+            self._users[page] -= len(uses)
+
+    def _forget_user(self, page: int) -> None:
+        self._users[page] -= 1
+        if not self._users[page]:
+            del self._users[page]
+
+    def _hash_of(self, tenancy: Tenancy, index: int) -> int:
+        """The hash over a request's tokens up to the end of its page at ``index``, and over what computes them."""
+        chain, size = tenancy.chain, self._size
+        while len(chain) <= index:
+            start = len(chain) * size
+            chain.append(hash((chain[-1] if chain else tenancy.kv_key, *tenancy.request.ids[start : start + size])))
+        return chain[index]

@@ -1,0 +1,209 @@
+"""The oracle of an engine, after every step and at the end: for scripts of both tiers, the search and replay alike.
+
+The promises of every scheduler, the executable specification of this one, and the engine's own audit. It is given what
+crosses the gate, reads the scheduler without changing it, and is cheap to fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.integrity import audit
+from engine.limits import Limits
+from engine.messages import (
+    CacheEvent,
+    CallAnswer,
+    Completion,
+    ContinueGeneration,
+    Event,
+    EvictCache,
+    Generate,
+    GrammarReady,
+    PagesReceived,
+    PagesSent,
+    PauseGeneration,
+    PipelineFailed,
+    PrefillFailed,
+    Refusal,
+    ReleasePressure,
+    Reply,
+    SetPressure,
+    StatsAnswer,
+    TokenOutput,
+    ended_by,
+)
+from engine.plan import Microbatch, SendPages
+from engine.routing.picture import CachePicture
+from engine.scheduler import Scheduler, StepResult
+from scripted.core.oracle import Oracle, Paused
+from scripted.core.violation import Violation
+from scripted_lockstep.oracle.cache_events import check_picture
+from scripted_lockstep.oracle.growth import check_growth
+from scripted_lockstep.oracle.pages import Pages
+from scripted_lockstep.oracle.restoring import check_checkpoint
+from scripted_lockstep.oracle.tokens_alone import check_tokens
+from scripted_lockstep.specification.conformance import Conformance
+
+
+class EngineOracle(Oracle):
+    """Made for a new or reset engine; an outbox too: it looks whether the loop sends what a step replies.
+
+    ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's
+    own audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest. ``pages`` follows
+    what plans say of pages, for stages that do not report what was read.
+    """
+
+    def __init__(self, limits: Limits, *, audits: bool = True, restores: bool = True, pages: bool = True) -> None:
+        super().__init__(
+            depth=limits.depth,
+            batch_requests=limits.most_requests,
+            batch_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
+        )
+        self.conformance: Conformance | None = Conformance(limits)
+        self._audits = audits
+        self._restores = restores
+        self._pages = Pages(limits) if pages else None
+        # The transfers that this engine sends, with where to, and the numbers that the receiving engine knows them by.
+        self._sending: dict[int, tuple[tuple[str, ...], int]] = {}
+        self._picture = CachePicture(limits.page_size) if limits.kv_events else None
+        self._sent: Sequence[Reply] = ()
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        self._sent = replies
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """``check_step`` sees them in the step's result."""
+
+    # -- the oracle of a run --
+
+    def after_step(self, events: Sequence[Event], stepped: StepResult, machine: Any, pipeline: Any) -> None:
+        """Look at one step, and whether its replies were sent. Raises Violation or IntegrityError."""
+        if stepped.replies and self._sent is not stepped.replies:
+            raise Violation(f"step {stepped.step} has replies that the loop has not sent: {stepped.replies}")
+        self.check_step(events, stepped, machine.scheduler, corruptions=pipeline.corruptions)
+
+    def at_rest(self, machine: Any) -> None:
+        """Every request has ended, and the cache is still there. Raises Violation."""
+        self.account.check_end()
+        if self.conformance is not None:
+            scheduler = machine.scheduler
+            self.conformance.check_cache(scheduler)
+            calls = self.conformance.specification.calls
+            if self._restores:
+                is_due = scheduler.failure is None and calls.is_awake and not calls.is_profiling
+                check_checkpoint(scheduler, is_due=is_due)
+
+    def at_end(self, machine: Any) -> None:
+        """The engine is idle and flushed; what each client was told is what it is told alone. Raises Violation."""
+        self.check_end(machine.scheduler)
+        if self.conformance is not None:
+            specification = self.conformance.specification
+            for request in specification.requests:
+                check_tokens(request, specification.calls.weights, machine.limits)
+
+    # -- one step --
+
+    def check_step(
+        self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
+    ) -> None:
+        """Check one step. ``corruptions`` are reads of KV that was not the reader's, as far as the pipeline can tell.
+
+        Raises Violation for a broken promise, IntegrityError where the engine's own books do not balance.
+        """
+        microbatch = result.microbatch
+        for event in events:
+            self._on_event(event)
+        for order in result.transfers:
+            if isinstance(order, SendPages):
+                self._sending[order.transfer] = order.to, order.to_transfer
+        for reply in result.replies:
+            self._hear(reply)
+        self.account.check_names()
+        if microbatch is not None:
+            self._on_launch(microbatch)
+        # A step without input and output has changed nothing that was not looked at after the one before.
+        if self._audits and (events or microbatch is not None or result.replies or result.again):
+            audit(scheduler)
+        if self.conformance is not None:
+            self.conformance.check(events, scheduler.now, result, scheduler)
+            if self._pages is not None:
+                self._pages.follow(events, result, self.conformance.specification)
+        if self._picture is not None:
+            check_picture(self._picture, result, scheduler.memory)
+        if corruptions:
+            raise Violation(f"a request read KV that is not its own: {corruptions[0]}")
+
+    def check_refusal(self, message: Generate, refusal: Refusal, ahead: Iterable[Event]) -> None:
+        """A request is refused before a step has seen it, with ``ahead`` on its way before it. Raises Violation."""
+        if self.conformance is not None:
+            self.conformance.check_refusal(message, refusal, ahead)
+
+    def check_end(self, scheduler: Scheduler) -> None:
+        """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""
+        if scheduler.failure is None and not scheduler.is_fully_idle:
+            raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")
+        self.account.check_end()
+        audit(scheduler)
+        if self.conformance is not None:
+            check_growth(scheduler)
+
+    # -- in the terms of every scheduler --
+
+    def _on_event(self, event: Event) -> None:
+        account = self.account
+        match event:
+            case Completion():
+                self.land(event.microbatch_id, failed=event.error is not None)
+                account.fail([failed.rid for failed in event.errors])
+            case Generate():
+                account.begin(event)
+            case PipelineFailed():
+                self._flights.clear()
+                account.fail(account.live)
+            case GrammarReady():
+                if event.error is not None:
+                    account.fail(account.live)
+            case PagesSent():
+                self._on_sent(event)
+            case SetPressure() | ReleasePressure() | EvictCache() | PagesReceived() | PrefillFailed():
+                pass
+            case _:
+                self._on_call(event)
+
+    def _on_sent(self, event: PagesSent) -> None:
+        """A prompt that could not be sent fails with that."""
+        sent = self._sending.pop(event.transfer, None)
+        if event.error is not None:
+            delivered = [life.message for life in self.account.live.values() if life.message.deliver is not None]
+            self.account.fail([one.rid for one in delivered if (one.deliver.to, one.deliver.transfer) == sent])
+
+    def _on_call(self, call: Any) -> None:
+        for rid in ended_by(call, self.account.live):
+            self.account.abort(rid)
+        if isinstance(call, PauseGeneration):
+            self.pause(Paused(call.mode.value))
+        elif isinstance(call, ContinueGeneration):
+            self.resume()
+        if call.call_id is not None:
+            self.account.ask(call.call_id)
+
+    def _hear(self, reply: Any) -> None:
+        match reply:
+            case TokenOutput():
+                reason = None if reply.finish_reason is None else reply.finish_reason.value
+                self.account.tell(reply.rid, reply.token_ids, reason)
+            case Refusal():
+                self.account.refuse(reply.rid, reply.message)
+            case CallAnswer() | StatsAnswer():
+                self.account.answer(reply.call_id, reply)
+
+    def _on_launch(self, microbatch: Microbatch) -> None:
+        self.launch(microbatch.id, microbatch.rids, microbatch.tokens)
+        for segment in microbatch.segments:
+            count = len(segment.token_ids)
+            if segment.sampling is not None:
+                self.account.lose_blocks((segment.rid,))
+            # Which of its guesses hold says the result, and where it goes on then the specification.
+            comes_next = None if segment.drafts else segment.start + count
+            self.account.compute(segment.rid, segment.start, count, comes_next)

@@ -1,0 +1,154 @@
+"""The output of a request that runs alone: the tokens, and its prompt's logprobs, that every schedule must give it.
+
+Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search asks a fresh simulated
+engine; a script asks its own engine, flushed and idle, because only that one has its weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import (
+    CallAnswer,
+    FinishReason,
+    Generate,
+    PromptLogprob,
+    SamplingParams,
+    TokenOutput,
+    UpdateWeights,
+)
+from engine.scheduler import Scheduler
+from scripted.core.violation import Violation
+from scripted_lockstep.simulated.model import alphabet_of
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
+from scripted_lockstep.specification.request import SpecifiedRequest
+
+NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
+# A grammar that leads nowhere does so alone too.
+_ENDS_ALONE: Final = (*NATURAL_ENDS, FinishReason.INVALID)
+BUDGET_STEPS: Final = 20_000
+
+# Chunks of other lengths are other matrix products, which differ in the last bits of a real model.
+_LOGPROB_TOLERANCE: Final = 1e-3
+
+# What a request says, and the logprobs of its prompt.
+SaidAlone = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
+
+
+def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limits: Limits) -> None:
+    """What a request said, to its end or until it was stopped, is what it says alone. ``weights`` are by version.
+
+    ``limits`` are those of the engine that it ran in. One that lived through an update of the weights has no
+    counterpart. Raises Violation with both outputs.
+    """
+    message, said = request.message, tuple(request.ids[len(request.message.prompt_ids) :])
+    if len(request.versions) != 1 or not is_repeatable(message.sampling):
+        return
+    roomy = _roomy(limits) if request.lora is None else _with_lora(limits, request.lora.path)
+    asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
+    engine = weights[request.versions[0]], roomy, alphabet_of(limits)
+    alone, logprobs = said_alone(message.prompt_ids, message.sampling, *asked, *engine)
+    if said != alone[: len(said)]:
+        raise Violation(f"{request.rid} said {list(said)}, but alone it says {list(alone)}; it ended: {request.end}")
+    told = request.prompt_logprobs
+    if told != logprobs[: len(told)]:
+        raise Violation(other_logprobs(request.rid, told, logprobs))
+
+
+@functools.lru_cache(maxsize=4096)
+def said_alone(
+    prompt_ids: tuple[int, ...],
+    sampling: SamplingParams,
+    prompt_logprobs_from: int,
+    prompt_top_logprobs_num: int,
+    weights: str | None,
+    limits: Limits,
+    alphabet: int,
+) -> SaidAlone:
+    """What a request is told, alone, on a simulated engine of these limits with these weights.
+
+    Where that engine has a LoRA, it computes the request.
+    """
+    scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet)
+    # Simulated tokens of a seed are the same with a window and without.
+    path = None if weights is None else weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)
+    update = UpdateWeights(call_id="weights", model_path=path)
+    lora = limits.loras[0][0] if limits.loras else None
+    message = Generate(
+        rid="alone",
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        prompt_logprobs_from=prompt_logprobs_from,
+        prompt_top_logprobs_num=prompt_top_logprobs_num,
+        lora=lora,
+    )
+    result = scheduler.step((message,) if path is None else (update, message), 0.0)
+    tokens: list[int] = []
+    logprobs: list[PromptLogprob] = []
+    for _ in range(BUDGET_STEPS):
+        if result.microbatch is not None:
+            pipeline.launch(result.microbatch)
+        for order in result.grammars:
+            pipeline.order_grammar(order)
+        event = pipeline.next_completion(0)
+        result = scheduler.step((*(() if event is None else (event,)), *pipeline.answers()), 0.0)
+        for reply in result.replies:
+            if isinstance(reply, CallAnswer):
+                assert reply.ok, reply.message
+                continue
+            assert isinstance(reply, TokenOutput)
+            tokens += reply.token_ids
+            logprobs += reply.prompt_logprobs
+            if reply.finish_reason is not None:
+                assert reply.finish_reason in _ENDS_ALONE, f"a request alone ended with {reply.finish_reason}"
+                return tuple(tokens), tuple(logprobs)
+    raise Violation(f"a request alone did not end within {BUDGET_STEPS} steps")
+
+
+def are_alike(told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> bool:
+    """As many, in the same order, of the same values up to rounding."""
+    if len(told) != len(alone):
+        return False
+    return all(abs(one.logprob - other.logprob) < _LOGPROB_TOLERANCE for one, other in zip(told, alone, strict=True))
+
+
+def other_logprobs(rid: str, told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> str:
+    """The first place in which a request was told other logprobs of its prompt than alone."""
+    places = range(min(len(told), len(alone)))
+    first = next((place for place in places if not are_alike(told[place : place + 1], alone[place : place + 1])), None)
+    if first is None:
+        return f"{rid} was told {len(told)} prompt logprobs, but alone it is told {len(alone)}"
+    return (
+        f"{rid} was told the prompt logprob {told[first].logprob} in place {first} of those that it asked for, but "
+        f"alone it is told {alone[first].logprob}"
+    )
+
+
+def is_repeatable(sampling: SamplingParams) -> bool:
+    """Greedy, or sampled with a seed of its own: another seed depends on how many requests came before."""
+    return sampling.temperature == 0 or sampling.seed is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_lora(limits: Limits, path: str) -> Limits:
+    return msgspec.structs.replace(_roomy(limits), max_loras=1, loras=(("alone", path),))
+
+
+@functools.lru_cache(maxsize=1024)
+def _roomy(limits: Limits) -> Limits:
+    """One stage of the same model, with room for a whole context, and without speculation."""
+    roomy = Limits.of(EngineConfig(), EMBEDDED_FACTS)
+    return msgspec.structs.replace(
+        roomy,
+        total_pages=max(roomy.total_pages, roomy.pages_for(limits.context_length)),
+        context_length=max(roomy.context_length, limits.context_length),
+        vocab_size=limits.vocab_size,
+        eos_token_ids=limits.eos_token_ids,
+        seed=limits.seed,
+    )

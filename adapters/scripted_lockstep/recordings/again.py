@@ -1,0 +1,119 @@
+"""A recording of the engine replayed: every step checked as scripts are checked, compared with what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from engine.recording import Recording, RecordingError, ReplayDiffers, ReplayGate, read_recording
+from engine.recording.checkpoint import restored
+from engine.recording.replay_gate import NullPorts
+from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
+from scripted.core.violation import Violation
+from scripted.report.rerun import Rerun
+from scripted_lockstep.oracle.step_checks import EngineOracle
+from scripted_lockstep.script.history import record_step
+from scripted_lockstep.step_words import event_text, log_of
+
+_SHOWN_STEPS: Final = 20
+
+
+class _WatchedGate(ReplayGate):
+    """EngineOracle every step as scripts are checked, and keeps those from ``first_kept`` on as records.
+
+    A recording that begins at a checkpoint does not say what its cache holds, so its steps cannot be checked.
+    """
+
+    def __init__(self, recording: Recording, scheduler: Scheduler, *, until: int | None, first_kept: int) -> None:
+        super().__init__(recording, until=until)
+        self.records: list[StepRecord] = []
+        self._scheduler = scheduler
+        self._first_kept = first_kept
+        self._step: Step | None = None
+        # The engine's own audit of a large cache at each of many thousand steps would take longer than all the rest.
+        self._checks = None if recording.checkpoint else EngineOracle(recording.header.limits, audits=False)
+        # The first promise that the recorded engine broke; after that its account is no longer of use.
+        self.broken: str | None = None
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """Record and check the step before, then go on. Raises ReplayDiffers."""
+        done = self._step
+        if previous is not None and done is not None and previous.step >= self._first_kept:
+            self.records.append(record_step(done, previous, self._scheduler))
+        self._step = super().next_step(previous)
+        if previous is not None and done is not None and self._checks is not None:
+            try:
+                self._checks.check_step(done.events, previous, self._scheduler)
+            except Violation as exc:
+                self.broken, self._checks = f"step {previous.step}: {exc}", None
+        return self._step
+
+    def note_death(self, exc: Exception) -> None:
+        """Record the step that the scheduler died in."""
+        if self._step is not None:
+            result = StepResult(self._scheduler.step_number, None, (), again=False, deadline=None)
+            self.records.append(record_step(self._step, result, self._scheduler, error=f"{type(exc).__name__}: {exc}"))
+
+
+def replay_engine(
+    path: Path, *, until: int | None = None, last_steps: int | None = None
+) -> tuple[Rerun, list[StepRecord]]:
+    """Replay a recording; the records are those of the steps that were kept.
+
+    Raises RecordingError, with what went into the last steps as its notes where a recording cannot be replayed.
+    """
+    recording = read_recording(path)
+    scheduler, ports = _scheduler_of(recording), NullPorts()
+    last = recording.header.first_step - 1 + len(recording.steps)
+    last = last if until is None else min(until, last)
+    first_kept = 1 if last_steps is None else last - last_steps + 1
+    try:
+        gate = _WatchedGate(recording, scheduler, until=until, first_kept=first_kept)
+    except RecordingError as exc:
+        # Plans and replies are in it as check sums only.
+        for line in _what_went_in(recording):
+            exc.add_note(line)
+        raise
+    error = differs = None
+    try:
+        run_loop(gate, scheduler, ports, ports)
+    except ReplayDiffers as exc:
+        if last_steps is not None and scheduler.step_number < last:
+            # The records that explain it were not kept: run again, up to here.
+            return replay_engine(path, until=scheduler.step_number, last_steps=last_steps)
+        differs = str(exc)
+    except Exception as exc:  # noqa: BLE001 - what the recorded scheduler died of is what is looked for
+        error = f"{type(exc).__name__}: {exc}"
+        gate.note_death(exc)
+    end = recording.end if until is None else None
+    if differs is None and error is None and end is not None and recording.checkpoint is None:
+        differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
+    recorded_error = error if end is None else end.error
+    recorded_s = scheduler.now - recording.steps[0].now if recording.steps else 0.0
+    again = Rerun(
+        log_of(gate.records, recording.header.limits),
+        error,
+        differs,
+        recorded_error,
+        recorded_s,
+        recording.header.first_step,
+        gate.broken,
+    )
+    return again, gate.records
+
+
+def _digest_difference(recorded: str, replayed: str) -> str | None:
+    return None if recorded == replayed else f"every step is as recorded, but the digest is {replayed}, not {recorded}"
+
+
+def _scheduler_of(recording: Recording) -> Scheduler:
+    limits, checkpoint = recording.header.limits, recording.checkpoint
+    return Scheduler(limits) if checkpoint is None else restored(limits, checkpoint)
+
+
+def _what_went_in(recording: Recording) -> Iterator[str]:
+    for step in recording.steps[-_SHOWN_STEPS:]:
+        yield f"step {step.step}, {step.now:.3f} s: {', '.join(map(event_text, step.events)) or 'nothing'}"
+    if recording.end is not None and recording.end.error is not None:
+        yield f"there it died of {recording.end.error}"

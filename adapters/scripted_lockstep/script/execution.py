@@ -1,0 +1,127 @@
+"""One run of one script on the engine, and how it ended: the reply if it passed, else the report."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import ProcessDiedError
+from engine.limits import Limits
+from engine.scheduler import StepRecord
+from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.step_log import FleetLog
+from scripted.report.tally import NOT_COMPARED
+from scripted.script.execution import ScriptExecution, ScriptOutcome
+from scripted.script.process_state import LeftChanged
+from scripted_lockstep.oracle.growth import Grown
+from scripted_lockstep.script.alone import Compared
+from scripted_lockstep.step_words import call_names, log_of
+
+# The last steps that a report carries; more than it shows, for readers of the data.
+REPORTED_STEPS = 64
+
+
+def configs_of(script: Any, *others: EngineConfig) -> list[EngineConfig]:
+    """The configurations that a script can reach by name, and these: other tests run with them."""
+    return [*others, *(one for one in getattr(script, "__globals__", {}).values() if isinstance(one, EngineConfig))]
+
+
+class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
+    """The script passed. ``digest`` and ``plan_digest`` cover its own steps.
+
+    ``skipped`` outputs were not compared, by the reason. ``printed`` is what it printed and nothing has shown yet.
+    ``spent``: the script killed a stage, so the engine is of no further use. ``records`` are there when the options
+    asked for a record.
+    """
+
+    digest: str
+    plan_digest: str
+    skipped: dict[str, int] = msgspec.field(default_factory=dict)
+    printed: str = ""
+    spent: bool = False
+    records: tuple[StepRecord, ...] = ()
+
+    def counts(self) -> dict[str, int]:
+        return super().counts() | {f"{NOT_COMPARED}{reason}": count for reason, count in self.skipped.items()}
+
+
+class EngineExecution(ScriptExecution):
+    """A script on its way through the engine. ``comparison`` is filled in at its very end."""
+
+    comparison = Compared()
+    _spent = False
+    _digest = _plan_digest = ""
+    _records: tuple[StepRecord, ...] = ()
+    _kind: type | None = None
+    _limits: Limits | None = None
+    _limits_before: Limits | None = None
+    _fleet: FleetLog | None = None
+
+    def note_end(self, run: Any) -> None:
+        """Note how far the engine got, before the harness goes on with its own work. Raises LeftChanged."""
+        if self._changed_limits(run):
+            raise LeftChanged(["the engine's limits (t.scheduler.limits)"])
+        if self._kind not in (None, type(run.scheduler)):
+            raise LeftChanged(["the class of t.scheduler"])
+        self._spent = run.failure is not None or run.is_dead
+        self._digest, self._plan_digest = run.scheduler.digests.digest, run.scheduler.digests.plan_digest
+        if self.options.record:
+            self._records, self._limits = tuple(run.records), run.scheduler.limits
+            self._fleet = None if run.fleet is None else run.fleet.log()
+
+    def begin(self, context: Any) -> None:
+        self._kind = type(context.scheduler)
+        self._limits_before = copy.deepcopy(context.scheduler.limits)
+        super().begin(context)
+
+    def _changed_limits(self, run: Any) -> bool:
+        """Whether the script has changed what the engine was started with; nothing takes that back."""
+        return self._limits_before is not None and run.scheduler.limits != self._limits_before
+
+    def succeeded(self) -> ScriptSucceeded:
+        return ScriptSucceeded(
+            steps=self.steps,
+            digest=self._digest,
+            plan_digest=self._plan_digest,
+            reached=self.reached,
+            compared=self.comparison.outputs,
+            skipped=self.comparison.skipped,
+            loose_ends=self.loose_ends,
+            asked=self.asked,
+            printed=self.take_printed(),
+            spent=self._spent,
+            records=self._records,
+            notes=self.notes if self.options.record else (),
+            log=None if self._limits is None else log_of(self._records, self._limits),
+            fleet=self._fleet,
+        )
+
+    def report(self, run: Any, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any) -> FailureReport:
+        died = kind is FailureKind.DIED
+        kept = run.records if self.options.record else run.records[-REPORTED_STEPS:]
+        more |= {
+            "state": "" if self.context is None else _state_text(run, self.context),
+            "log": log_of(kept, run.scheduler.limits, call_names(run.records)),
+            "fleet": None if run.fleet is None else run.fleet.log(None if self.options.record else REPORTED_STEPS),
+            # A server that has lost a stage ends in a moment: the next script must not meet it.
+            "spent": bool(run.is_dead or run.failure or isinstance(exc, Grown) or self._changed_limits(run)),
+            "begun": self.context is not None,
+        }
+        if died and isinstance(exc, ProcessDiedError):
+            more["dead_process"] = exc.process
+        elif died:
+            more |= {"dead_process": "scheduler", "cause": "".join(traceback.format_exception(exc))}
+        return super().report(run, exc, kind, mutant, **more)
+
+
+def _state_text(run: Any, context: Any) -> str:
+    try:
+        if run.fleet is not None:
+            return "; ".join(f"{name}: {run.fleet[name].state}" for name in run.fleet.names)
+        return str(context.state)
+    except Exception as exc:  # noqa: BLE001 - a report on a broken engine must come out all the same
+        return f"not readable ({exc})"

@@ -1,0 +1,273 @@
+"""A fleet in a script: several engines with roles, the links between them, and one clock.
+
+A step of the script is one step of each engine, in the order of their names in ``t.engines``. What an engine says to
+another arrives in that one's next step, unless its link is held, slow or cut. Each engine keeps every promise of an
+engine by itself, and each has the verbs of ``t``. In the server tier what is said here also travels between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.messages import (
+    AbortAll,
+    ContinueGeneration,
+    FlushCache,
+    Generate,
+    GetStats,
+    PrefillDropped,
+    PrefillFailed,
+    PrefillWanted,
+    ReleasePressure,
+)
+from engine.scheduler import StepResult
+from scripted.core.violation import Violation
+from scripted.errors import BadCall, NotIdle
+from scripted.report.step_log import EngineLog, FleetLog, Message, Said, ShownStep, StepLog
+from scripted.script.fleet import BaseFleet
+from scripted.script.wait import Steps
+from scripted_lockstep.script.fleet_ends import EngineEnd
+from scripted_lockstep.script.handle import RequestHandle
+from scripted_lockstep.script.history import check_answers
+from scripted_lockstep.script.reset import HARNESS_CALL, RESET_BUDGET_STEPS
+from scripted_lockstep.simulated.transfers import ConfirmedPages
+from scripted_lockstep.step_words import call_names, log_of
+
+# The role of an engine, by the first letter of its name.
+ROLES: Final = {"p": "prefill", "d": "decode", "e": "both"}
+_COMPARED: Final = ("length", "stop")
+_OF_A_SCRIPT: Final = "scripts "
+_PASSED_FOR_NOBODY: Final = "time that passed for nobody"
+_LOST: Final = "the connection broke before the answer ended"
+
+
+class FleetEngine(EngineEnd):
+    """One engine; ``t`` has its verbs, waits and queries."""
+
+    def __init__(self, name: str, run: Any, t: Any) -> None:
+        super().__init__(name, run)
+        self.t = t
+        self._previous: StepResult | None = None
+        # What came from others in this step.
+        self.heard: list[Any] = []
+        # The step of the fleet before the first one of this engine, and the last one of one that is dead.
+        self.since = self.died = 0
+
+    def step(self) -> None:
+        """One step of the loop."""
+        run = self.run
+        run.begin_composing()
+        step = run.compose(self._previous)
+        result: StepResult = run.scheduler.step(step.events, step.now)
+        run.world.carry_out(step, result)
+        self._previous = result
+        run.take_step(result)
+        self.tell(result.replies)
+
+    def hear(self, sender: str, message: Any) -> None:
+        self.heard.append(message)
+        super().hear(sender, message)
+
+    def begin_prompt(self, prompt: Generate) -> None:
+        self.run.deliveries.append(prompt)
+        super().begin_prompt(prompt)
+
+    def end_prompt(self, rid: str) -> None:
+        self.run.deliveries[:] = [one for one in self.run.deliveries if one.rid != rid]
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What one engine said to another, in which step, and in which it arrived."""
+
+    ends: tuple[str, str]
+    message: Any
+    step: int
+    arrived: int | None = None
+
+
+class Fleet(BaseFleet[FleetEngine]):
+    """The engines of one script by name; ``fleet["d0"]`` is the ``t`` of one of them. ``make`` makes one of a name."""
+
+    def __init__(self, names: Sequence[str], make: Callable[[str], FleetEngine]) -> None:
+        self._make = make
+        self._turn = 0
+        self._sent: list[_Sent] = []
+        # What engines did that came back.
+        self._past: list[EngineLog] = []
+        super().__init__([self._new(name) for name in names])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.engine(name).t
+
+    def kill(self, name: str) -> None:
+        """An engine dies with all that it holds. Its clients and the other engines learn that the connection broke."""
+        engine = self.engine(name)
+        if not engine.is_dead:
+            engine.died = self._step
+            engine.wires.kill(engine)
+            for handle in engine.run.handles.all:
+                if not handle.client.closed:
+                    handle.client.fail(_LOST)
+            for call in engine.run.handles.calls:
+                if not call.done:
+                    call.answer(0, _LOST)
+        super().kill(name)
+
+    def restart(self, name: str) -> None:
+        """A dead engine comes back as a new one; its ``t`` is another object: ask the fleet for it again."""
+        before = self.engine(name)
+        after = self._new(name) if before.is_dead else before
+        self.replace(after)
+        self._past.append(self._log_of(before))
+        after.since = self._step
+
+    def step(self) -> None:
+        super().step()
+        for engine in self.members:
+            for message in engine.heard:
+                next(one for one in self._sent if one.message is message).arrived = self._step
+            engine.heard.clear()
+
+    def _new(self, name: str) -> FleetEngine:
+        engine = self._make(name)
+        engine.run.world.clients.choose_prefill = self._choose
+        return engine
+
+    def _choose(self) -> str | None:
+        """The prefill engine of the next request: one after the other, of those that live."""
+        alive = [engine.name for engine in self.living if engine.limits.prefills]
+        self._turn += 1
+        return alive[(self._turn - 1) % len(alive)] if alive else None
+
+    def _send(self, member: FleetEngine, receiver: str, message: Any) -> None:
+        self._sent.append(_Sent((member.name, receiver), message, self._step))
+        super()._send(member, receiver, message)
+
+    # -- the end of the script --
+
+    def finish(self) -> Steps:
+        """End what the script left, and look at every engine that lives. Raises Violation, or NotIdle."""
+        self.release_all()
+        living = self.living
+        for engine in living:
+            engine.run.let_go()
+            engine.run.inject(ReleasePressure())
+            engine.run.arrived += [ContinueGeneration(call_id=HARNESS_CALL), AbortAll()]
+        yield
+        for _ in range(RESET_BUDGET_STEPS):
+            if all(engine.run.scheduler.is_fully_idle and not engine.run.arrived for engine in living):
+                break
+            yield
+        for engine in living:
+            busy = engine.run.scheduler.books.what_is_busy()
+            if not engine.run.scheduler.is_fully_idle:
+                raise NotIdle(f"engine {engine.name} did not get idle after everything was aborted: {busy}")
+            engine.run.oracle.at_rest(engine.run.machine)
+            check_answers(engine.run.handles.all)
+            engine.run.inject(FlushCache(call_id=HARNESS_CALL), GetStats(call_id="stats"))
+        yield
+        for engine in living:
+            oracle = engine.run.oracle
+            try:
+                if engine.run.world.tier == "sim":
+                    oracle.at_end(engine.run.machine)
+                else:  # What a model says is compared with what it says to the same request alone.
+                    oracle.check_end(engine.run.scheduler)
+            except Violation as exc:
+                raise Violation(f"engine {engine.name}: {exc}") from exc
+
+    # -- looking --
+
+    def log(self, steps: int | None = None) -> FleetLog:
+        """All steps of all engines and what they said to each other, or the last ``steps``."""
+        first = 0 if steps is None else self._step - steps
+        logs = [*self._past, *map(self._log_of, self.members)]
+        logs = [EngineLog(one.name, _since(one.log, first), one.notes) for one in logs]
+        logs.sort(key=lambda one: self.names.index(one.name))
+        under_way = {id(message) for link in self.links.values() for message in link.on_its_way}
+        messages = [
+            Message(
+                sender=one.ends[0],
+                receiver=one.ends[1],
+                text=_words(one.message),
+                sent=one.step,
+                arrived=one.arrived,
+                lost=one.arrived is None and id(one.message) not in under_way,
+            )
+            for one in self._sent
+            if one.step > first
+        ]
+        return FleetLog(tuple(logs), tuple(messages))
+
+    def _log_of(self, engine: FleetEngine) -> EngineLog:
+        """What an engine did since it came, in the steps of the fleet."""
+        run, since = engine.run, engine.since
+        log = log_of(run.records, run.scheduler.limits, call_names(run.records))
+        steps = [msgspec.structs.replace(step, step=step.step + since) for step in log.steps]
+        if engine.is_dead:
+            steps.append(ShownStep(step=engine.died + 1, arrived=(Said(text="KILLED", kind="bad"),)))
+        noted = (*engine.t.notes, *engine.t.line_notes())
+        notes = [msgspec.structs.replace(note, step=note.step + since) for note in noted]
+        return EngineLog(engine.name, StepLog(log.stages, log.depth, tuple(steps)), tuple(notes))
+
+    def loose_ends(self, ends: dict[str, int]) -> dict[str, int]:
+        """What a script leaves with its own engine, and with these: a step of one of them is a step of the script."""
+        # Time passes for all engines.
+        counted = {name: count for name, count in ends.items() if name != _PASSED_FOR_NOBODY}
+        for engine in self.members:
+            for name, count in engine.t.loose_ends().items():
+                if not name.startswith(_OF_A_SCRIPT) and name != _PASSED_FOR_NOBODY:
+                    counted[name] = counted.get(name, 0) + count
+        runs = [engine.run for engine in self.members]
+        if any(run.did_something(record) for run in runs for record in run.records):
+            counted = {name: count for name, count in counted.items() if not name.startswith(_OF_A_SCRIPT)}
+        return counted
+
+    @property
+    def handles(self) -> list[RequestHandle]:
+        """The requests of all engines."""
+        return [handle for engine in self.members for handle in engine.run.handles.all]
+
+    @property
+    def compared(self) -> int:
+        """Outputs of simulated engines, which were equal to those of the same requests run alone."""
+        return sum(handle.finish_reason in _COMPARED for handle in self.handles)
+
+
+def _since(log: StepLog, first: int) -> StepLog:
+    return StepLog(log.stages, log.depth, tuple([step for step in log.steps if step.step > first]))
+
+
+def _words(said: Any) -> str:
+    """What one engine says to another, in a few words."""
+    match said:
+        case PrefillWanted():
+            return f"wants {len(said.ids)} tokens of {said.rid}, transfer {said.transfer}"
+        case PrefillDropped():
+            return f"drops transfer {said.transfer}"
+        case PrefillFailed():
+            return f"transfer {said.transfer} FAILED"
+        case ConfirmedPages():
+            return f"{'drops' if said.error else 'confirms'} pages, transfer {said.sending} there"
+    return f"{len(said.contents)} pages of transfer {said.transfer}, from {said.first}"
+
+
+def role_of(name: str) -> str:
+    """The role of an engine of this name. Raises BadCall for a name that says none."""
+    role = ROLES.get(name[:1]) if isinstance(name, str) else None
+    if role is None or not name.isidentifier():
+        raise BadCall(
+            f"an engine of a fleet is called p..., d... or e..., which prefill, decode or do both, got {name!r}"
+        )
+    return role
+
+
+def config_of(name: str, config: EngineConfig) -> EngineConfig:
+    """The configuration of an engine of a fleet. Raises ConfigError for one that no such role has."""
+    return config.model_copy(update={"role": role_of(name)})

@@ -1,0 +1,104 @@
+"""Knows what the front end will show clients and which requests it will end by itself, so that the gate can wait.
+
+It ends one whose stop string it found, and the other choices of an answer when one fails. Runs the front end's own
+``Session``; without this, the step of the abort would depend on how fast it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+from engine.frontend.answer import Decoder
+from engine.frontend.errors import ApiError
+from engine.frontend.requests import Order
+from engine.frontend.sessions import NativeShape, Session, Sessions
+from engine.messages import Abort, ClientMessage, FinishReason, Refusal, Reply, TokenOutput
+from scripted.script.clients import ClientView
+from scripted_lockstep.script.handle import RequestHandle
+
+_BYTES = 256
+
+
+class ByteDecoder:
+    """The embedded tokenizer's alphabet without the tokenizer: token ids below 256 are bytes."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens; special tokens have none."""
+        del skip_special_tokens
+        return bytes([token for token in ids if token < _BYTES]).decode("utf-8", "replace")
+
+
+class FollowedAnswers:
+    """Follows requests with stop strings or several choices; ``decoder`` is asked for when the first one comes."""
+
+    def __init__(self, decoder: Callable[[], Decoder]) -> None:
+        self._decoder = decoder
+        self._followed: WeakKeyDictionary[ClientView, _Followed] = WeakKeyDictionary()
+
+    def follow(self, replies: Sequence[Reply], live: Mapping[str, RequestHandle]) -> tuple[list[Reply], list[Abort]]:
+        """What clients are shown of these replies, and the aborts that the front end sends because of them."""
+        shown: list[Reply] = []
+        taken: dict[_Followed, list[TokenOutput | Refusal]] = {}
+        for reply in replies:
+            handle = live.get(reply.rid) if isinstance(reply, TokenOutput | Refusal) else None
+            if handle is None or not (handle.sampling.stop or len(handle.together) > 1):
+                shown.append(reply)
+                continue
+            assert isinstance(reply, TokenOutput | Refusal)
+            view = handle.client.answer
+            if view not in self._followed:
+                self._followed[view] = _Followed(handle.together, view, self._decoder())
+            taken.setdefault(self._followed[view], []).append(reply)
+        aborts: list[Abort] = []
+        for followed, outputs in taken.items():
+            shown += followed.take(outputs)
+            aborts += followed.aborts
+        return shown, aborts
+
+
+class _Followed:
+    """The front end's own session of one answer, which sends nothing to anybody.
+
+    ``aborts`` are those that the front end sends because of what was taken last.
+    """
+
+    def __init__(self, handles: Sequence[RequestHandle], view: ClientView, decoder: Decoder) -> None:
+        self.aborts: list[Abort] = []
+        self._view = view
+        self._unended = [handle.rid for handle in handles]
+        self._sent: list[ClientMessage] = []
+        self._sessions = Sessions(self._sent.append)
+        messages = tuple(handle.message for handle in handles)
+        self._session = Session(
+            self._sessions, Order(rid=view.rid, messages=messages, stream=True), NativeShape(), decoder
+        )
+        while self._session.send_some():
+            continue
+
+    def take(self, outputs: Sequence[TokenOutput | Refusal]) -> list[TokenOutput]:
+        """What the client is shown of these outputs, which come to the front end at once."""
+        self._sent.clear()
+        for output in outputs:
+            self._sessions.take(output)
+        inputs = {output.rid: output.prompt_logprobs for output in outputs if isinstance(output, TokenOutput)}
+        shown: list[TokenOutput] = []
+        failed = False
+        try:
+            while self._session.has_more:
+                for _, piece in self._session.pieces():
+                    rid, reason = piece.meta_info.id, piece.meta_info.finish_reason
+                    values = inputs.pop(rid, ())
+                    shown.append(
+                        TokenOutput(rid=rid, token_ids=piece.output_ids, finish_reason=reason, prompt_logprobs=values)
+                    )
+                    self._unended = [one for one in self._unended if one != rid or reason is None]
+        except ApiError:
+            failed = True
+        # A client that left has had its requests aborted.
+        self.aborts = [m for m in self._sent if isinstance(m, Abort) and not self._view.dropped]
+        if failed:
+            # The answer ends with an error, for whichever choice had not ended.
+            return [*shown, TokenOutput(rid=self._unended[0], finish_reason=FinishReason.ERROR)]
+        # Of an answer that is sent whole nothing comes before all of it is there.
+        return shown if self._view.streams or self._session.is_over else []

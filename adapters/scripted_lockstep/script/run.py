@@ -1,0 +1,567 @@
+"""The run of scripts on the engine, in either tier: one engine under a script, with its clients and its stages.
+
+A script begins with an engine that is as good as new and idle, and ends with an idle one: what it left is aborted. Then
+the outputs of its requests are compared with the same requests run alone.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, cast
+
+import msgspec
+
+from engine.errors import ProcessDiedError
+from engine.integrity import audit
+from engine.messages import (
+    Abort,
+    ClientMessage,
+    Completion,
+    Event,
+    FlushCache,
+    Generate,
+    OperatorEvent,
+    PipelineEvent,
+    PipelineFailed,
+    PrefillFailed,
+    Refusal,
+    Reply,
+    ended_by,
+)
+from engine.plan import ForwardMode
+from engine.routing.picture import CachePicture
+from engine.scheduler import Scheduler, Step, StepRecord, StepResult
+from scripted.core.clock import VirtualClock
+from scripted.core.named import OWN
+from scripted.core.violation import Violation
+from scripted.errors import BadCall, NotIdle, Overdue, RequestRefused
+from scripted.script.clients import Call, ClientView
+from scripted.script.execution import ScriptExecution, ScriptSource
+from scripted.script.handles import Choices
+from scripted.script.json_values import as_json
+from scripted.script.run import ScriptedRun
+from scripted.script.state import MicrobatchInFlight, mode_of
+from scripted.script.values import Listed
+from scripted.script.wait import Steps
+from scripted_lockstep.actions import AdministrativeCall
+from scripted_lockstep.machine import EngineMachine
+from scripted_lockstep.oracle.growth import check_growth, check_sizes, check_stages
+from scripted_lockstep.oracle.step_checks import EngineOracle
+from scripted_lockstep.script.alone import AloneRuns
+from scripted_lockstep.script.context import ScriptContext
+from scripted_lockstep.script.execution import EngineExecution
+from scripted_lockstep.script.fleet import Fleet
+from scripted_lockstep.script.followed_answers import FollowedAnswers
+from scripted_lockstep.script.handle import RequestHandle
+from scripted_lockstep.script.history import EngineHandles, check_answers, record_step
+from scripted_lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
+from scripted_lockstep.script.state import EngineState, take_state
+from scripted_lockstep.script.world import StageLink, World
+from scripted_lockstep.simulated.grammar import HeldGrammars
+
+_SCHEDULER: Final = "scheduler"
+_MOST_SHOWN_CHARS: Final = 64
+_NO_STEP: Final = (
+    "the scheduler was killed, so no step can run; ask what its clients were told, for instance r.client.error"
+)
+
+
+class EngineRun(ScriptedRun):
+    """``arrived`` are the client messages that the next step will see, ``last_replies`` the replies of the last one.
+
+    ``landed`` are the ids of the microbatches whose results the last step got. ``failure`` is the death of a stage;
+    ``kills`` says that a script caused it, ``is_dead`` that it killed the scheduler.
+    """
+
+    context_type = ScriptContext
+    fatal: ClassVar[tuple[type[Exception], ...]] = (ProcessDiedError,)
+    arrived: list[ClientMessage]
+
+    def __init__(self, scheduler: Scheduler, world: World, source: ScriptSource | None) -> None:
+        machine = EngineMachine(scheduler.limits, digests=True, scheduler=scheduler)
+        super().__init__(None, OWN, source, parts=(machine, world, EngineOracle(scheduler.limits, restores=True)))
+        self.world, self.tier = world, world.tier
+        self.handles: EngineHandles = EngineHandles()
+        self.grammars = world.grammars = HeldGrammars()
+        self.last_replies: tuple[Reply, ...] = ()
+        self.landed: tuple[int, ...] = ()
+        self.failure: PipelineFailed | None = None
+        self.kills = self.is_dead = False
+        self.recording = True
+        self._answers = FollowedAnswers(world.decoder)
+        self._alone = AloneRuns(self)
+        # Whether a script is under way whose steps are judged; before it, in the reset, only the books are audited.
+        self._judged = False
+        # What the stages held before the first script.
+        self._stage_sizes: Mapping[str, int] | None = None
+        # What a router knows of the cache that follows the engine's KV events.
+        self.picture = CachePicture(scheduler.limits.page_size)
+        # Prompts that other engines of a fleet want the KV of.
+        self.deliveries: list[Generate] = []
+        # Makes one of these names with this clock; None where a script has no other engines.
+        self.new_fleet: Callable[[Sequence[str], VirtualClock], Fleet] | None = None
+        # The engines that a script has beside this one.
+        self.fleet: Fleet | None = None
+        self._composed: Step | None = None
+        self._injected: list[Event] = []
+        self._interventions: list[OperatorEvent] = []
+        # The links that a script has slowed or cut, by their stages.
+        self._links: dict[int, StageLink] = {}
+
+    # -- looking --
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.machine.scheduler  # type: ignore[no-any-return]
+
+    def take_state(self) -> EngineState:
+        return take_state(self)
+
+    @property
+    def arrived_requests(self) -> tuple[Generate, ...]:
+        """The requests that no step has seen yet."""
+        return tuple(message for message in self.arrived if isinstance(message, Generate))
+
+    @property
+    def has_unseen(self) -> bool:
+        """True while something is here that no step has seen: a client's message, or the death of a stage."""
+        return bool(self.arrived) or (self.failure is not None and self.scheduler.failure is None)
+
+    @property
+    def is_fully_idle(self) -> bool:
+        return self.scheduler.is_fully_idle and not self.has_unseen
+
+    def last_batch(self) -> MicrobatchInFlight | None:
+        last = self.scheduler.last_microbatch
+        if last is None or (last.id not in self.landed and last.id not in self.scheduler.books.in_flight_ids()):
+            return None
+        due = self.results.due_steps().get(last.id, self.step)
+        return MicrobatchInFlight(
+            id=last.id,
+            mode=mode_of(last.mode),
+            rids=Listed(last.rids),
+            tokens=last.tokens,
+            launched_at_step=due - self.scheduler.limits.depth,
+            due_at_step=due,
+        )
+
+    def decoding_in(self, batch: MicrobatchInFlight) -> set[str]:
+        if batch.mode == ForwardMode.DECODE.value:
+            return set(batch.rids)
+        return set(self.scheduler.books.running) if batch.mode == ForwardMode.MIXED.value else set()
+
+    def did_something(self, record: StepRecord) -> bool:
+        return bool(record.events or record.replies or record.microbatch is not None)
+
+    def can_fail(self, record: StepRecord) -> bool:
+        failed = any(isinstance(event, Completion) and event.error is not None for event in record.events)
+        return failed or record.microbatch is not None
+
+    def causes(self) -> Iterable[str]:
+        causes = *self._causes_of_results(), *self._causes_of_transfers(), *self._causes_of_memory()
+        return [*causes, *self._causes_of_the_engine()]
+
+    def _causes_of_results(self) -> Iterator[str]:
+        results = self.results
+        if results.is_holding:
+            yield f"results are held, {len(results)} microbatches in flight wait for t.release_results()"
+        if self.grammars.is_holding:
+            yield f"grammars are held, {len(self.grammars)} are not ready until t.release_grammars()"
+        for stage in sorted(results.stalled):
+            yield f"stage {stage} is stalled, nothing completes until t.resume_stage({stage})"
+        for stage in sorted(results.cut):
+            yield f"the link of stage {stage} is cut, nothing completes until t.heal_link({stage})"
+
+    def _causes_of_transfers(self) -> Iterator[str]:
+        if self.scheduler.books.open_transfers and self.world.transfers.holds_some:
+            yield "transfers of KV are held, until t.release_transfers()"
+
+    def _causes_of_memory(self) -> Iterator[str]:
+        memory = self.scheduler.memory
+        window = 0 if memory.sliding_window is None else memory.sliding_window.pages.reserved
+        kept = (
+            (memory.pages.reserved, "pages", "exhaust_kv"),
+            (window, "window pages", "exhaust_window"),
+            (memory.rows.reserved, "rows", "exhaust_rows"),
+        )
+        for count, what, verb in kept:
+            if count:
+                yield f"{count} {what} are kept back by t.{verb}(), until t.release_exhausted()"
+        if self.scheduler.pressure.pins:
+            yield "nodes of the prefix tree are locked by t.exhaust_locks(), until t.release_exhausted()"
+
+    def _causes_of_the_engine(self) -> Iterator[str]:
+        scheduler = self.scheduler
+        if scheduler.failure is not None:
+            yield f"the engine has lost its pipeline: {scheduler.failure}"
+        elif not scheduler.books.is_awake:
+            yield "the engine sleeps, or is about to, until t.wake()"
+        elif scheduler.books.paused is not None:
+            yield f"generation is paused ({scheduler.books.paused.value}), until t.continue_generation()"
+        waits = (
+            (scheduler.controls.deadline, "a deferred call waits, at most until"),
+            (scheduler.time_limits.deadline, "a request has time until"),
+            (scheduler.transfers.deadline, "KV of another engine is waited for, at most until"),
+        )
+        for deadline, what in waits:
+            if deadline is not None:
+                now = f"it is {scheduler.now:g} s now, and only t.clock.advance(seconds) moves that"
+                yield f"{what} {deadline:g} s; {now}"
+        if scheduler.books.is_fully_idle and not self.has_unseen:
+            yield "the engine is fully idle, so no further step can change anything"
+
+    # -- for the verbs --
+
+    def start(self, body: dict[str, Any], first_page: int | None = None) -> RequestHandle | Choices:
+        """POST a request; returns when its messages are here. Raises RequestRefused, or Violation.
+
+        With a ``first_page`` it is a prompt that a prefill engine is to send from there on.
+        """
+        rid = body["rid"]
+        view = self.world.clients.generate(rid, body, first_page)
+        rids = {choice.rid for choice in view.choices}
+        messages = self.await_arrivals(
+            lambda m: isinstance(m, Generate) and m.rid in rids, count=len(rids), refused=lambda: view.closed
+        )
+        if self._are_refused(messages, view):
+            answers = {choice.terminal_answers for choice in view.choices}
+            if answers != {1}:
+                raise Violation(f"the client of {rid}, refused, got {answers} terminal answers: {view}")
+            raise RequestRefused(f"request {_shown(rid)}", view.status or 0, view.choices[0].error or view.text)
+        handles = [RequestHandle(cast(Generate, m), one) for m, one in zip(messages, view.choices, strict=True)]
+        for handle in handles:
+            handle.together = handles
+            self.handles.start(handle)
+        if len(handles) == 1:
+            return handles[0]
+        self.handles.several.append(Choices(rid, handles, view))
+        return self.handles.several[-1]
+
+    def _are_refused(self, messages: Sequence[Any], view: ClientView) -> bool:
+        """Whether the front end or the scheduler refused a request; the front end aborts what is left of it."""
+        if not messages:
+            return True
+        refusals = [refusal for message in messages if (refusal := self._refusal_of(message)) is not None]
+        if not refusals:
+            return False
+        self.world.answer(refusals)
+        left = {message.rid for message in messages} - {refusal.rid for refusal in refusals}
+        self.await_arrivals(lambda m: isinstance(m, Abort) and m.rid in left, count=len(left))
+        while not view.closed:
+            self.world.wait()
+        return True
+
+    def call(self, action: AdministrativeCall) -> Call:
+        """Make an administrative call; returns when its message is here. Raises RequestRefused."""
+        for name, value in (action.body or {}).items():
+            as_json(f"POST {action.route}", name, value)
+        call = self.world.clients.call(action)
+        messages = self.await_arrivals(action.is_sent_as, refused=lambda: call.done)
+        if not messages:
+            raise RequestRefused(f"POST {action.path}", call.status, call.text)
+        (message,) = messages
+        assert not isinstance(message, Generate | PrefillFailed), f"POST {action.path} arrived as {message}"
+        call.arrived, call.call_id = True, message.call_id
+        self.handles.calls.append(call)
+        return call
+
+    def await_arrivals(
+        self,
+        matches: Callable[[ClientMessage], bool],
+        *,
+        count: int = 1,
+        refused: Callable[[], bool] = lambda: False,
+    ) -> list[ClientMessage]:
+        """Wait until so many messages of a verb are here; none when the server refused the call instead."""
+        if self.is_dead:
+            raise BadCall("the scheduler was killed, so nothing arrives at it any more; ask what its clients were told")
+        found: list[ClientMessage] = []
+        while len(found) < count:
+            messages = self.world.take_messages()
+            self.arrived += messages
+            found += filter(matches, messages)
+            if not messages:
+                if refused():
+                    return []
+                self.world.wait()
+        return found
+
+    def inject(self, *events: Event) -> None:
+        """Give events of the harness itself to the next step."""
+        self._injected += events
+
+    def happened(self, event: OperatorEvent) -> None:
+        """It took effect already, between two steps: the next step counts it as its first."""
+        self._interventions.append(event)
+
+    def join_fleet(self, clock: VirtualClock) -> None:
+        """Be an engine of a fleet: with its clock, every step judged from the first on."""
+        self.clock, self._judged = clock, True
+
+    def kill_stage(self, stage: int) -> None:
+        """Kill a stage; the next step sees the failure first."""
+        self._lose(stage, self.world.kill_stage(stage))
+
+    def slow_link(self, stage: int, delay_s: float) -> None:
+        """Slow a stage's link. Its results come in the steps in which they are due."""
+        self._set_link("slow_link", stage, delay_s=delay_s)
+
+    def cut_link(self, stage: int) -> None:
+        """Cut a stage's link. Nothing completes until it is healed or found to be lost."""
+        self._set_link("cut_link", stage, is_cut=True)
+        self.results.cut.add(stage)
+
+    def _set_link(self, verb: str, stage: int, **changes: Any) -> None:
+        link = msgspec.structs.replace(self._links.get(stage, StageLink(stage=stage)), **changes)
+        self.world.set_link(link, verb)
+        self._links[stage] = link
+
+    def heal_link(self, stage: int) -> None:
+        """A stage's link is as it was at first."""
+        self.world.set_link(StageLink(stage=stage), "heal_link")
+        self._links.pop(stage, None)
+        self.results.cut.discard(stage)
+
+    def lose_node(self, stage: int) -> None:
+        """Lose a stage's node; the next step sees the failure first."""
+        self._lose(stage, self.world.lose_node(stage))
+
+    def await_loss(self, stage: int) -> None:
+        """Wait until a cut is found; the next step sees the failure first."""
+        self._lose(stage, self.world.await_loss(stage))
+
+    def kill_scheduler(self) -> None:
+        """Kill the scheduler's process; no step runs after it. Raises Violation for a client that is not told so."""
+        streams = [handle for handle in self.handles.all if not handle.client.closed]
+        calls = [call for call in self.handles.calls if not call.done]
+        self.world.kill_scheduler(
+            lambda: all(handle.client.closed for handle in streams) and all(call.done for call in calls)
+        )
+        self.is_dead = True
+        untold = [handle.rid for handle in streams if _SCHEDULER not in (handle.client.error or "")]
+        untold += [f"POST {call.name}" for call in calls if not call.done]
+        if untold:
+            raise Violation(
+                "the scheduler was killed, and these clients were not told so in time: "
+                f"{', '.join(untold)}; {[handle.client for handle in streams]}"
+            )
+
+    def flush(self) -> None:
+        """Flush the cache in the next step; the engine is idle."""
+        self.inject(FlushCache(call_id=HARNESS_CALL))
+
+    # -- one script --
+
+    def warm_up(self) -> Steps:
+        return warm_up(self)
+
+    def before_script(self, script: ScriptExecution) -> Steps:
+        options = script.options
+        self.fleet = None
+        self.world.limit_waits(min(options.result_timeout_s, options.timeout_s))
+        self._judged = False
+        yield from reset(self)
+        if self._stage_sizes is None:
+            self._stage_sizes = self.world.stage_sizes()
+        self.oracle = EngineOracle(self.scheduler.limits, restores=True)
+        self._judged = options.check_every_step
+
+    def after_script(self, script: ScriptExecution) -> Steps:
+        assert isinstance(script, EngineExecution)
+        assert script.context is not None
+        script.note_end(self)
+        if self.fleet is not None:
+            yield from self.fleet.finish()
+        if self.is_dead:
+            check_answers(self.handles.all)
+        elif self.failure is None:
+            yield from drain(self)
+            check_answers(self.handles.all)
+            if self._judged:
+                self.oracle.at_rest(self.machine)
+            yield from flush(self)
+            check_sizes(self.scheduler)
+            check_growth(self.scheduler)
+            assert self._stage_sizes is not None
+            check_stages(self._stage_sizes, self.world.stage_sizes(), loras=self.scheduler.loras.resident)
+        script.context.check_reached()
+        if script.options.oracle and self.failure is None and not self.is_dead:
+            handles = list(self.handles.all)
+            if self.fleet is not None and self.world.tier == "server":
+                handles += self.fleet.handles
+            compared = yield from self._alone.compare(handles, lambda: restore_weights(self))
+            compared.outputs += self.fleet.compared if self.fleet is not None and self.world.tier == "sim" else 0
+            script.comparison = compared
+
+    def check_can_step(self, script: ScriptExecution) -> None:
+        if self.is_dead:
+            self._stop(script, BadCall(_NO_STEP))
+
+    def as_found(self, exc: Exception) -> Exception:
+        """A failure before a script begins is the fault of what ran before it."""
+        begun = self.script is None or self.script.context is not None
+        if begun or isinstance(exc, (NotIdle, Overdue)):
+            return exc
+        dirty = NotIdle(f"the engine could not be reset: {type(exc).__name__}: {exc}")
+        dirty.__cause__ = exc
+        return dirty
+
+    def note_death(self, exc: BaseException) -> None:
+        recorded = self.records[-1].step if self.records else 0
+        if self._composed is not None and self.scheduler.step_number > recorded and self.recording:
+            result = StepResult(self.scheduler.step_number, None, (), again=False, deadline=None)
+            error = f"{type(exc).__name__}: {exc}"
+            self.records.append(record_step(self._composed, result, self.scheduler, error=error))
+
+    # -- one step --
+
+    def compose(self, previous: StepResult | None) -> Step:
+        """The next step's events: interventions, completions that are due, messages in the order of their arrival."""
+        del previous
+        if self.fleet is not None:
+            self.fleet.step()
+        self.step = self.scheduler.step_number + 1
+        events: list[Event] = [*self._interventions]
+        if self.failure is not None and self.scheduler.failure is None:
+            events.append(self.failure)
+        self.landed = ()
+        for microbatch_id in self.results.take_due(self.step):
+            self.landed = (*self.landed, microbatch_id)
+            event = self.world.take_completion(microbatch_id)
+            events.append(event)
+            if isinstance(event, PipelineFailed):
+                self._fail(event)
+                break
+            assert isinstance(event, Completion)
+            assert event.microbatch_id == microbatch_id, f"{event} came back, microbatch {microbatch_id} was due"
+        if self.failure is None:
+            events += [self.grammars.answer(self.world.take_grammar(number)) for number in self.grammars.take_due()]
+            own = [handle.message for handle in self.handles.all if handle.message.deliver is not None]
+            prompts = own + self.deliveries
+            events += self.world.ended_transfers(self.last_replies, prompts)
+        events += self._injected
+        events += self.arrived
+        self._injected, self.arrived, self._interventions = [], [], []
+        self._composed = Step(tuple(events), self.clock.now())
+        return self._composed
+
+    def take_step(self, stepped: StepResult) -> None:
+        assert self._composed is not None
+        if stepped.microbatch is not None:
+            self.results.launched(stepped.microbatch.id, stepped.step)
+            self.launches += 1
+        self.picture.take(self.picture.next, self._composed.now, stepped.cache_events)
+        self.grammars.ordered(stepped.grammars)
+        self.last_replies = stepped.replies
+        self._alone.note(self._composed.events, stepped.replies)
+        if self.recording:
+            self.records.append(record_step(self._composed, stepped, self.scheduler))
+        live = self.handles.live()
+        launched = () if stepped.microbatch is None else stepped.microbatch.rids
+        self.handles.update(stepped.replies, self.scheduler, launched)
+        ended: list[Abort] = []
+        if stepped.replies:
+            shown, ended = self._answers.follow(stepped.replies, live)
+            views = {rid: handle.client for rid, handle in live.items()}
+            self.world.clients.settle(shown, views, self.handles.open_calls())
+        self.arrived += self._messages_with(ended)
+        self._check_stages()
+        self._judge_step(stepped)
+
+    def _judge_step(self, stepped: StepResult) -> None:
+        """Look at a step; before a script, in its reset, at the engine's own books alone. Raises Violation."""
+        assert self._composed is not None
+        if self._judged:
+            self.oracle.check_step(self._composed.events, stepped, self.scheduler, corruptions=self.world.corruptions())
+        elif self.script is None or self.script.options.check_every_step:
+            audit(self.scheduler)
+
+    def _messages_with(self, aborts: list[Abort]) -> list[ClientMessage]:
+        """What has arrived, then these aborts of the front end, in the order of the outputs that they follow from."""
+        messages = self.world.take_messages()
+        while not all(abort in messages for abort in aborts):
+            self.world.wait()
+            messages += self.world.take_messages()
+        return [message for message in messages if message not in aborts] + aborts
+
+    def _check_stages(self) -> None:
+        """A stage that died fails this script, unless the script killed it."""
+        failure = self.scheduler.failure
+        if failure is not None and not self.kills:
+            raise ProcessDiedError(failure.process, failure.cause, failure.node)
+
+    # -- between scripts --
+
+    def let_go(self) -> None:
+        """Release what a script holds back or has stopped, and take back a failure that no step has met."""
+        self.world.pipeline.spare_next_step()
+        self.results.release(None)
+        self.grammars.release(None)
+        self.grammars.spare_next()
+        if self.scheduler.transfers.begun:
+            self.world.transfers.is_holding = False
+        for stage in sorted(self.results.stalled):
+            self.world.resume_stage(stage)
+        self.results.stalled.clear()
+        for stage in sorted(self._links):
+            self.heal_link(stage)
+
+    def start_over(self) -> None:
+        """Become as good as new. Raises IntegrityError unless the engine is fully idle."""
+        self.world.pipeline.forget()
+        self.world.take_messages()
+        self.machine.start_over()
+        self.clock.reset()
+        self.results.start_over()
+        self.grammars.start_over()
+        self.landed = ()
+        self.records.clear()
+        self.handles.start_over()
+        self.step = self.launches = 0
+        self.recording = True
+
+    # -- inside --
+
+    def _lose(self, stage: int, event: PipelineEvent) -> None:
+        assert isinstance(event, PipelineFailed), f"losing stage {stage} brought {event}"
+        self.kills = True
+        self._fail(event)
+
+    def _fail(self, failed: PipelineFailed) -> None:
+        self.failure = failed
+        self.results.lose()
+        self.grammars.lose()
+
+    def _rids_when_it_is_seen(self, message: Generate) -> tuple[frozenset[str], frozenset[str]]:
+        """The rids that arrived ahead of a message and will live when it is seen, and those that will have ended."""
+        taken: set[str] = set()
+        freed: set[str] = set()
+        for other in self.arrived:
+            if other is message:
+                break
+            if isinstance(other, Generate):
+                taken.add(other.rid)
+            ended = ended_by(other, taken | self.scheduler.books.requests.keys())
+            taken.difference_update(ended)
+            freed.update(ended)
+        return frozenset(taken), frozenset(freed)
+
+    def _refusal_of(self, message: Generate) -> Refusal | None:
+        """A request that the scheduler would refuse is refused at once: that changes nothing, whenever it is told."""
+        taken, freed = self._rids_when_it_is_seen(message)
+        refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
+        if refusal is not None:
+            self._check_refusal(message, refusal, self.arrived[: self.arrived.index(message)])
+            self.arrived.remove(message)
+        return refusal
+
+    def _check_refusal(self, message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:
+        if self._judged:
+            self.oracle.check_refusal(message, refusal, ahead)
+
+
+def _shown(rid: Any) -> str:
+    """A rid in a message: as it is, unless that is empty, long or no plain text."""
+    plain = isinstance(rid, str) and rid.isprintable() and 0 < len(rid) <= _MOST_SHOWN_CHARS
+    return rid if plain else reprlib.repr(rid)

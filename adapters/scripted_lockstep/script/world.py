@@ -1,0 +1,174 @@
+"""The world that a scripted gate talks to: one small interface, so that a script runs unchanged in both tiers.
+
+``sim`` has one in one process, with a simulated pipeline and simulated clients; ``server`` has one with real ones.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn, Protocol
+
+import msgspec
+
+from engine.frontend.answer import Decoder
+from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
+from engine.pipeline.wire import StageView
+from engine.scheduler.ports import Pipeline
+from scripted.errors import BadCall
+from scripted.script.clients import Call, ClientView
+from scripted_lockstep.actions import AdministrativeCall
+from scripted_lockstep.simulated.grammar import HeldGrammars
+from scripted_lockstep.simulated.transfers import SimulatedTransfers
+
+
+class StageLink(msgspec.Struct, frozen=True, kw_only=True):
+    """What the link of a placed stage is like. Every byte from and to the stage takes ``delay_s`` longer.
+
+    ``is_cut``: no byte gets through, those that come are held back; connections stay open, and new ones lead nowhere.
+    ``is_dropped``: connections are reset, and new ones too.
+    """
+
+    stage: int
+    delay_s: float = 0.0
+    is_cut: bool = False
+    is_dropped: bool = False
+
+
+class Clients(Protocol):
+    """All clients of the engine, played for a script."""
+
+    def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
+        """POST ``body`` to ``/generate``, or with a ``first_page`` to ``/prefill``."""
+        ...
+
+    def call(self, action: AdministrativeCall) -> Call: ...
+
+    def disconnect(self, view: ClientView) -> None: ...
+
+    def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
+        """Wait until the clients have received what these replies bring; ``views`` are by rid, ``calls`` by call id."""
+        ...
+
+    def forget(self) -> None:
+        """Drop every connection that is still open, before the next script."""
+        ...
+
+
+class StagePipeline(Pipeline, Protocol):
+    """What every pipeline offers to the harness beside the protocol of the loop."""
+
+    def fail_next_step(self, stage: int) -> None: ...
+
+    def spare_next_step(self) -> None:
+        """Take back a failure that no forward pass has met."""
+        ...
+
+    def forget(self) -> None:
+        """Reset what the stages count and remember. No request owns any KV."""
+        ...
+
+    def describe(self) -> tuple[StageView, ...]: ...
+
+
+class World(ABC):
+    """Clients, pipeline and faults of one tier. Every wait in it has a bound and raises when it is over.
+
+    What only processes can do is refused here: ``kill_scheduler``, and all that is done to a link.
+    """
+
+    tier: ClassVar[str]
+    clients: Clients
+    pipeline: StagePipeline
+    grammars: HeldGrammars
+
+    def limit_waits(self, seconds: float) -> None:  # noqa: B027 - where nothing waits there is nothing to limit
+        """From now on, a process that must answer at once and is silent for ``seconds`` counts as hung."""
+
+    @abstractmethod
+    def take_messages(self) -> list[ClientMessage]:
+        """Client messages that have arrived, in order, without waiting."""
+
+    @abstractmethod
+    def decoder(self) -> Decoder:
+        """The front end's tokenizer, as far as it turns tokens into text."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until a message may have arrived or a client has heard something."""
+
+    @abstractmethod
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        """Wait for the completion of the oldest microbatch in flight; PipelineFailed when a stage died instead."""
+
+    @abstractmethod
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        """Wait until the last stage has compiled the grammar that was ordered first."""
+
+    @abstractmethod
+    def answer(self, replies: Sequence[Reply]) -> None:
+        """Send replies outside a step: refusals, which change nothing in the scheduler."""
+
+    @property
+    def transfers(self) -> SimulatedTransfers:
+        """What is said of KV on its way to and from other engines. Raises BadCall."""
+        raise BadCall("an engine of role='both' has no transfers; set the role")
+
+    def ended_transfers(self, replies: Sequence[Reply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
+        """Transfers that have ended. ``replies`` are those of the last step, ``prompts`` what may be sent."""
+        del replies, prompts
+        return ()
+
+    def corruptions(self) -> Sequence[str]:
+        """What requests read from KV that was not theirs, as far as this tier can tell."""
+        return ()
+
+    @abstractmethod
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        """Kill a stage and wait until its death is known."""
+
+    def stall_stage(self, stage: int) -> None:  # noqa: B027 - where no stage is a process, the run keeps results back
+        """Stop a stage."""
+
+    def resume_stage(self, stage: int) -> None:  # noqa: B027
+        """Let a stopped stage go on."""
+
+    def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
+        """Kill the scheduler's process, and go on without one as soon as its clients are told, or should have been."""
+        del is_told
+        raise BadCall(
+            f"kill_scheduler() needs a scheduler in a process of its own, and in {self.tier} it is the test's process; "
+            "write @scripted(config, tiers=('server',))"
+        )
+
+    def set_link(self, link: StageLink, verb: str) -> None:
+        """From now on the link of a stage is like this, by this verb."""
+        del link
+        self._refuse_link(verb)
+
+    def lose_node(self, stage: int) -> PipelineEvent:
+        """Kill a stage and its agent and reset their connections, all at once, and wait until that is known."""
+        del stage
+        self._refuse_link("lose_node")
+
+    def await_loss(self, stage: int) -> PipelineEvent:
+        """Wait until the heartbeats have found that a stage's link is cut."""
+        del stage
+        self._refuse_link("await_loss")
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the stage's next forward pass fail: for actions, which know it as their device."""
+        self.pipeline.fail_next_step(stage)
+
+    def stage_sizes(self) -> Mapping[str, int]:
+        """Entries of every container of the stages and of the pipeline to them, by path; none where none is real.
+
+        The stages forget first what they count and remember. The engine is idle and flushed.
+        """
+        return {}
+
+    def _refuse_link(self, verb: str) -> NoReturn:
+        raise BadCall(
+            f"{verb}() needs stages that joined over TCP, and in {self.tier} the stages are objects in the test's "
+            "process; write @scripted(config, tiers=('server',), placement='join')"
+        )

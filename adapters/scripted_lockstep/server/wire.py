@@ -1,0 +1,202 @@
+"""The private socket of a scripted server, and what is said on it beside scripts and how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+import zmq
+
+from engine.frames import decoder_of
+from engine.limits import Limits
+from engine.messages import ClientMessage, Refusal
+from engine.process.private_dir import RECONNECT_INTERVAL_MS
+from engine.scheduler import Step, StepRecord
+from engine.scheduler_process.gate_context import GateContext
+from scripted.report.frames import Frame
+from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
+from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.script.execution import ScriptSucceeded
+
+_SERVING_TIMEOUT_S: Final = 120.0
+
+
+class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the harness tells a gate through the server's settings; ``relay`` is where that takes orders."""
+
+    mutant: str | None = None
+    relay: str | None = None
+
+
+def private_address(private_dir: Path) -> str:
+    """Where a server's gate listens to the harness."""
+    return f"ipc://{private_dir}/harness"
+
+
+def connected_socket(context: zmq.Context[Any], private_dir: Path) -> zmq.Socket[bytes]:
+    """The harness's end of the private socket of a server, which may still be starting."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
+    socket.set_hwm(0)
+    socket.connect(private_address(private_dir))
+    return socket
+
+
+class GateSocket:
+    """The gate's end. Its last message may take ``linger_ms`` to leave a process that ends."""
+
+    def __init__(self, context: GateContext, *, linger_ms: int = 0) -> None:
+        self.options = msgspec.json.decode(context.settings.gate_options or "{}", type=GateOptions)
+        self._context = context
+        self._stack = ExitStack()
+        zmq_context = self._stack.enter_context(zmq.Context())
+        self.socket = self._stack.enter_context(zmq_context.socket(zmq.PAIR))
+        self.socket.setsockopt(zmq.LINGER, linger_ms)
+        self.socket.set_hwm(0)
+
+    def open(self) -> None:
+        """Wait for the server to be open, switch the mutant on, and listen."""
+        self._context.control.wait_until_serving(_SERVING_TIMEOUT_S)
+        if self.options.mutant is not None:
+            self._stack.enter_context(mutant_named(self.options.mutant).switched_on())
+        self.socket.bind(private_address(self._context.private_dir))
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the server."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A step of the running script, sent as it happens: all that is known if its process dies without a message.
+
+    ``printed`` is what the script printed since the last one, ``position`` the lines at which it stands.
+    """
+
+    record: StepRecord | None
+    limits: Limits
+    printed: str = ""
+    position: tuple[Frame, ...] = ()
+
+
+class EngineWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine of a fleet, by its name in the script."""
+
+    name: str
+    role: str
+    prefill_engines: str = ""
+
+
+class EnginesWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The script needs these. They are kept for those after it."""
+
+    engines: tuple[EngineWanted, ...]
+
+
+class EnginesKilled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Kill these with all their processes."""
+
+    names: tuple[str, ...]
+
+
+class EnginePlace(msgspec.Struct, frozen=True):
+    """An engine of a fleet that serves: its URL, its folder, its supervisor."""
+
+    name: str
+    base_url: str
+    private_dir: str
+    pid: int
+
+
+class EnginesServed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to either, once it is done; ``error`` says why engines could not be started."""
+
+    places: tuple[EnginePlace, ...] = ()
+    error: str = ""
+
+
+_Command = RunScript | Shutdown | EnginesServed
+_Reply = HookReady | Progress | ScriptSucceeded | ScriptFailedReply | EnginesWanted | EnginesKilled
+
+_command_of: Callable[[bytes], _Command] = decoder_of(_Command)
+_reply_of: Callable[[bytes], _Reply] = decoder_of(_Reply)
+
+
+def decode_command(data: bytes) -> _Command:
+    """Decode a command to the gate. Raises BadFrameError for anything else."""
+    return _command_of(data)
+
+
+def decode_replies(data: bytes) -> _Reply:
+    """Decode a reply of the gate. Raises BadFrameError for anything else."""
+    return _reply_of(data)
+
+
+# -- an engine of a fleet, and the script's process --
+
+# What an engine of a fleet can be asked between two of its steps.
+FollowerVerb = Literal[
+    "take_completion",
+    "take_grammar",
+    "take_transfer",
+    "answer",
+    "fail_next_step",
+    "spare_next_step",
+    "describe",
+    "kill_stage",
+    "stall_stage",
+    "resume_stage",
+    "limit_waits",
+    "start_over",
+]
+
+
+class Do(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Make this step. It is answered with the step's result."""
+
+    step: Step
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Do this, or give this, without a step."""
+
+    verb: FollowerVerb
+    numbers: tuple[int | float, ...] = ()
+    replies: tuple[Refusal, ...] = ()
+
+
+class FollowerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine is up and stands still."""
+
+    limits: Limits
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The front end has sent these to the scheduler, which has not seen them. Nobody asked."""
+
+    messages: tuple[ClientMessage, ...]
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What was told is done, what was asked for is this."""
+
+    value: msgspec.Raw
+
+
+class AskedInVain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What was asked for did not come."""
+
+    error: str
+
+
+FollowerReply = FollowerReady | Arrived | Answered | AskedInVain
+
+# Raises BadFrameError for anything else, as the one below.
+decode_asked: Callable[[bytes], Do | Ask] = decoder_of(Do | Ask)
+decode_reply: Callable[[bytes], FollowerReply] = decoder_of(FollowerReply)

@@ -1,0 +1,136 @@
+"""The calls of the executable specification that may have to wait: flush, weight update, profile, sleep.
+
+Names in bold are the rules of docs/architecture.md, "The rules of a step". It knows no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.messages import FlushCache, Sleep, StartProfile, StopProfile, UpdateWeights, Wake
+from engine.plan import ForwardMode
+from scripted_lockstep.specification.grammars import SpecifiedGrammars
+from scripted_lockstep.specification.memory import SpecifiedMemory
+
+# A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
+Answer = tuple[Any, ...]
+
+
+class SpecifiedCalls:
+    """``deadline`` is when the call that waits gives up, ``update`` the weight update that is asked for or in flight.
+    ``is_profiling``: the stages take a profile. ``turns`` are the calls of sleep and wake that are not carried out.
+
+    ``busy`` says what keeps the engine from being quiescent; nothing does when it is empty.
+    """
+
+    def __init__(self, memory: SpecifiedMemory, grammars: SpecifiedGrammars, totals: dict[str, int]) -> None:
+        self._memory = memory
+        self._totals = totals
+        self._grammars = grammars
+        self._deferred: FlushCache | UpdateWeights | None = None
+        self.deadline: float | None = None
+        self.update: UpdateWeights | None = None
+        self._profile: StartProfile | StopProfile | None = None  # the one call that is not answered
+        self._is_launched = self.is_profiling = False
+        self.weights: list[str | None] = [None]  # by version
+        self.turns: list[Sleep | Wake] = []
+        self.sleep_level = 0
+
+    def ask(self, call: Any, now: float, busy: str) -> list[Answer]:
+        """**Deferred**: at once, or refused, or as soon as the engine is quiescent; one at a time."""
+        if isinstance(call, StartProfile | StopProfile):
+            return self._ask_profile(call)
+        if isinstance(call, Sleep | Wake):
+            return self._ask_turn(call)
+        if not busy:
+            return self._do(call)
+        if call.timeout_s is None or self._deferred is not None:
+            return [(call, False, busy if call.timeout_s is None else "")]
+        self._deferred, self.deadline = call, now + call.timeout_s
+        return []
+
+    def due(self, now: float, busy: str) -> list[Answer]:
+        """**Deferred**: the call that waits, when its chance has come or its time is over."""
+        call = self._deferred
+        if call is None or (busy and now < (self.deadline or 0.0)):
+            return []
+        self._deferred = self.deadline = None
+        return [(call, False, busy)] if busy else self._do(call)
+
+    def launch(self, in_flight: int, depth: int, transfers: int) -> tuple[ForwardMode, str | int | None] | None:
+        """**Weight update**, **Sleep**, **Profile**: what is told to the stages in a microbatch of its own."""
+        if self.update is not None:
+            return None if in_flight else (ForwardMode.UPDATE, self.update.model_path)
+        if self.turns:
+            level = first.level if isinstance(first := self.turns[0], Sleep) else 0
+            return None if in_flight or transfers else (ForwardMode.SLEEP, level)
+        if self._profile is None or self._is_launched or in_flight >= depth:
+            return None
+        self._is_launched = True
+        return ForwardMode.PROFILE, self._profile.folder if isinstance(self._profile, StartProfile) else None
+
+    def finish(self, mode: ForwardMode, error: str | None) -> list[Answer]:
+        """The stages have done it, or could not."""
+        if mode is ForwardMode.PROFILE:
+            call, self._profile, self._is_launched = self._profile, None, False
+            self.is_profiling = isinstance(call, StartProfile) and error is None
+            return [(call, error is None, error or "")]
+        if mode is ForwardMode.SLEEP:
+            return self._finish_turn(error)
+        update, self.update = self.update, None
+        self._totals["weights_version"] += error is None
+        if error is None:
+            assert update is not None, "the result of an update belongs to a call"
+            self.weights.append(update.model_path)
+            self.sleep_level = min(self.sleep_level, 1)
+            return [(update, True, self._flush())]
+        return [(update, False, error, ("fault", "model_path" if update and update.model_path else None))]
+
+    def give_up(self, failure: str) -> list[Answer]:
+        """**Death**: nothing is launched any more."""
+        answers = [] if self.update is None else [(self.finish(ForwardMode.UPDATE, failure)[0][0], False, failure)]
+        answers += [] if self._profile is None else self.finish(ForwardMode.PROFILE, failure)
+        turns, self.turns = self.turns, []
+        return [*answers, *[(turn, False, failure) for turn in turns]]
+
+    def _ask_profile(self, call: StartProfile | StopProfile) -> list[Answer]:
+        """**Profile**: one at a time; what is in order waits for a place in the pipeline, the rest is refused."""
+        if self._profile is not None or isinstance(call, StartProfile) is self.is_profiling:
+            return [(call, False, "")]
+        self._profile = call
+        return []
+
+    @property
+    def is_awake(self) -> bool:
+        """**Sleep**: nothing is launched for requests from the step that accepts one to the end of the wake."""
+        return not (self.turns or self.sleep_level)
+
+    def _ask_turn(self, call: Sleep | Wake) -> list[Answer]:
+        """**Sleep**: one after another; no wake without weights."""
+        if isinstance(call, Wake):
+            if self.is_awake:
+                return [(call, True, "awake")]
+            if self.sleep_level > 1 or any(isinstance(turn, Sleep) and turn.level > 1 for turn in self.turns):
+                return [(call, False, "/update_weights_from_disk")]
+        self.turns.append(call)
+        return []
+
+    def _finish_turn(self, error: str | None) -> list[Answer]:
+        """**Sleep**: the stages sleep or are awake, and nothing is cached; or all are as they were."""
+        turn = self.turns.pop(0)
+        if error is not None:
+            return [(turn, False, error)]
+        dropped = self._flush().removeprefix("flushed")
+        self.sleep_level = max(self.sleep_level, turn.level) if isinstance(turn, Sleep) else 0
+        says = f"asleep (level={self.sleep_level}), dropped{dropped}" if self.sleep_level else "awake"
+        return [(turn, True, says)]
+
+    def _do(self, call: FlushCache | UpdateWeights) -> list[Answer]:
+        if isinstance(call, FlushCache):
+            self._grammars.shrink(0)
+            return [(call, True, self._flush())]
+        self.update = call
+        return []
+
+    def _flush(self) -> str:
+        return f"flushed {self._memory.flush()} cached pages"

@@ -1,0 +1,200 @@
+"""The LoRAs of the executable specification: which requests may ask for, which the stages hold, what changes next.
+
+Names in bold are the rules of docs/architecture.md, "The rules of a step". It knows requests only as they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.limits import Limits
+from engine.messages import LoadLora, UnloadLora
+from engine.plan import LoraChange
+from scripted_lockstep.specification.memory import SpecifiedMemory
+from scripted_lockstep.specification.queue import by_policy
+from scripted_lockstep.specification.request import SpecifiedLora as Lora
+from scripted_lockstep.specification.request import SpecifiedRequest as Request
+
+_Call = LoadLora | UnloadLora
+# A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
+Told = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SpecifiedChange:
+    """A change: the call that asks for it, if one does, the LoRA, and the one that makes room for it."""
+
+    call: _Call | None
+    lora: Lora
+    says: LoraChange
+    victim: Lora | None
+
+
+class SpecifiedLoras:
+    """``due`` are calls that were accepted, ``flight`` is the change in flight, ``unload`` waits until ``deadline``."""
+
+    def __init__(self, limits: Limits, totals: dict[str, int]) -> None:
+        self._limits, self._totals = limits, totals
+        self.known = {name: Lora(name, path) for name, path in limits.loras}
+        self.due: list[_Call] = []
+        self.flight: SpecifiedChange | None = None
+        self.unload: UnloadLora | None = None
+        self.deadline: float | None = None
+        self.has_landed = self.is_postponed = False
+
+    @property
+    def resident(self) -> list[Lora]:
+        """Those that the stages hold."""
+        return [one for one in self.known.values() if one.version]
+
+    @property
+    def to_ask_for(self) -> list[str]:
+        """**Refuse**: a LoRA that is not loaded, or is being unloaded."""
+        return [name for name, one in self.known.items() if not one.is_leaving]
+
+    # -- calls --
+
+    def ask(self, call: _Call, everyone: Sequence[Request], now: float) -> Iterator[Told]:
+        """**LoRAs**, **Unload**: accepted, refused, or deferred. ``everyone`` is alive or owns memory."""
+        lora = self.known.get(call.name)
+        users = _users_of(lora, everyone)
+        waiting = f"waiting={sum([not one.owns_memory for one in users])} "
+        if not self._limits.max_loras:
+            yield call, False, "no LoRAs"
+        elif isinstance(call, LoadLora):
+            coming = [
+                *self.known,
+                *[one.name for one in self.due],
+                *[self.flight.says.name for _ in "1" if self.flight],
+            ]
+            if call.name in coming:
+                yield call, False, "already been loaded", ("fault", "name")
+            else:
+                self.due.append(call)
+        elif lora is None:
+            yield call, False, "cannot be found", ("fault", "name"), ("not_found", True)
+        elif lora.is_leaving or (users and (call.timeout_s is None or self.unload is not None)):
+            yield call, False, "being unloaded" if lora.is_leaving else waiting
+        else:
+            lora.is_leaving = True
+            if users:
+                self.unload, self.deadline = call, now + (call.timeout_s or 0.0)
+            else:
+                self.due.append(call)
+
+    def look_at_unload(self, everyone: Sequence[Request], now: float) -> Iterator[Told]:
+        """**Unload**: what waits is due once no request uses the LoRA, and refused when its time is up."""
+        if self.unload is None:
+            return
+        call, lora = self.unload, self.known[self.unload.name]
+        users = _users_of(lora, everyone)
+        if users and now < (self.deadline or 0.0):
+            return
+        self.unload = self.deadline = None
+        if users:
+            lora.is_leaving = False
+            yield call, False, "still in use"
+        else:
+            self.due.append(call)
+
+    def give_up(self, why: str) -> Iterator[Told]:
+        """**Death**: nothing changes any more, and every call is told so."""
+        flying = None if self.flight is None else self.flight.call
+        calls = [call for call in (flying, *self.due, self.unload) if call is not None]
+        self.due, self.flight, self.unload, self.deadline = [], None, None, None
+        for call in calls:
+            yield call, False, why
+
+    # -- **Changes** --
+
+    @property
+    def is_call_due(self) -> bool:
+        """**Again**: a call's change may be launched as soon as there is a place for it."""
+        return self.flight is None and bool(self.due)
+
+    def change(
+        self,
+        waiting: Sequence[Request],
+        memory: SpecifiedMemory,
+        *,
+        has_slot: bool,
+        goes_on: bool,
+    ) -> bool:
+        """One at a time: calls in their order, then the first request in the queue that lacks its LoRA.
+
+        True when one is launched. In the step of a result those who waited for it go first. ``goes_on`` unless
+        generation is paused.
+        """
+        has_landed, self.has_landed, self.is_postponed = self.has_landed, False, False
+        lacking = goes_on and any(one.lacks_lora for one in waiting)
+        if self.flight is not None or not has_slot or not (self.due or lacking):
+            return False
+        self.is_postponed = has_landed and not self.due
+        if self.is_postponed:
+            return False
+        queue, owners = by_policy(waiting, self._limits, memory), memory.owners
+        self.flight = self._of_call(self.due.pop(0), queue, owners) if self.due else self._of_requests(queue, owners)
+        if self.flight is not None and self.flight.victim is not None:
+            self.flight.victim.version = 0
+        return self.flight is not None
+
+    def land(self, error: str | None, launched: int, waiting: Iterable[Request]) -> tuple[list[Told], list[Request]]:
+        """Every stage has changed, or none; whom to tell, and the requests that are left without their LoRA."""
+        assert self.flight is not None
+        landed, self.flight, self.has_landed = self.flight, None, True
+        call, lora, says, victim = landed.call, landed.lora, landed.says, landed.victim
+        fault = ("fault", None if error is None or says.path is None else "path")
+        told: list[Told] = [] if call is None else [(call, error is None, error or "successfully", fault)]
+        if error is not None:
+            lora.is_leaving = lora.is_leaving and says.path is not None
+            if victim is not None:
+                victim.version = says.drop
+            return told, _users_of(lora, waiting) if call is None else []
+        if says.path is None:
+            del self.known[lora.name]
+            return told, []
+        self.known[lora.name] = lora
+        lora.version, lora.used = (0 if says.drop == says.version else says.version), launched
+        self._totals["lora_loads"] += 1
+        self._totals["lora_evictions"] += victim is not None
+        return told, []
+
+    def _of_call(self, call: _Call, queue: Sequence[Request], owners: Sequence[Request]) -> SpecifiedChange:
+        if isinstance(call, UnloadLora):
+            lora = self.known[call.name]
+            return SpecifiedChange(call, lora, LoraChange(call.name, drop=lora.version), None)
+        wanted = [request.lora for request in queue if request.lora is not None]
+        new, version = Lora(call.name, call.path), self._totals["lora_loads"] + 1
+        found = self._loading(call, new, wanted, owners)
+        # Without a place for it, it is read, and forgotten again.
+        return found or SpecifiedChange(call, new, LoraChange(call.name, version, call.path, version), None)
+
+    def _of_requests(self, queue: Sequence[Request], owners: Sequence[Request]) -> SpecifiedChange | None:
+        """**LoRAs**: it takes no place of one that a request before it in the queue waits for."""
+        before: list[Lora] = []
+        for request in queue:
+            if request.lora is not None and request.lacks_lora:
+                return self._loading(None, request.lora, before, owners)
+            before += [request.lora] if request.lora is not None else []
+        return None
+
+    def _loading(
+        self, call: LoadLora | None, lora: Lora, wanted: Sequence[Lora], owners: Sequence[Request]
+    ) -> SpecifiedChange | None:
+        """**LoRAs**: into a free place, or into that of the idle one that was used longest ago."""
+        victim: Lora | None = None
+        if len(self.resident) >= self._limits.max_loras:
+            in_use = [*wanted, *[owner.lora for owner in owners]]
+            idle = [one for one in self.resident if one not in in_use]
+            if not idle:
+                return None
+            victim = min(idle, key=lambda one: (one.used, one.version))
+        drop, version = 0 if victim is None else victim.version, self._totals["lora_loads"] + 1
+        return SpecifiedChange(call, lora, LoraChange(lora.name, version, lora.path, drop), victim)
+
+
+def _users_of(lora: Lora | None, everyone: Iterable[Request]) -> list[Request]:
+    """Each once: a request may be alive and own memory."""
+    return [one for one in dict.fromkeys(everyone) if one.lora is not None and one.lora is lora]

@@ -1,0 +1,305 @@
+"""The memory of the executable specification: rows, pages and the prefix cache, counted again at each query.
+
+Names in bold are the rules of docs/architecture.md, "The rules of a step". It decides nothing about order or time, and
+does not know the numbers of pages and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from engine.limits import Limits
+from engine.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
+from scripted_lockstep.specification.host_tier import SpecifiedHostTier
+from scripted_lockstep.specification.request import Page, SpecifiedKey, SpecifiedRequest
+from scripted_lockstep.specification.window import SpecifiedWindow
+
+
+class SpecifiedMemory:
+    """All rows and pages of an engine. ``owners`` are the requests that own some of them, ended or not.
+
+    ``cache`` is the page above all cached ones, ``window`` the window pool of a model with window layers, ``host`` the
+    second tier, None without one. ``evictions`` counts the times that something was to be evicted.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.window = SpecifiedWindow(limits) if limits.window_tokens else None
+        self.host = SpecifiedHostTier(limits) if limits.host_pages else None
+        self.cache, self._pins = Page(None, ()), list[Page]()
+        self._uses = 0
+        self.owners: list[SpecifiedRequest] = []
+        self.cached_pages = self.kept_pages = self.kept_rows = self.evictions = 0
+
+    # -- what there is --
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that requests can take."""
+        return self._limits.rows - self.kept_rows - len(self.owners)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no request holds, that are not cached and not kept back."""
+        return self._limits.total_pages - self.kept_pages - self.cached_pages - _held_by(self.owners)
+
+    def sizes(self) -> dict[str, int]:
+        """**Counters** of pages and rows. What is kept back counts as held."""
+        limits, held = self._limits, _held_by(self.owners) + self.kept_pages
+        return {
+            "pages_total": limits.total_pages, "pages_free": limits.total_pages - self.cached_pages - held,
+            "pages_cached": self.cached_pages, "pages_held": held, "page_size": limits.page_size,
+            "rows_total": limits.rows, "rows_free": self.free_rows,
+            **({} if self.host is None else self.host.sizes()),
+        }  # fmt: skip
+
+    def available_pages(self, owners: Sequence[SpecifiedRequest], hit: Sequence[Page] = ()) -> int:
+        """Pages that are free, or cached and of no use, if ``owners`` were all who own memory and ``hit`` were used."""
+        used = self._used_by(owners).union(hit)
+        return self._limits.total_pages - self.kept_pages - _held_by(owners) - len(used)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that this many tokens take."""
+        return -(-tokens // self._limits.page_size)
+
+    def has_room(
+        self, tokens: int, spare_pages: int, owners: Sequence[SpecifiedRequest], hit: Sequence[Page] = ()
+    ) -> bool:
+        """**Room**: for these tokens and pages to spare, if ``owners`` were all who own memory; beside what is hit."""
+        pages = self.pages_for(tokens)
+        return pages - len(hit) + spare_pages <= self.available_pages(owners, hit) and (
+            self.window is None
+            or self.window.need(pages, hit) + spare_pages <= self.window.available_pages(owners, hit)
+        )
+
+    def pending_tokens(self, waiting: Sequence[SpecifiedRequest], split: SpecifiedRequest | None) -> int:
+        """**Load**: what of the split prompt is not launched, and of those that wait what they would not hit."""
+        parked = 0 if split is None else split.goal_tokens - split.planned_tokens
+        if not waiting:
+            return parked
+        return parked + sum([len(one.ids) - self.hit_pages(one) * self._limits.page_size for one in waiting])
+
+    # -- the prefix cache --
+
+    def match_of(self, request: SpecifiedRequest) -> Sequence[Page]:
+        """**Hit**: what this request hits."""
+        return self.match(request.ids[: request.may_hit + 1], request.kv_key)
+
+    def match(self, ids: Sequence[int], kv_key: SpecifiedKey = (0, 0)) -> Sequence[Page]:
+        """**Hit**: the longest prefix in full pages of the same LoRA and salt, never with the last token.
+
+        What windows see of it is there too.
+        """
+        size, page = self._limits.page_size, self.cache
+        hit: list[Page] = []
+        for start in range(0, len(ids) - size, size) if self._limits.radix_cache else ():
+            below = page.below.get((kv_key, *ids[start : start + size]))
+            if below is None:
+                break
+            page = below
+            hit.append(page)
+        return hit if self.window is None else self.window.usable(hit)
+
+    def use(self, prefix: Sequence[Page]) -> None:
+        """**Use**: a prefix is used as a whole, by every attempt to admit and by every publication."""
+        self._uses += 1
+        for page in prefix:
+            page.used = self._uses
+        if prefix:
+            prefix[-1].ends_node = True
+
+    def publish(self, request: SpecifiedRequest, tokens: int, *, counts: bool = True) -> None:
+        """**Publish**: its full pages go to the cache; of a page that is there already, its own is given back."""
+        size, prefix = self._limits.page_size, request.prefix
+        if not self._limits.radix_cache:
+            return
+        for index in range(len(prefix), tokens // size):
+            above, key = (
+                prefix[-1] if prefix else self.cache,
+                (request.kv_key, *request.ids[index * size : (index + 1) * size]),
+            )
+            if key in above.below:
+                request.told_pages = min(request.told_pages, index)
+            else:
+                above.below[key] = Page(above, key)
+                above.ends_node = (
+                    above.ends_node or above.used > 0
+                )  # A page that was there before, where this leaves it.
+                self.cached_pages += 1
+            prefix.append(above.below[key])
+            if self.window is not None and index >= request.window_start:
+                self.window.beside.setdefault(prefix[-1])
+        for page in prefix:
+            page.hits += counts
+        self.use(prefix)
+
+    def admit(self, request: SpecifiedRequest, spare_pages: int) -> bool:
+        """Give a request a row and what it hits, if all of its tokens have room; False, and nothing done, if not."""
+        hit, window, tokens, host = self.match_of(request), self.window, len(request.ids), self.host
+        self.use(hit)
+        if not self.has_room(tokens, spare_pages, self.owners, hit):
+            if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(
+                self.owners, hit
+            ):
+                window.leave(window.seen_of(hit))  # It had its pages, and looked for its window pages.
+            return False
+        self.owners.append(request)
+        request.owns_memory, request.prefix, request.pages, request.told_pages = True, list(hit), len(hit), 0
+        request.window_start = 0 if window is None else len(hit) - len(window.seen_of(hit))
+        if host is not None:
+            found = self.on_host(request)
+            host.protect(found)
+            self.extend(request, (len(hit) + len(found)) * self._limits.page_size)
+            host.load(found)
+        return True
+
+    def extend(self, request: SpecifiedRequest, tokens: int) -> bool:
+        """Give a request the pages for this many tokens; False, and nothing done, when there are not enough."""
+        need, window = self.pages_for(tokens) - request.pages, self.window
+        if need > 0:
+            short = need - self.free_pages
+            if short > 0 and need > self.available_pages(self.owners):
+                return False
+            if window is not None and need > window.available_pages(self.owners):
+                return False
+            self.evict(short)
+            if window is not None:
+                window.evict(need - window.free_pages(self.owners), self.owners)
+            request.pages += need
+        return True
+
+    def free_tokens(self, request: SpecifiedRequest, *, spare_pages: int) -> int:
+        """Tokens that a request could have pages for from what is free, but for some pages."""
+        window = self.window
+        free = self.free_pages if window is None else min(self.free_pages, window.free_pages(self.owners))
+        return (request.pages + max(0, free - spare_pages)) * self._limits.page_size
+
+    def trim(self, request: SpecifiedRequest) -> None:
+        """Take the pages after its planned tokens from a request."""
+        request.pages = self.pages_for(request.planned_tokens)
+        request.told_pages = min(request.told_pages, request.pages)
+
+    def evict(self, count: int) -> None:
+        """**Evict**: least recently used first, of one prefix its end first, never what is in use."""
+        if count <= 0:
+            return
+        self.evictions += 1
+        for page in sorted(self._idle_pages(), key=lambda page: (page.used, -page.depth))[:count]:
+            assert page.above is not None, "the root of the cache is no page"
+            del page.above.below[page.tokens]
+            page.above.ends_node = True
+            self.cached_pages -= 1
+            if self.host is not None:
+                self.host.keep(page)
+            if self.window is not None:
+                self.window.beside.pop(page, None)
+
+    def slide(self, request: SpecifiedRequest, position: int) -> None:
+        """**Slide**: it gives back the window pages that its token at ``position``, and those after it, do not see."""
+        if self.window is not None:
+            start = max(request.window_start, min(self.window.first_page(position), request.pages))
+            self.window.leave(request.prefix[request.window_start : start])
+            request.window_start = start
+
+    def release(self, request: SpecifiedRequest) -> None:
+        """Take everything from a request."""
+        if self.window is not None:
+            self.window.leave(request.prefix[request.window_start :])
+        self.owners.remove(request)
+        request.prefix, request.pages, request.told_pages, request.window_start = [], 0, 0, 0
+
+    def flush(self) -> int:
+        """Forget the cache and what of it an operator pinned; returns how many pages it had."""
+        dropped, self.cached_pages = self.cached_pages, 0
+        self.cache, self._pins = Page(None, ()), []
+        if self.window is not None:
+            self.window.beside.clear()
+        if self.host is not None:
+            self.host.flush()
+        return dropped
+
+    # -- the second tier --
+
+    def on_host(self, request: SpecifiedRequest) -> list[tuple[int, ...]]:
+        """**Host hit**: what this request would load."""
+        if self.host is None:
+            return []
+        return self.host.hit(request.ids[: request.may_hit + 1], len(self.match_of(request)), request.kv_key)
+
+    def hit_pages(self, request: SpecifiedRequest) -> int:
+        """How many pages this request need not compute."""
+        return len(self.match_of(request)) + len(self.on_host(request))
+
+    def count_hit(self, request: SpecifiedRequest, totals: dict[str, int]) -> None:
+        """**Cached tokens**: what it hit when it was admitted first; of these, those that it loads."""
+        if not request.retractions:
+            request.cached_tokens = request.hit_tokens
+            totals["cached_tokens"] += request.hit_tokens
+            totals["host_hit_tokens"] += request.hit_tokens - len(request.prefix) * self._limits.page_size
+
+    def launch_copies(self, number: int, totals: dict[str, int]) -> tuple[int, int]:
+        """**Copies**: how many this microbatch carries out, to the host and from it; **Counters** count them."""
+        written, read = (0, 0) if self.host is None else self.host.launch(number)
+        totals["host_pages_written"] += written
+        totals["host_pages_loaded"] += read
+        return written, read
+
+    def land_copies(self, number: int | None, *, failed: bool) -> None:
+        """**Copies**: this microbatch is back, or with None nothing comes back any more."""
+        if self.host is not None:
+            self.host.land(number, failed=failed)
+
+    # -- operators --
+
+    def press(self, event: OperatorEvent) -> None:
+        """**Pressure**: what is kept back is given back, then cache is evicted; what is too much is kept back."""
+        if isinstance(event, EvictCache):
+            self.evict(self.cached_pages if event.pages is None else event.pages)
+        elif isinstance(event, ReleasePressure):
+            self.kept_pages, self.kept_rows, self._pins = 0, 0, []
+            if self.window is not None:
+                self.window.kept_pages = 0
+        else:
+            self._keep(event)
+
+    def _keep(self, event: SetPressure) -> None:
+        if event.leave_pages is not None:
+            self.kept_pages -= min(self.kept_pages, max(0, event.leave_pages - self.free_pages))
+            self.evict(event.leave_pages - self.free_pages)
+            self.kept_pages += max(0, self.free_pages - event.leave_pages)
+        window = self.window
+        if event.leave_window_pages is not None and window is not None:
+            more = event.leave_window_pages - window.free_pages(self.owners)
+            window.kept_pages -= min(window.kept_pages, max(0, more))
+            window.evict(event.leave_window_pages - window.free_pages(self.owners), self.owners)
+            window.kept_pages += max(0, window.free_pages(self.owners) - event.leave_window_pages)
+        if event.leave_rows is not None:
+            self.kept_rows -= min(self.kept_rows, max(0, event.leave_rows - self.free_rows))
+            self.kept_rows += max(0, self.free_rows - event.leave_rows)
+        if event.leave_unlocked is not None:
+            self._pins = []
+            nodes = [page for page in self._idle_pages() if page.ends_node]
+            self._pins = nodes[: max(0, len(nodes) - event.leave_unlocked)]
+
+    # -- inside --
+
+    def _used_by(self, owners: Sequence[SpecifiedRequest]) -> set[Page]:
+        used = {page for owner in owners for page in owner.prefix}
+        for page in self._pins:
+            while page.above is not None:
+                used.add(page)
+                page = page.above
+        return used
+
+    def _idle_pages(self) -> Iterator[Page]:
+        """Cached pages that nothing uses: those above before those below, neighbours in order of publication."""
+        used, stack = self._used_by(self.owners), [*reversed(self.cache.below.values())]
+        while stack:
+            page = stack.pop()
+            if page not in used:
+                yield page
+            stack += reversed(page.below.values())
+
+
+def _held_by(owners: Iterable[SpecifiedRequest]) -> int:
+    return sum([owner.pages - len(owner.prefix) for owner in owners])

@@ -1,0 +1,214 @@
+"""A request of the executable specification: what it asked for, its output, and what it owns.
+
+It says what its client and the last stage are told. The specification decides what happens to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from engine.limits import Limits
+from engine.messages import (
+    LENGTH,
+    STOP,
+    Completion,
+    FinishReason,
+    Generate,
+    PromptLogprob,
+    SamplingParams,
+    TokenLogprob,
+    TokenOutput,
+    salt_key,
+)
+from engine.plan import SamplingSpec
+from scripted_lockstep.specification.expected import ExpectedSegment
+
+_NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
+# All that the stages and a client say by the same name, but the seed, which the engine may choose.
+_FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
+
+
+# What computes KV, and the number of the cache salt that it is for.
+SpecifiedKey = tuple[int, int]
+
+
+class Page:
+    """A page of the prefix cache: ``tokens``, after its key and after the pages above.
+
+    ``ends_node`` where a node ends. ``used`` is the number of its last use, ``hits`` counts what **Hit count** says.
+    """
+
+    __slots__ = ("above", "below", "depth", "ends_node", "hits", "tokens", "used")
+
+    def __init__(self, above: Page | None, tokens: tuple[Any, ...]) -> None:
+        self.above, self.tokens, self.used, self.hits, self.ends_node = above, tokens, 0, 0, False
+        self.depth: int = 0 if above is None else above.depth + 1
+        self.below: dict[tuple[Any, ...], Page] = {}
+
+
+class SpecifiedLora:
+    """A LoRA. The stages hold it as ``version``, if that is not 0; ``used`` by this microbatch at the latest."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name, self.path, self.version, self.used, self.is_leaving = name, path, 0, -1, False
+
+
+class SpecifiedRequest:
+    """``ids`` are its prompt and its output. It waits exactly while it owns no memory.
+
+    Of its ``pages`` the first are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
+    With window layers it uses a window page beside each page from ``window_start`` on. Of its tokens, ``hit_tokens``
+    were in the cache when it was admitted, those before ``planned_tokens`` are launched, and ``goal_tokens`` are
+    computed before it decodes; ``parts`` counts those of a prompt that is split. ``cached_tokens`` were hit when it was
+    admitted first. The logits of the positions from ``due`` to ``due_end`` have not yet given the prompt logprobs that
+    were asked for.
+    """
+
+    def __init__(
+        self,
+        message: Generate,
+        arrival: int,
+        limits: Limits,
+        since: float = 0.0,
+        lora: SpecifiedLora | None = None,
+    ) -> None:
+        self.since = since
+        limited = (message.timeout_s, message.waiting_timeout_s, limits.waiting_timeout_s) != (None, None, None)
+        self.has_time_limit = limited
+        self.message, self.rid, self.arrival, self.priority = message, message.rid, arrival, message.priority
+        self.ids = list(message.prompt_ids)
+        chosen = (limits.seed + arrival * 6_364_136_223_846_793_005) % 2**63
+        self.seed = chosen if message.sampling.seed is None else message.sampling.seed
+        self.limit_tokens = min(len(self.ids) + message.sampling.max_new_tokens, limits.context_length)
+        ignores_eos = message.sampling.ignore_eos and message.sampling.grammar is None
+        eos = () if ignores_eos else limits.eos_token_ids
+        self.stop_ids = frozenset((*message.sampling.stop_token_ids, *eos))
+        self.end: FinishReason | None = None
+        self.owns_memory = self.is_running = self.is_leaving = False
+        self.is_receiving = self.is_delivering = False
+        self.prefill_at = message.prefill_at  # None once it failed
+        self.sent_pages = 0 if message.deliver is None else message.deliver.first_page
+        self.is_whole = False  # whether it ended with a token
+        self.prefix: list[Page] = []
+        self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
+        self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = self.parts = self.retractions = 0
+        self.drafts: tuple[int, ...] = ()  # guesses that are in flight
+        self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
+        self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again
+        self.guesses_hold = False  # whether there was one in one of the last two
+        self.lora = lora
+        self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
+        self.due = message.prompt_logprobs_from
+        self.prompt_logprobs: tuple[PromptLogprob, ...] = ()  # what its client was told of its prompt
+        self.versions: tuple[int, ...] = ()  # the weights that computed what it was told
+
+    @property
+    def may_hit(self) -> int:
+        """**Hit**: neither its last token nor any whose logits are due."""
+        return self.due if self.due < self.due_end else len(self.ids) - 1
+
+    @property
+    def is_prefilled(self) -> bool:
+        """**End**: nothing is to follow its prompt, and all of that is launched."""
+        return self.planned_tokens == self.limit_tokens
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """**Ahead**: one token is on its way, which is not the last, and the next one depends on no count of tokens."""
+        sampling = self.message.sampling
+        counts = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) != (0, 0, 1)
+        looks_back = counts or sampling.grammar is not None
+        return self.in_flight == 1 and len(self.ids) + 1 < self.limit_tokens and not looks_back
+
+    def why_ended(self, token: int) -> FinishReason | None:
+        """**End**: by its newest token; None while it goes on."""
+        if token in self.stop_ids:
+            return STOP
+        return LENGTH if len(self.ids) >= self.limit_tokens else None
+
+    @staticmethod
+    def told_parts(
+        plan: Sequence[tuple[SpecifiedRequest, int, int]],
+        segments: Sequence[ExpectedSegment],
+        completion: Completion,
+        version: int,
+    ) -> Iterator[TokenOutput]:
+        """**Prompt logprobs**: each part is told in the step of its chunk's result, before the tokens of any."""
+        if not completion.prompt_logprobs:
+            return
+        values = iter(completion.prompt_logprobs)
+        for (request, _, _), segment in zip(plan, segments, strict=True):
+            part = next(values) if segment.targets else ()
+            if part and request.end is None:
+                request.due = segment.logprobs_from + len(segment.targets)
+                request.prompt_logprobs += part
+                request.versions += () if version in request.versions else (version,)
+                yield request.output(part=part)
+
+    def asked(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:
+        """**Prompt logprobs**: the first position, and the tokens that follow those which are due of this part."""
+        if self.due_end < 0:
+            return _NOTHING_ASKED
+        first, end = max(start, self.due), min(end, self.due_end)
+        return (first, tuple(self.ids[first + 1 : end + 1])) if first < end else _NOTHING_ASKED
+
+    @property
+    def lacks_lora(self) -> bool:
+        """**LoRAs**: it cannot start before the stages hold its LoRA."""
+        return self.lora is not None and not self.lora.version
+
+    @property
+    def version(self) -> int:
+        """What computes its KV: the version of its LoRA, 0 for the model itself, -1 before the stages hold it."""
+        return 0 if self.lora is None else self.lora.version or -1
+
+    @property
+    def kv_key(self) -> SpecifiedKey:
+        """**Hit**: what computes its KV, and for whom: a prefix is hit where both are equal."""
+        return self.version, salt_key(self.message.cache_salt)
+
+    def use_lora(self, microbatch: int) -> int:
+        """The version that a microbatch is computed with, and its use noted."""
+        if self.lora is None:
+            return 0
+        self.lora.used = microbatch
+        return self.lora.version
+
+    def output(
+        self,
+        token: int | None = None,
+        logprob: TokenLogprob | None = None,
+        *,
+        error: str | None = None,
+        part: tuple[PromptLogprob, ...] = (),
+    ) -> TokenOutput:
+        """What its client is told of a new token, of its end, of both, or of a part of its prompt."""
+        prompt_tokens = len(self.message.prompt_ids)
+        return TokenOutput(
+            rid=self.rid,
+            token_ids=() if token is None else (token,),
+            logprobs=() if logprob is None else (logprob,),
+            finish_reason=self.end,
+            stop_token_id=token if self.end is STOP else None,
+            error=error,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=len(self.ids) - prompt_tokens,
+            prompt_logprobs=part,
+        )
+
+    def sampling(self) -> SamplingSpec:
+        """**Sampling**: nothing in it depends on the output so far, so it is the same after a retraction."""
+        sampling, prompt_tokens = self.message.sampling, len(self.message.prompt_ids)
+        return SamplingSpec(
+            seed=self.seed,
+            suppressed_ids=tuple(sorted(self.stop_ids)) if sampling.min_new_tokens else (),
+            suppressed_until=prompt_tokens + sampling.min_new_tokens,
+            return_logprob=self.message.return_logprob,
+            top_logprobs_num=self.message.top_logprobs_num,
+            prompt_tokens=prompt_tokens,
+            prompt_top_logprobs_num=self.message.prompt_top_logprobs_num,
+            grammar_id=self.grammar_id,
+            **{name: getattr(sampling, name) for name in _FROM_THE_MESSAGE},
+        )

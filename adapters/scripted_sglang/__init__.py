@@ -1,0 +1,40 @@
+"""The adapter ``sglang``: the scheduler of an installed SGLang, on a CPU, with a simulated worker.
+
+Nothing else imports SGLang, and nothing of SGLang is kept here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import warnings
+from importlib.metadata import version
+
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk.live.launch import PORT_VARIABLE
+from scripted_sglang import stubs
+
+__all__ = ["ADAPTER"]
+
+if importlib.util.find_spec("sglang") is None:
+    raise ScriptDefinitionError(
+        "the adapter sglang needs an installed SGLang; `make sglang` makes an environment with one that runs on the CPU"
+    )
+# SGLang reads them when it is imported. The tree of its prefix cache is Rust by default, which cannot be copied.
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+stubs.install()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    try:
+        from scripted_sglang.adapter import ADAPTER
+    except (ImportError, AttributeError) as exc:
+        raise ScriptDefinitionError(
+            f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {exc}; tried was 0.5.23; "
+            "`make sglang` installs that one with what it needs"
+        ) from exc
+if PORT_VARIABLE not in os.environ:
+    # In a search retractions, refused flushes and aborts are answered thousands of times; some log at the root.
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "sglang" not in record.pathname)

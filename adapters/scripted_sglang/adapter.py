@@ -1,0 +1,159 @@
+"""SGLang's scheduler as an adapter of the search: what it declares and how it is copied."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from sglang.srt.beam_search.coordinator import BeamCoordinator
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.constrained.grammar_manager import GrammarManager
+from sglang.srt.disaggregation.base.conn import KVArgs
+from sglang.srt.distributed.parallel_state import GroupCoordinator
+from sglang.srt.managers.scheduler_components.dp_attn import SchedulerDPAttnAdapter
+from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
+from sglang.srt.managers.scheduler_components.load_publisher import SchedulerLoadPublisher
+from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
+from sglang.srt.managers.scheduler_components.profiler_manager import SchedulerProfilerManager
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.mem_cache.memory_pool import KVCache
+from sglang.srt.runtime_context import RuntimeContext
+from sglang.srt.server_args import ServerArgs
+from torch.distributed import ProcessGroup
+
+from scripted.core.action import Action
+from scripted.core.forks import Frozen
+from scripted.core.mutant import read_mutants
+from scripted.core.states import UnreadableState
+from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
+from scripted.sdk.workloads import read_workloads
+from scripted_sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
+from scripted_sglang.config import SglangSettings
+from scripted_sglang.live.launch import launch
+from scripted_sglang.machine import PAUSE_MODES, SglangMachine, check_loops
+from scripted_sglang.standalone import SglangStandalone
+
+check_loops()
+MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
+# Nothing of these changes after the scheduler is made, or it only counts and publishes what happened.
+_SHARED: Final = (
+    *(ServerArgs, ModelConfig, RuntimeContext, GroupCoordinator, ProcessGroup, TpModelWorker, KVCache),
+    *(
+        KVArgs,
+        contextlib.nullcontext,
+        slice,
+        torch.dtype,
+        torch.device,
+        torch.cpu.Stream,
+        torch.cpu.StreamContext,
+        np.generic,
+    ),
+    *(SchedulerMetricsReporter, SchedulerKvEventsPublisher, SchedulerLoadPublisher, SchedulerProfilerManager),
+    *(SchedulerWeightUpdaterManager, SchedulerDPAttnAdapter, GrammarManager, BeamCoordinator),
+)
+
+
+# What a batch was made of is kept with it until the next one, and the last one is never given up. Of pauses the last
+# thousand are kept; the tree of the policy lpm is remade when it is needed; a chunk whose abort a pause has overtaken
+# is forgotten in the next turn. A storage keeps what it has.
+_NEVER_EMPTY: Final = (
+    "running_batch.", "_pause_intervals", "waiting_queue_radix_tree", "_pending_chunked_abort_req",
+    "storage_backend.numbers", "storage_existence_cache",
+)  # fmt: skip
+
+
+def _reference_to(_: weakref.ref[Any], items: list[Any]) -> weakref.ref[Any]:
+    return weakref.ref(items[0])
+
+
+COPIER: Final = Copier(
+    shared=_SHARED,
+    copied={torch.Tensor: torch.Tensor.clone, np.ndarray: np.ndarray.copy, array: lambda numbers: numbers[:]},
+    rebuilt={weakref.ref: (lambda reference: [reference()], _reference_to)},
+    uniform=True,
+)
+
+
+@functools.lru_cache(maxsize=256)
+def _first(settings: SglangSettings) -> Frozen[SglangMachine]:
+    """To make one costs a hundred times as much as to copy it."""
+    return Frozen(SglangMachine(settings), COPIER)
+
+
+def _machine(settings: SglangSettings) -> SglangMachine:
+    return _first(settings).thaw()
+
+
+def _limits(settings: SglangSettings) -> Limits:
+    return Limits(
+        block_size=settings.page_size,
+        blocks=settings.max_total_tokens // settings.page_size,
+        batch_tokens=settings.chunked_prefill_size + settings.max_running_requests,
+        batch_requests=settings.max_running_requests,
+        context_tokens=settings.room,
+        depth=settings.depth,
+    )
+
+
+def _capabilities(settings: SglangSettings) -> Capabilities:
+    return Capabilities(
+        flush=True,
+        pause_modes=PAUSE_MODES,
+        # Its front end takes a lock for each.
+        pauses_in_turn=True,
+        preemption=True,
+        priority=settings.enable_priority_scheduling,
+        # An abort of a request that runs is carried out with its next result.
+        late_launches=settings.depth,
+    )
+
+
+class SglangAdapter(SchedulerAdapter):
+    """An adapter of the SDK whose machine does not say what it consists of."""
+
+    def digests(self, run: Any) -> Iterator[bytes]:
+        """Nobody sees what is in a tensor, and each request knows when it came."""
+        del run
+        raise UnreadableState("a scheduler of SGLang holds tensors and times")
+
+    def obstacle(self, run: Any) -> Action | None:
+        """The machine says it."""
+        undo: Action | None = run.machine.obstacle(run)
+        return undo
+
+
+def adapter_of(name: str, config: type[SglangSettings], *, may_grow: Sequence[str] = (), **more: Any) -> SglangAdapter:
+    """The adapter of schedulers with these settings."""
+    return SglangAdapter(
+        name,
+        config=config,
+        machine=_machine,
+        limits=_limits,
+        can=_capabilities,
+        may_grow=(*_NEVER_EMPTY, *may_grow),
+        packages=("sglang",),
+        copier=COPIER,
+        **more,
+    )
+
+
+ADAPTER: Final = adapter_of(
+    "sglang",
+    SglangSettings,
+    workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "sglang-")[0],
+    settings={"page_size": (4,), "schedule_conservativeness": (0.1, 0.3), "hicache_ratio": (0.5, 1.0)},
+    actions=ACTIONS,
+    needed=NEEDED_BY_SETTINGS,
+    undoing=(ReleaseTiers(),),
+    mutants=MUTANTS,
+    live=launch,
+    standalone=SglangStandalone(),
+)

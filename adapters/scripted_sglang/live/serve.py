@@ -1,0 +1,16 @@
+"""``python -m scripted_sglang.live.serve ...`` is SGLang's server with the stubs of what is not installed.
+
+SGLang's processes are spawned, and each of them imports this module before anything else of it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from sglang.launch_server import run_server
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import prepare_server_args
+
+if __name__ == "__main__":
+    load_plugins()
+    run_server(prepare_server_args(sys.argv[1:]))

@@ -1,0 +1,556 @@
+"""SGLang's scheduler as a machine of the search: its own methods in the order of its own event loops.
+
+A loop is cut where it waits: for the result of a batch, and for messages. Only the worker's forward pass is simulated.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import Enum
+from importlib.metadata import version
+from types import CodeType, SimpleNamespace
+from typing import Any, Final
+
+import torch
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    BatchTokenIDOutput,
+    ContinueGenerationReqInput,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    PauseGenerationReqInput,
+    TokenizedGenerateReqInput,
+)
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import use_context
+
+from scripted.core.action import Action, RunLike
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk import (
+    Abort,
+    Add,
+    Answer,
+    Batch,
+    BatchResult,
+    FlushCache,
+    Pause,
+    PauseMode,
+    Refused,
+    Resume,
+    Share,
+    Signal,
+    Stepped,
+    Tokens,
+    Violation,
+)
+from scripted.sdk.messages import Event, Reply
+from scripted_sglang.actions import ReleaseTiers
+from scripted_sglang.config import SglangSettings, new_scheduler
+from scripted_sglang.host import HostTier, NoHost, written_by
+from scripted_sglang.roles import LOOPS, role_of
+from scripted_sglang.shares import Retractions, counts_of, inner_name, rid_of, shares_of
+from scripted_sglang.transfers import Launched
+from scripted_sglang.turns import request
+
+_IN_PLACE: Final = PauseMode(name="in_place")
+_RETRACT: Final = PauseMode(name="retract")
+_ABORT: Final = PauseMode(name="abort", stops_running=False, aborts=True)
+# Those of /pause_generation. The last one is carried out by the front end, with an abort of everything.
+PAUSE_MODES: Final = (_IN_PLACE, _RETRACT, _ABORT)
+
+# No token has such an id: it stands for one that a batch in flight will choose.
+_FIRST_HANDLE: Final = 1_000_000
+# A turn of the loop without a batch may be followed by one with a batch; after so many in a row none comes by itself.
+_EMPTY_TURNS: Final = 3
+_MOST_ROWS: Final = 64
+_NOTHING: Final = 0
+
+
+class _Wait(Enum):
+    """Where a turn of the loop stands: it is over, or needs a result before or after the launch."""
+
+    NOTHING = "nothing"
+    BEFORE_LAUNCH = "before"
+    AFTER_LAUNCH = "after"
+
+
+_FOR_NOTHING, _BEFORE_LAUNCH, _AFTER_LAUNCH = _Wait
+
+
+# What the loops do, in their order, is written down in ``SglangMachine``; this is what they are made of.
+_TURN: Final = frozenset({
+    "ingest_requests", "_record_scheduler_state_for_paused_engine", "get_next_batch_to_run", "run_batch",
+    "process_batch_result", "on_idle",
+})  # fmt: skip
+_LOOPS: Final = {
+    "event_loop_normal": _TURN,
+    "event_loop_overlap": _TURN
+    | {"is_disable_overlap_for_batch", "_apply_war_barrier", "launch_batch_sample_if_needed"},
+    **LOOPS,
+}
+
+
+def check_loops() -> None:
+    """Raises ScriptDefinitionError for loops of another version, which do something else."""
+    for loop, known in _LOOPS.items():
+        codes = [inspect.unwrap(getattr(Scheduler, loop)).__code__]
+        codes += [one for one in codes[0].co_consts if isinstance(one, CodeType)]
+        calls = {name for code in codes for name in code.co_names if callable(getattr(Scheduler, name, None))}
+        if calls != known:
+            words = [f"{loop} {'calls' if name in calls else 'does not call'} {name}" for name in sorted(calls ^ known)]
+            raise ScriptDefinitionError(
+                f"the adapter sglang does not fit the installed SGLang {version('sglang')}: {', '.join(words)}; it was "
+                "tried with 0.5.23"
+            )
+
+
+class _Receiver:
+    """In place of the sockets that bring messages: they are put into the scheduler's own list instead."""
+
+    def recv_requests(self, local_reqs: Sequence[Any] = ()) -> list[Any]:
+        return list(local_reqs)
+
+
+class _Sender:
+    """In place of the sockets to the front end; ``flushed`` is its last answer to a flush."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.flushed = False
+
+    def send_output(self, output: Any, recv_obj: Any = None) -> None:
+        del recv_obj
+        self.sent.append(output)
+
+
+def _keep_nothing(batch: Any) -> None:
+    """In place of what keeps tensors alive for a graphics card."""
+
+
+class _Dispatcher:
+    """In place of the table of all messages, each with its handler: the handlers of those that are given here."""
+
+    def __init__(self, scheduler: Any, table: Mapping[type, Any]) -> None:
+        self._scheduler = scheduler
+        self._handlers = {}
+        for kind in (AbortReq, ContinueGenerationReqInput, PauseGenerationReqInput, TokenizedGenerateReqInput):
+            assert table[kind].__self__ is scheduler, f"{kind.__name__} is handled by the scheduler"
+            self._handlers[kind] = table[kind].__name__
+
+    def __call__(self, message: Any) -> Any:
+        if isinstance(message, FlushCacheReqInput):
+            return self._scheduler.flush_wrapper.handle(message)
+        return getattr(self._scheduler, self._handlers[type(message)])(message)
+
+
+class _Worker:
+    """In place of the worker: a forward pass chooses handles, which become tokens when the result is there."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self.launched = 0
+        self.shares: tuple[Share, ...] = ()
+        # Of each request: the handle of the token that was chosen last, and the token, once its result is there.
+        self.chosen: dict[str, tuple[int, int | None]] = {}
+
+    def forward_batch_generation(self, batch: Any, **_: Any) -> GenerationBatchResult:
+        self.launched += 1
+        self.shares = tuple(shares_of(batch, self._page_size, self._token))
+        first = _FIRST_HANDLE + _MOST_ROWS * self.launched
+        handles = range(first, first + len(batch.reqs))
+        for req, handle in zip(batch.reqs, handles, strict=True):
+            self.chosen[req.rid] = handle, None
+        return GenerationBatchResult(
+            logits_output=None,
+            next_token_ids=torch.tensor(handles, dtype=torch.int64),
+            can_run_cuda_graph=False,
+        )
+
+    def know(self, handles: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
+        """The result of a batch is there; a row that comes to no end of its request samples what nobody looks at."""
+        known = dict(zip(handles.tolist(), [ids[0] if ids else _NOTHING for ids in tokens], strict=True))
+        handles.copy_(torch.tensor(list(known.values())))
+        for rid, (handle, _) in self.chosen.items():
+            if handle in known:
+                self.chosen[rid] = handle, known[handle]
+
+    def _token(self, req: Any, token: int) -> int:
+        """A handle goes in where the last token of the request is to; -1 while nobody knows it."""
+        if token < _FIRST_HANDLE:
+            return token
+        handle, known = self.chosen.get(req.rid, (None, None))
+        if token != handle:
+            other = next((rid for rid, (one, _) in self.chosen.items() if one == token), "an earlier batch")
+            raise Violation(f"{req.rid} is fed the token that was chosen for {other}")
+        return -1 if known is None else known
+
+
+class SglangMachine:
+    """A new scheduler of these settings, stepped as ``event_loop_overlap`` or ``event_loop_normal`` does it."""
+
+    def __init__(self, settings: SglangSettings) -> None:
+        self.depth = settings.depth
+        self.settings = settings
+        self._context, self.scheduler = new_scheduler(settings)
+        scheduler = self.scheduler
+        self.role: Any = role_of(scheduler)
+        has_role = self.role.transfers is not None
+        self._rows = scheduler.req_to_token_pool.available_size()
+        scheduler.enable_skip_finishing_decode = scheduler.enable_overlap and not has_role
+        self._front = _Sender()
+        scheduler.ipc_channels.recv_from_tokenizer.context.destroy(linger=0)
+        scheduler.ipc_channels = SimpleNamespace(
+            recv_from_rpc=None, send_to_tokenizer=self._front, send_to_detokenizer=self._front
+        )
+        scheduler.output_streamer.send_to_detokenizer = self._front
+        scheduler.load_snapshot_writer = None
+        scheduler.request_receiver = _Receiver()
+        scheduler.recv_from_tokenizer = scheduler.watchdog = None
+        scheduler.record_batch_in_overlap = _keep_nothing
+        table = scheduler._request_dispatcher._mapping  # noqa: SLF001 - what it is made of
+        scheduler._request_dispatcher = _Dispatcher(scheduler, table)  # noqa: SLF001 - as above
+        self._worker = scheduler.model_worker = _Worker(settings.page_size)
+        # Requests for which a router found no prefill server.
+        self.unrouted: set[str] = set()
+        # What the front end keeps: requests that are not over, those whose abort was sent, and during a pause its mode
+        # and the requests that it holds back.
+        self._alive: dict[str, Add] = {}
+        self._abort_sent: set[str] = set()
+        self._pause: str | None = None
+        self._held: list[Add] = []
+        # The call of a pause that aborts, until nothing is left; it has the lock that all pauses and their ends take.
+        self._ending: str | None = None
+        self._behind: deque[Event] = deque()
+        # Messages that the loop has not taken, because it waits for a result.
+        self._inbox: deque[Event] = deque()
+        # Batches whose results are not back, with what the worker returned.
+        self._in_flight: deque[tuple[Batch, GenerationBatchResult]] = deque()
+        # Where the loop stands: the batch of this turn, whether it was launched, and whether the turn is over.
+        self._batch: Any = None
+        self._result: Any = None
+        self._waits = _FOR_NOTHING
+        self._retractions = Retractions()
+        self.host = HostTier(scheduler.tree_cache) if scheduler.enable_hierarchical_cache else NoHost()
+        self._empty = 0
+        self._replies: list[Reply] = []
+
+    # -- what the search asks --
+
+    def step(self, events: Sequence[Event], now: float) -> Stepped:
+        """Take these events and do what the loop does up to its next launch or wait."""
+        del now
+        self._replies = []
+        self.host.begin(self._worker.launched, events)
+        for event in events:
+            self._empty = 0
+            if isinstance(event, BatchResult):
+                oldest, result = self._in_flight.popleft()
+                assert oldest.id == event.batch_id, f"results come in order: {oldest.id} before {event.batch_id}"
+                self._worker.know(result.next_token_ids, event.token_ids)
+            elif not isinstance(event, Signal):
+                self._inbox.append(event)
+        with self.inside(), torch.no_grad():
+            if self.role.transfers is not None:
+                self.role.transfers.take_messages()
+            batch = self._turn()
+        loads, self.role.loads = tuple(self.role.loads), []
+        preempted = self._retractions.lost(self.scheduler, self._batch)
+        self._empty = 0 if batch is not None or preempted else self._empty + 1
+        copies = self.host.end([one for one, _ in self._in_flight])
+        return Stepped(
+            microbatch=batch,
+            replies=tuple(self._replies),
+            preempted=preempted,
+            loads=loads,
+            copies=copies,
+            again=(self._waits is _FOR_NOTHING or self._has_result())
+            and not self.is_idle
+            and (self._empty < _EMPTY_TURNS or self.host.goes_on),
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """The scheduler says so, nothing is in flight, and the front end waits for nothing."""
+        with self.inside():
+            idle: bool = self.scheduler.is_fully_idle()
+        transfers = self.role.transfers
+        is_quiet = self.host.is_quiet and (transfers is None or transfers.is_quiet)
+        return idle and is_quiet and not (self._in_flight or self._inbox or self._alive or self._ending)
+
+    def inside(self) -> AbstractContextManager[Any]:
+        """The context that SGLang's classes look into."""
+        context: AbstractContextManager[Any] = use_context(self._context)
+        return context
+
+    def counts(self) -> Mapping[str, int]:
+        """Requests by queue, batches in flight, rows and pages that are free or hold what can be evicted."""
+        return {**counts_of(self.scheduler, len(self._in_flight)), **self.role.queues()}
+
+    @property
+    def computed(self) -> int:
+        """How many batches were computed, of all that were launched."""
+        return self._worker.launched - len(self._in_flight)
+
+    def pages_in_flight(self) -> set[int]:
+        """Those that batches in flight write."""
+        size = self.scheduler.page_size
+        shares = [share for batch, _ in self._in_flight for share in batch.shares]
+        return {page for share in shares for page in written_by(share, size)}
+
+    def obstacle(self, run: RunLike) -> Action | None:
+        """What is carried between tiers is held."""
+        del run
+        return ReleaseTiers() if self.host.holds else None
+
+    # -- a turn of the loop --
+
+    def _turn(self) -> Batch | None:
+        """From the last wait to the next launch or wait. Where a result is waited for, it has to be there to go on."""
+        scheduler = self.scheduler
+        if self._waits is _AFTER_LAUNCH:
+            if not self._has_result():
+                return None
+            self._process()
+            self._end_turn()
+        if self._waits is _BEFORE_LAUNCH:
+            if not self._has_result():
+                return None
+            self._process()
+            return self._launch(is_processed=True)
+        if not self._ingest():
+            return None
+        if scheduler._engine_paused:  # noqa: SLF001 - as the loops ask it
+            return None
+        Launched.batches = self._worker.launched
+        plan = self.role.plan()
+        self._hear()
+        scheduler.running_batch = plan.running_batch
+        self._batch = scheduler.cur_batch_for_debug = plan.batch_to_run
+        if (
+            scheduler.enable_overlap
+            and self.role.may_wait_before_launch
+            and scheduler.is_disable_overlap_for_batch(self._batch, last_batch=scheduler.last_batch)
+        ):
+            self._waits = _BEFORE_LAUNCH
+            return self._turn()
+        return self._launch(is_processed=False)
+
+    def _launch(self, *, is_processed: bool) -> Batch | None:
+        """Launch what was planned, if anything was; then the turn waits for a result, or is over."""
+        scheduler, launched = self.scheduler, None
+        if self._batch:
+            self.host.launch(self._batch, self._worker.launched + 1)
+            self._result = scheduler.run_batch(self._batch)
+            launched = Batch(id=self._worker.launched, shares=self._worker.shares)
+            self._in_flight.append((launched, self._result))
+            if scheduler.enable_overlap:
+                scheduler.result_queue.append((self._batch.copy(), self._result))
+        else:
+            scheduler._sched_idled = True  # noqa: SLF001 - as the loops do it
+        awaited = scheduler.last_batch if scheduler.enable_overlap else self._batch
+        if awaited and not is_processed:
+            self._waits = _AFTER_LAUNCH
+        else:
+            if not self._batch and not scheduler.last_batch:
+                scheduler.on_idle()
+            self._end_turn()
+        return launched
+
+    def _end_turn(self) -> None:
+        self.role.end_turn()
+        self._hear()
+        self.scheduler.last_batch, self._batch, self._result = self._batch, None, None
+        self._waits = _FOR_NOTHING
+
+    def _has_result(self) -> bool:
+        """That of the batch which the loop looks at next."""
+        queued = self.scheduler.result_queue
+        return not self._in_flight if not self.scheduler.enable_overlap else len(queued) > len(self._in_flight)
+
+    def _process(self) -> None:
+        """A result is there: ``pop_and_process`` of the overlap loop, or the end of a turn of the other."""
+        scheduler = self.scheduler
+        batch, result = scheduler.result_queue.popleft() if scheduler.enable_overlap else (self._batch, self._result)
+        scheduler.process_batch_result(batch, result)
+        self._hear()
+
+    # -- messages --
+
+    def _ingest(self) -> bool:
+        """Take messages until there are no more; False when one of them waits for a result."""
+        scheduler = self.scheduler
+        if self._ending is not None and self._alive:
+            # The front end says so until nothing is left.
+            self._say(AbortReq(abort_all=True))
+        self._end_pause()
+        while self._inbox:
+            event = self._inbox[0]
+            if self._ending is not None and isinstance(event, Pause | Resume):
+                self._behind.append(self._inbox.popleft())
+                continue
+            is_waiting = isinstance(event, Pause) and event.mode == _RETRACT.name and scheduler.enable_overlap
+            if is_waiting and scheduler.last_batch and not self._has_result():
+                return False
+            self._inbox.popleft()
+            self._take(event)
+        self._say()
+        self._end_pause()
+        return True
+
+    def _end_pause(self) -> None:
+        """A pause that aborts is answered when nothing is left, and gives its lock back."""
+        if self._ending is not None and not self._alive:
+            self._replies.append(Answer(call_id=self._ending, ok=True))
+            self._ending = None
+            self._inbox.extendleft(reversed(self._behind))
+            self._behind.clear()
+
+    def _say(self, *messages: Any) -> None:
+        """Give messages to the scheduler, which takes them at once."""
+        self.scheduler._deferred_input_requests += messages  # noqa: SLF001 - where its own receiver puts them
+        self.scheduler.ingest_requests()
+        self._hear()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Add():
+                self._add(event)
+            case Abort():
+                self._abort(event.rid)
+            case FlushCache():
+                self._flush(event)
+            case Pause():
+                self._pause = event.mode
+                if event.mode == _ABORT.name:
+                    self._ending = event.call_id
+                    self._say(AbortReq(abort_all=True))
+                else:
+                    self._say(PauseGenerationReqInput(mode=event.mode))
+                    self._replies.append(Answer(call_id=event.call_id, ok=True))
+            case Resume():
+                self._pause = None
+                self._say(ContinueGenerationReqInput())
+                self._replies.append(Answer(call_id=event.call_id, ok=True))
+                held, self._held = self._held, []
+                for one in held:
+                    self._add(one)
+            case _:
+                raise TypeError(f"SGLang has nothing for {event}")
+
+    def _flush(self, event: FlushCache) -> None:
+        """A flush frees what nobody reads; a pause may not keep it from that. Raises Violation."""
+        scheduler = self.scheduler
+        locked = scheduler.tree_cache.protected_size()
+        self._say(FlushCacheReqInput())
+        self._replies.append(Answer(call_id=event.call_id, ok=self._front.flushed))
+        if self._front.flushed and locked:
+            raise Violation(f"{event.call_id} empties the cache, of which {locked} tokens are locked")
+        owned = self._rows - scheduler.req_to_token_pool.available_size()
+        # With a role, requests that wait for the other server own what is not memory.
+        is_unjust = scheduler._engine_paused and not self._in_flight and not owned  # noqa: SLF001 - as the loops ask it
+        if not self._front.flushed and is_unjust and self.role.transfers is None and self.host.is_known:
+            raise Violation(f"{event.call_id} is refused, although no request owns memory")
+
+    def _add(self, event: Add) -> None:
+        if self._pause is not None:
+            self._held.append(event)
+            return
+        reason = "the router reaches no prefill server" if event.rid in self.unrouted else self.refusal_of(event)
+        self.unrouted.discard(event.rid)
+        if reason is not None:
+            self._refuse(event.rid, reason)
+            return
+        self._alive[event.rid] = event
+        self._retractions.begin(event.rid)
+        priority = event.priority if self.settings.enable_priority_scheduling else None
+        message = request(
+            self._inner(event.rid), event.prompt_ids, event.max_new_tokens, priority, event.stop_token_ids
+        )
+        for name, value in self.role.routed(event.rid).items():
+            setattr(message, name, value)
+        self._say(message)
+
+    def refusal_of(self, event: Add) -> str | None:
+        """Why the front end refuses it, or why it would not be computed as it asks; None where it begins."""
+        tokens, new = len(event.prompt_ids), event.max_new_tokens
+        # What the front end refuses, and what the scheduler answers with an error after a prefill of one token.
+        if tokens + new > self.settings.context_length or tokens >= self.scheduler.max_req_input_len:
+            return f"{tokens} + {new} tokens are too long"
+        if not self._fits(tokens, new):
+            return "its output would be cut to what fits into the pool"
+        if tokens + new > self.settings.room:
+            return "with what is kept back for decodes it would never fit into the pool"
+        return None
+
+    def _fits(self, tokens: int, new: int) -> bool:
+        """Whether the output is not cut: a request that does not fit into all pages alone is told less than it asks."""
+        scheduler = self.scheduler
+        new = min(new, scheduler.max_req_len - tokens - 1)
+        most = scheduler.token_to_kv_pool_allocator.max_new_tokens_for_memory(
+            tokens,
+            new,
+            token_capacity=scheduler.max_total_num_tokens,
+            sliding_window_size=scheduler.sliding_window_size,
+            chunk_size=scheduler.chunked_prefill_size,
+        )
+        return most is not None and most >= new
+
+    def _abort(self, rid: str) -> None:
+        """The front end passes on what aborts one of its requests, once, also of those that it holds back."""
+        known = rid in self._alive or any(one.rid == rid for one in self._held)
+        if known and rid not in self._abort_sent:
+            self._abort_sent.add(rid)
+            self._say(AbortReq(rid=self._inner(rid)))
+
+    def _inner(self, rid: str) -> str:
+        return rid if self.settings.client_rids else inner_name(rid)
+
+    # -- what clients are told --
+
+    def _hear(self) -> None:
+        sent, self._front.sent = self._front.sent, []
+        for output in sent:
+            match output:
+                case BatchTokenIDOutput():
+                    for rid, reason, ids in zip(output.rids, output.finished_reasons, output.output_ids, strict=True):
+                        self._tell(rid_of(rid), tuple(ids), self._reason_of(rid_of(rid), reason))
+                case AbortReq():
+                    self._give_up(output)
+                case FlushCacheReqOutput():
+                    self._front.flushed = output.success
+                case _:
+                    raise TypeError(f"the adapter of SGLang knows no {type(output).__name__}")
+
+    def _give_up(self, output: AbortReq) -> None:
+        """The scheduler ends a request by itself; one of which nothing was computed does not begin."""
+        rid = rid_of(output.rid)
+        if output.finished_reason is not None and output.rid not in self._worker.chosen:
+            self._refuse(rid, output.finished_reason["message"])
+        else:
+            self._tell(rid, (), "abort")
+
+    def _reason_of(self, rid: str, reason: Mapping[str, Any] | None) -> str | None:
+        """What nobody aborted and ends with a status ends with an error."""
+        if reason is None:
+            return None
+        is_error = reason.get("status_code") and rid not in self._abort_sent and self._ending is None
+        return "error" if is_error else reason["type"]
+
+    def _tell(self, rid: str, ids: tuple[int, ...], reason: str | None) -> None:
+        self._replies.append(Tokens(rid=rid, token_ids=ids, finish_reason=reason))
+        if reason is not None:
+            self._forget(rid)
+
+    def _refuse(self, rid: str, reason: str) -> None:
+        self._replies.append(Refused(rid=rid, reason=reason))
+        self._forget(rid)
+
+    def _forget(self, rid: str) -> None:
+        self._alive.pop(rid, None)
+        self._abort_sent.discard(rid)
+        self._worker.chosen.pop(self._inner(rid), None)
+        self._retractions.forget(rid)

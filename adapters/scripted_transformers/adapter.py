@@ -1,0 +1,43 @@
+"""The adapter of transformers: what it declares, and how its machine is copied."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Final
+
+import torch
+from transformers import PretrainedConfig
+
+from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
+from scripted.sdk.workloads import read_workloads
+from scripted_transformers.machine import TransformersMachine, TransformersSettings
+from scripted_transformers.standalone import TransformersStandalone
+
+
+def _limits(settings: TransformersSettings) -> Limits:
+    return Limits(
+        block_size=settings.page_size,
+        blocks=settings.num_blocks,
+        batch_tokens=settings.max_batch_tokens,
+        batch_requests=settings.max_requests_per_batch,
+        context_tokens=settings.page_size * settings.num_blocks,
+        depth=settings.depth,
+    )
+
+
+ADAPTER: Final = SchedulerAdapter(
+    "transformers",
+    config=TransformersSettings,
+    machine=TransformersMachine,
+    limits=_limits,
+    # Its cache is never emptied while it serves, and a cancelled request gets no last output.
+    can=lambda _: Capabilities(flush=False, answers_aborts=False),
+    workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "transformers-")[0],
+    settings={"use_async_batching": (True,), "scheduler_type": ("prefill_first",), "allow_block_sharing": (False,)},
+    # With asynchronous batching the last batch is updated when another has been prepared.
+    may_grow=("machine._in_flight", "machine._results"),
+    packages=("transformers",),
+    standalone=TransformersStandalone(),
+    copier=Copier(shared=(torch.Tensor, torch.dtype, PretrainedConfig, type(threading.Lock()))),
+)

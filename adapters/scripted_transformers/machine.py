@@ -1,0 +1,210 @@
+"""Continuous batching of transformers as a machine of the search: its own batch processor, with a simulated forward.
+
+``prepare_next_batch`` and ``update_batch``, the scheduler, the cache and the offloading manager are as installed. What
+the tensors of a batch do to the requests in it is here (``BatchIO``), because the real ones need a device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from transformers.generation.continuous_batching.requests import (
+    TMP_TOKEN_ID,
+    FutureRequestState,
+    RequestState,
+    RequestStatus,
+)
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
+
+from scripted.sdk import Abort, Add, Batch, BatchResult, Refused, Share, Stepped, Tokens, Violation
+from scripted.sdk.messages import Event, Reply
+from scripted_transformers.processor import Processor
+
+
+class TransformersSettings(msgspec.Struct, frozen=True):
+    """The fields of ``ContinuousBatchingConfig`` that change how requests are scheduled. Sizes are in tokens."""
+
+    page_size: int = 4
+    num_blocks: int = 12
+    max_batch_tokens: int = 16
+    max_requests_per_batch: int = 4
+    allow_block_sharing: bool = True
+    use_async_batching: bool = False
+    scheduler_type: str = "fifo"
+    safety_margin: float | None = None
+    # Every request has an id of its own, as the manager gives those that come without one; else the client's name.
+    unique_ids: bool = True
+
+    def __post_init__(self) -> None:
+        if self.scheduler_type not in SCHEDULER_MAPPING:
+            known = ", ".join(SCHEDULER_MAPPING)
+            raise ValueError(f"scheduler_type is one of {known}, got {self.scheduler_type!r}")
+
+    @property
+    def depth(self) -> int:
+        """Batches in flight: with asynchronous batching one is prepared while another is computed."""
+        return 2 if self.use_async_batching else 1
+
+
+def _rid_of(request_id: str) -> str:
+    return request_id.partition("#")[0]
+
+
+class TransformersMachine:
+    """A new processor of these settings, driven as the manager's generation loop does it.
+
+    Each turn of the loop prepares a batch, launches it, and updates the requests with the result of the oldest: of the
+    same one, or with asynchronous batching of the one before.
+    """
+
+    def __init__(self, settings: TransformersSettings) -> None:
+        self.depth = settings.depth
+        self._settings = settings
+        self._processor = Processor(settings)
+        self._in_flight: deque[tuple[Batch, list[FutureRequestState]]] = deque()
+        self._results: dict[int, BatchResult] = {}
+        self._launched = 0
+        # By the id of each live request: the tokens that its client was told, and those that stop it.
+        self._told: dict[str, int] = {}
+        self._stops: dict[str, tuple[int, ...]] = {}
+        self._ids: dict[str, str] = {}
+        self._added = 0
+
+    def step(self, events: Sequence[Event], now: float) -> Stepped:
+        """Take these events, update the oldest batch where its turn has come, and prepare one more."""
+        del now
+        replies = [reply for event in events for reply in self._take(event)]
+        if len(self._in_flight) == self.depth:
+            replies += self._update()
+        batch, preempted = self._prepare() if len(self._in_flight) < self.depth else (None, ())
+        return Stepped(
+            microbatch=batch, replies=tuple(replies), preempted=preempted, again=batch is not None or bool(preempted)
+        )
+
+    @property
+    def processor(self) -> Processor:
+        return self._processor
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is there. With asynchronous batching a last batch is updated when the next one is prepared."""
+        return not self._processor.scheduler.has_pending_requests() and all(
+            batch.id in self._results for batch, _ in self._in_flight
+        )
+
+    def counts(self) -> Mapping[str, int]:
+        """Requests by queue, batches in flight, and blocks that are free or hold what can be evicted."""
+        scheduler, cache = self._processor.scheduler, self._processor.cache
+        kept = sum(len(allocator.ledger.cached_blocks) for allocator in cache.cache_allocators.values())
+        return {
+            "waiting": len(scheduler.waiting_requests),
+            "active": len(scheduler.active_requests),
+            "in_flight": sum(batch.id not in self._results for batch, _ in self._in_flight),
+            "blocks_free": round(cache.compute_free_capacity() * self._settings.num_blocks) + kept,
+        }
+
+    def _take(self, event: Event) -> Iterator[Reply]:
+        match event:
+            case Add():
+                if len(event.prompt_ids) + event.max_new_tokens > self._settings.page_size * self._settings.num_blocks:
+                    # It has no bound of its own: such a request ends its loop when it is alone and cannot be stored.
+                    yield Refused(rid=event.rid, reason="it does not fit into the cache")
+                    return
+                self._added += 1
+                request_id = f"{event.rid}#{self._added}" if self._settings.unique_ids else event.rid
+                self._ids[event.rid] = request_id
+                self._told[request_id], self._stops[request_id] = 0, event.stop_token_ids
+                self._processor.scheduler.add_waiting_request(
+                    RequestState(
+                        request_id=request_id,
+                        initial_tokens=list(event.prompt_ids),
+                        max_new_tokens=event.max_new_tokens,
+                        eos_token_id=list(event.stop_token_ids) or None,
+                        streaming=True,
+                        created_time=0.0,
+                    )
+                )
+            case Abort():
+                request_id = self._ids.get(event.rid, event.rid)
+                self._forget(request_id)
+                self._processor.scheduler.set_request_cancellation(request_id)
+            case BatchResult():
+                self._results[event.batch_id] = event
+            case _:
+                raise TypeError(f"transformers has nothing for {event}")
+
+    def _prepare(self) -> tuple[Batch | None, tuple[str, ...]]:
+        scheduler, io = self._processor.scheduler, self._processor.inputs_and_outputs
+        active = set(scheduler.active_requests)
+        is_there = self._processor.prepare_next_batch()
+        preempted = tuple(sorted(map(_rid_of, active & set(scheduler.waiting_requests))))
+        if not is_there:
+            return None, preempted
+        before = {future.state.request_id: future for future in self._in_flight[-1][1]} if self._in_flight else {}
+        shares = tuple(self._share_of(future, before.get(future.state.request_id)) for future in io.prepared)
+        self._launched += 1
+        batch = Batch(id=self._launched, shares=shares)
+        self._in_flight.append((batch, io.launch()))
+        return batch, preempted
+
+    def _share_of(self, future: FutureRequestState, earlier: FutureRequestState | None) -> Share:
+        """``earlier`` is the request of the same name in the batch before, whose token is not back.
+
+        That token is carried over on the device, to the last position of the share (``infer_carry_over_ids``).
+        """
+        state, tokens = future.state, [*future.state.tokens_to_process]
+        if earlier is not None and earlier.has_new_token and future.has_new_token:
+            if earlier.state is not state:
+                raise Violation(
+                    f"the token that the batch before chooses for an earlier request {state.request_id} "
+                    "takes the place of a token of this one"
+                )
+            tokens[-1] = TMP_TOKEN_ID
+        # What was sent back to the queue begins again, with its output so far as a part of its prompt.
+        known = None if state.generated_tokens else len(state.initial_tokens)
+        (allocator,) = self._processor.cache.cache_allocators.values()
+        return Share(
+            rid=_rid_of(state.request_id),
+            start=state.position_offset,
+            count=future.query_length,
+            block_ids=tuple(allocator.block_table[state.request_id]),
+            known_tokens=None if TMP_TOKEN_ID in tokens else known,
+            token_ids=tuple(tokens),
+        )
+
+    def _update(self) -> Iterator[Reply]:
+        batch, requests = self._in_flight[0]
+        result = self._results.pop(batch.id, None)
+        if result is None:
+            return
+        self._in_flight.popleft()
+        tokens = [
+            ids[0] if ids else 0 for future, ids in zip(requests, result.token_ids, strict=True) if future.has_new_token
+        ]
+        self._processor.inputs_and_outputs.bring(requests, tokens)
+        self._processor.update_batch()
+        for output in self._processor.ended:
+            yield from self._told_of(output)
+        self._processor.ended.clear()
+
+    def _told_of(self, output: Any) -> Iterator[Reply]:
+        """What the streaming client of a request has not seen of its output."""
+        seen = self._told.get(output.request_id)
+        if seen is None:
+            return
+        new = tuple(output.generated_tokens[seen:])
+        self._told[output.request_id] = seen + len(new)
+        reason = None
+        if output.status == RequestStatus.FINISHED:
+            reason = "stop" if new and new[-1] in self._stops[output.request_id] else "length"
+            self._forget(output.request_id)
+        yield Tokens(rid=_rid_of(output.request_id), token_ids=new, finish_reason=reason)
+
+    def _forget(self, request_id: str) -> None:
+        self._told.pop(request_id, None)
+        self._stops.pop(request_id, None)
+        if self._ids.get(_rid_of(request_id)) == request_id:
+            del self._ids[_rid_of(request_id)]

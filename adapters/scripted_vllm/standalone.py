@@ -1,0 +1,110 @@
+"""What a standalone test of vLLM needs beside vLLM: the adapter's parts of it, and how calls and plans are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import HiSparseConnectorWorkerMetadata
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+
+from scripted.core import masks
+from scripted.sdk.standalone import Calls, Standalone
+from scripted_vllm import announced, connector, encoded, encoder_cache, grammar, parts
+from scripted_vllm.config import VllmSettings
+from scripted_vllm.ids import rid_of
+from scripted_vllm.readers import launches, moves, positions_of, said_of
+
+if TYPE_CHECKING:
+    from scripted_vllm.machine import VllmMachine
+
+
+class VllmStandalone(Standalone):
+    """The scheduler, and its connector where there is one."""
+
+    helpers = (positions_of, said_of, launches, moves)
+
+    def __init__(self, version: Callable[[], str]) -> None:
+        self._version = version
+
+    @property
+    def engine(self) -> str:
+        return f"vLLM {self._version()}"
+
+    def modules(self, config: VllmSettings) -> Sequence[ModuleType]:
+        connectors = [connector] if config.has_connector else []
+        grammars = (masks, grammar) if config.structured_output else ()
+        images = (encoded,) if config.encoder_cache_size else ()
+        connectors += [encoder_cache] if config.ec_connector else []
+        return (*connectors, *grammars, parts, *images, *((announced,) if config.enable_kv_cache_events else ()))
+
+    def opening(self, config: VllmSettings) -> Sequence[str]:
+        del config
+        return ("scheduler = new_scheduler(settings)",)
+
+    def watched(self, machine: VllmMachine) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        scheduler = machine.scheduler
+        methods = (
+            *("add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"),
+            *("set_pause_state", "update_draft_token_ids", "update_draft_token_ids_in_output", "get_grammar_bitmask"),
+            "reset_encoder_cache",
+        )
+        found: dict[str, tuple[Any, Sequence[str]]] = {"scheduler": (scheduler, methods)}
+        compiler = scheduler.structured_output_manager.backend
+        if compiler is not None:
+            found["scheduler.structured_output_manager.backend"] = (compiler, ("finish",))
+        if scheduler.connector is not None:
+            found["scheduler.connector"] = (scheduler.connector, ("offer",))
+        return found
+
+    def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
+        match value:
+            case Request():
+                calls.names[rid_of(value.request_id)] = value.request_id
+                params = value.sampling_params
+                more = {"max_tokens": params.max_tokens, "arrival_time": value.arrival_time}
+                more |= {"stop_token_ids": params.stop_token_ids} if params.stop_token_ids else {}
+                more |= {"priority": value.priority} if value.priority else {}
+                more |= {"lora": value.lora_request.lora_int_id} if value.lora_request else {}
+                more |= {"grammar": 1} if value.use_structured_output else {}
+                more |= {"session": True} if value.resumable else {}
+                images = [(one.mm_position.offset, one.mm_position.length, one.identifier) for one in value.mm_features]
+                more |= {"images": images} if images else {}
+                given = [f"settings, {value.request_id!r}, {value.prompt_token_ids}"]
+                return f"new_request({', '.join(given + [f'{name}={one!r}' for name, one in more.items()])})"
+            case ModelRunnerOutput():
+                tokens = {name: ids for name, ids in zip(value.req_ids, value.sampled_token_ids, strict=True) if ids}
+                given = [calls.spell(arguments[0]), repr(tokens)]
+                if value.kv_connector_output is not None and not value.kv_connector_output.is_empty():
+                    given.append(calls.spell(value.kv_connector_output))
+                return f"result_of({', '.join(given)})"
+            case KVConnectorOutput():
+                fields = (
+                    *("finished_sending", "finished_recving", "invalid_block_ids", "failed_recving"),
+                    "kv_connector_worker_meta",
+                )
+                said = [f"{name}={calls.spell(getattr(value, name))}" for name in fields if getattr(value, name, None)]
+                return f"KVConnectorOutput({', '.join(said)})"
+            case HiSparseConnectorWorkerMetadata():
+                return f"{type(value).__name__}({value.enqueued_transfer_counts}, {value.completed_transfer_counts})"
+            case DraftTokenIds():
+                return f"DraftTokenIds({value.req_ids}, {value.draft_token_ids})"
+        return None
+
+    def must_hold(self, machine: VllmMachine, calls: Calls, said: str) -> str:
+        del said
+        plans = calls.named(self.launch)
+        if encoded.missing_in([calls.results[name][0] for name in plans]):
+            return f"not missing_in([{', '.join(plans)}])"
+        pool = machine.scheduler.kv_cache_manager.block_pool
+        is_wrong = machine.settings.enable_kv_cache_events and announced.not_cached(pool)
+        return "not not_cached(scheduler.kv_cache_manager.block_pool)" if is_wrong else ""
+
+    def remark(self, plan: Any) -> str:
+        shown = [
+            f"{name} computes {positions_of(plan, name)[0]} to {positions_of(plan, name)[-1]}"
+            for name in plan.num_scheduled_tokens
+        ]
+        return "; ".join(shown) or "nothing"

@@ -1,0 +1,152 @@
+"""What the connectors of vLLM's workers do: loads that arrive or fail, saves that end, each reported in a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from vllm.v1.outputs import KVConnectorOutput
+
+from scripted.sdk import Load, Signal
+from scripted_vllm.actions import ENDED, FAIL, HOLD, OFFER, UNKNOWN
+from scripted_vllm.config import VllmSettings
+from scripted_vllm.connector import Offered
+from scripted_vllm.ids import rid_of
+from scripted_vllm.images import seen_in
+from scripted_vllm.runner_view import tables_of_groups
+
+# vLLM 0.32 and later.
+_TAKES_NAMES: Final = "failed_recving" in KVConnectorOutput.__dataclass_fields__
+
+
+class _Transfer(msgspec.Struct, frozen=True):
+    """A load, or the save of a request that has ended, which is over in step ``due``."""
+
+    request_id: str
+    due: int
+    load: Offered | None = None
+
+
+class Transfers:
+    """Of a connector of vLLM's scheduler; None where there is none, and nothing happens.
+
+    ``under_way`` are those that nobody waits for. What is over in a step is in the result of the next plan, as a worker
+    reports it; ``arrived`` is what came in this step.
+    """
+
+    def __init__(self, settings: VllmSettings, connector: Any) -> None:
+        self.under_way: list[_Transfer] = []
+        self.arrived: tuple[Load, ...] = ()
+        self.holds = False
+        # Something is over in this step.
+        self.ended = False
+        self._connector = connector
+        self._steps = settings.kv_transfer_steps
+        self._block_size = settings.kv_block_size
+        self._settings = settings
+        # With several groups, vLLM takes the name of a request, and of an asynchronous load alone.
+        self._by_name = settings.has_groups
+        self._may_fail = not self._by_name or (settings.kv_connector == "async" and _TAKES_NAMES)
+        self._now = 0
+        # From which block on the next load fails.
+        self._failing: int | None = None
+        # In a fleet transfers end when the other engine says so: by request, and whether all of it was lost.
+        self.is_remote = False
+        self._over: dict[str, bool] = {}
+        self._asked: list[Offered] = []
+        self._ended: list[_Transfer] = []
+
+    def take_asked(self) -> list[Offered]:
+        """The loads that began, for a fleet that carries them."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    @property
+    def is_unknown(self) -> bool:
+        return self._connector is not None and self._connector.offered is None
+
+    @property
+    def go_on(self) -> bool:
+        if self.is_remote:
+            return not self.holds and any(map(self._is_over, self.under_way))
+        return bool(self.under_way) and not self.holds
+
+    def begin(self, step: int) -> None:
+        self._now = step
+        self.arrived = ()
+        self._ended = []
+        self.ended = False
+
+    def take(self, signal: Signal) -> None:
+        if self._connector is None:
+            return
+        if signal.name == FAIL:
+            self._failing = signal.value
+        elif signal.name == ENDED:
+            self._over[signal.rid] = bool(signal.value)
+        elif signal.name == OFFER:
+            self._connector.offer(None if signal.value == UNKNOWN else signal.value)
+        else:
+            self.holds = signal.name == HOLD
+
+    def run(self, plan: Any, requests: Mapping[str, Any]) -> KVConnectorOutput | None:
+        """The workers see a plan of these requests: what its result will say of transfers."""
+        if self._connector is None:
+            return None
+        saving, self._connector.saving = self._connector.saving, []
+        self.under_way += [_Transfer(request_id, self._now + self._steps) for request_id in saving]
+        over = [] if self.holds else [one for one in self.under_way if self._is_over(one)]
+        self.under_way = [one for one in self.under_way if one not in over]
+        self.ended = bool(over)
+        self._ended = over
+        asked = [
+            msgspec.structs.replace(load, token_ids=seen_in(load.token_ids, requests[load.request_id].mm_features))
+            for load in plan.kv_connector_metadata.loads
+        ]
+        self.under_way += [_Transfer(load.request_id, self._now + self._steps, load) for load in asked if load.is_async]
+        if self.is_remote:
+            self._asked += asked
+        loads = [one.load for one in over if one.load is not None] + [load for load in asked if not load.is_async]
+        self.arrived = tuple([self._arrival(load, requests.get(load.request_id)) for load in loads])
+        for one in over:
+            self._over.pop(one.request_id, None)
+            if self.is_remote and one.load is None:
+                del self._connector.kept[one.request_id]
+        return KVConnectorOutput(
+            finished_sending={one.request_id for one in over if one.load is None},
+            finished_recving={one.request_id for one in over if one.load is not None},
+            **self._failed(),
+        )
+
+    def _failed(self) -> dict[str, set[Any]]:
+        lost = [load for load in self.arrived if load.missing]
+        if not self._by_name:
+            return {"invalid_block_ids": {block for load in lost for block in load.missing}}
+        names = {rid_of(one.request_id): one.request_id for one in self._ended}
+        return {"failed_recving": {names[load.rid] for load in lost}} if lost else {}
+
+    def _is_over(self, one: _Transfer) -> bool:
+        return one.request_id in self._over if self.is_remote else one.due <= self._now
+
+    def _arrival(self, load: Offered, request: Any) -> Load:
+        first, last = load.start // self._block_size, -(-len(load.token_ids) // self._block_size)
+        missing: tuple[int, ...] = ()
+        if self._over.get(load.request_id):
+            missing = load.block_ids[first:last]
+        elif self._failing is not None and self._may_fail:
+            missing = load.block_ids[first if self._by_name else max(first, min(self._failing, last - 1)) : last]
+            self._failing = None
+        tables = tables_of_groups(load.tables, self._settings)
+        if self._settings.swa_bounded_replay and self._settings.kv_role != "kv_consumer":
+            # A store of prefixes has no windows of such models.
+            tables["windows"] = ()
+        return Load(
+            rid=rid_of(load.request_id),
+            start=load.start,
+            token_ids=load.token_ids,
+            block_ids=load.block_ids,
+            missing=missing,
+            late=request is None or request.is_finished(),
+            **tables,
+        )
