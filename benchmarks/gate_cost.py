@@ -22,11 +22,11 @@ from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from benchmarks.measurement import Measurement, in_turn, median_interval
 from engine.clock import MonotonicClock
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import ClientMessage, Event, Generate, Refusal, Reply, SamplingParams, encode
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import ClientMessage, Event, Generate, Refusal, Reply, SamplingParams, encode
+from engine.core.scheduler import Scheduler, StepResult, run_loop
+from engine.core.scheduler.ports import Pipeline
 from engine.process.control import Control
-from engine.scheduler import Scheduler, StepResult, run_loop
-from engine.scheduler.ports import Pipeline
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate

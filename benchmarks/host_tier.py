@@ -17,8 +17,8 @@ from rich.table import Table
 
 from benchmarks.checkpoints import checkpoint, vocabulary_of
 from benchmarks.one_process import Engine, prompts_of
-from engine.config import EngineConfig
-from engine.messages import EvictCache
+from engine.core.config import EngineConfig
+from engine.core.messages import EvictCache
 from lockstep.interruption import interruptible
 
 CASES: Final = ("computed", "from the host", "prefix cache")

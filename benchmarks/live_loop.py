@@ -21,10 +21,8 @@ import zmq
 
 from benchmarks.measurement import Measurement, percentile
 from benchmarks.processes import process_cpu_s
-from engine.launch.child import fork_child
-from engine.launch.preload import PreloadedParent
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import (
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import (
     Completion,
     Generate,
     GetStats,
@@ -35,11 +33,13 @@ from engine.messages import (
     decode_replies,
     encode,
 )
+from engine.core.scheduler.ports import Step, StepResult
+from engine.launch.child import fork_child
+from engine.launch.preload import PreloadedParent
 from engine.pipeline.channel import StageChannel, StageChannels
 from engine.pipeline.wire import Launch, decode_stage_message, stage_address
 from engine.process.control import Shutdown
 from engine.process.private_dir import replies_address, requests_address
-from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext, SchedulerPlace
 from engine.scheduler_process.live_gate import LiveGate
 from engine.scheduler_process.main import run_scheduler

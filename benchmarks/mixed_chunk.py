@@ -24,13 +24,13 @@ from rich.table import Table
 from benchmarks.checkpoints import make_checkpoint
 from benchmarks.machine import print_with_machine
 from benchmarks.measurement import in_turn
-from engine.config import EngineConfig
-from engine.limits import Limits
-from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
+from engine.core.config import EngineConfig
+from engine.core.limits import Limits
+from engine.core.messages import Completion, Event, Generate, SamplingParams, TokenOutput
+from engine.core.plan import Microbatch
+from engine.core.scheduler import Scheduler
 from engine.model.checkpoint import read_facts
 from engine.model.runner import StageRunner
-from engine.plan import Microbatch
-from engine.scheduler import Scheduler
 from lockstep.interruption import interruptible
 
 STREAM_TOKENS: Final = 6_000

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.checkpoints import checkpoint, vocabulary_of
-from engine.config import EngineConfig
-from engine.limits import Limits
-from engine.messages import Completion
+from engine.core.config import EngineConfig
+from engine.core.limits import Limits
+from engine.core.messages import Completion
+from engine.core.plan import Forward, ForwardMode, SamplingSpec, Segment
 from engine.model.checkpoint import read_facts
 from engine.model.runner import StageRunner
-from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
 from lockstep.interruption import interruptible
 
 SHAPE = "S"

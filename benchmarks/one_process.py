@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.limits import Limits
-from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
+from engine.core.config import EngineConfig
+from engine.core.limits import Limits
+from engine.core.messages import Completion, Event, Generate, SamplingParams, TokenOutput
+from engine.core.plan import ForwardMode, Microbatch
+from engine.core.scheduler.scheduler import Scheduler
 from engine.model.checkpoint import read_facts
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
-from engine.plan import ForwardMode, Microbatch
-from engine.scheduler.scheduler import Scheduler
 
 __all__ = ["PARTS", "Engine", "Run", "StepTimes", "prompts_of"]
 

@@ -23,12 +23,12 @@ from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from benchmarks.measurement import Measurement, median_interval
 from benchmarks.processes import process_cpu_s
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Event, Generate, SamplingParams
+from engine.core.recording import RecordingFile, RecordingGate
+from engine.core.scheduler import Gate, Scheduler, Step, StepResult
 from engine.launch.preload import PreloadedParent
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Event, Generate, SamplingParams
-from engine.recording import RecordingFile, RecordingGate
-from engine.scheduler import Gate, Scheduler, Step, StepResult
 from engine.settings import ServerSettings
 
 __all__ = ["measure"]

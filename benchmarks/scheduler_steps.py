@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from benchmarks.measurement import Measurement
-from engine.config import EngineConfig
-from engine.integrity import audit
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Event, FlushCache, Generate, SamplingParams
-from engine.scheduler import Scheduler
+from engine.core.audit import audit
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Event, FlushCache, Generate, SamplingParams
+from engine.core.scheduler import Scheduler
 
 REQUESTS = 3
 PROMPT_TOKENS = 125

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
 from scripted import api
 
 # Stands before what this module has to say, in a traceback.

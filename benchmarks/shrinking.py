@@ -18,7 +18,7 @@ import msgspec
 from scripted_lockstep.bugs import mutant_named
 from scripted_lockstep.sim.runner import ScriptedSim
 
-from engine.messages import Completion, Generate, GrammarReady
+from engine.core.messages import Completion, Generate, GrammarReady
 from lockstep.interruption import interruptible
 from scripted.core.named import OWN, adapter_named
 from scripted.core.placed import Placed

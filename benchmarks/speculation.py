@@ -21,10 +21,10 @@ from rich.table import Table
 from benchmarks.checkpoints import checkpoint, vocabulary_of
 from benchmarks.measurement import in_turn
 from benchmarks.one_process import Engine
-from engine.config import EngineConfig
-from engine.messages import Completion
+from engine.core.config import EngineConfig
+from engine.core.messages import Completion
+from engine.core.plan import ForwardMode, Microbatch, Segment
 from engine.model.verification import verify
-from engine.plan import ForwardMode, Microbatch, Segment
 from lockstep.interruption import interruptible
 
 SHAPE = "S"

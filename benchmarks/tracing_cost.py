@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.measurement import Measurement
 from engine.clock import MonotonicClock
-from engine.messages import FinishReason, Generate, RequestTrace, SamplingParams
+from engine.core.messages import FinishReason, Generate, RequestTrace, SamplingParams
 
 __all__ = ["measure"]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig
-    from engine.errors import EngineError
+    from engine.core.config import EngineConfig
+    from engine.core.errors import EngineError
 
 __all__ = ["EngineConfig", "EngineError", "__version__"]
 
 __version__ = "0.1.0"
 
-_LAZY = {"EngineConfig": "engine.config", "EngineError": "engine.errors"}
+_LAZY = {"EngineConfig": "engine.core.config", "EngineError": "engine.core.errors"}
 
 
 def __getattr__(name: str) -> Any:

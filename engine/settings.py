@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from engine.links.endpoint import MAX_PORT, Endpoint, parse_endpoint, parse_engine_url
 
 LIVE_GATE = "engine.scheduler_process.live_gate:LiveGate"

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import yaml
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.settings import ServerSettings
 from lockstep.broken_rules import nearest
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from scripted_lockstep.server.runner import ScriptedServer
     from scripted_lockstep.sim.runner import ScriptedSim
 
-    from engine.config import EngineConfig
+    from engine.core.config import EngineConfig
     from scripted.script.options import ScriptOptions
     from scripted.script.vetting import Findings
     from scripted.sdk.live.server import LiveServers

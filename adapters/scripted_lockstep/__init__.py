@@ -10,7 +10,7 @@ def require_own_engine() -> None:
     """Raise EngineHidden where another package called ``engine`` hides the one that this adapter is of."""
     spec = importlib.util.find_spec("engine")
     found = None if spec is None or spec.origin is None else Path(spec.origin)
-    if found is None or not (found.parent / "scheduler" / "books.py").is_file():
+    if found is None or not (found.parent / "core" / "scheduler").is_dir():
         raise EngineHidden(
             f"the package 'engine' must be Lockstep's, but Python finds {found or 'none'}; run pytest and scripted "
             "from a folder that has no package 'engine', or give yours a place inside a package of another name; "

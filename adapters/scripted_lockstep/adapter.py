@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from engine.config import EngineConfig
-from engine.errors import EngineError
-from engine.limits import Limits
-from engine.messages import Event, GetStats
-from engine.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
+from engine.core.config import EngineConfig
+from engine.core.errors import EngineError
+from engine.core.limits import Limits
+from engine.core.messages import Event, GetStats
+from engine.core.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
 from scripted.core.action import Action
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.named import OWN

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from engine.config import EngineConfig, embedded_seed, require_lora_names
-from engine.errors import ConfigError
-from engine.limits import EMBEDDED_TOTAL_TOKENS, Limits, embedded_facts
+from engine.core.config import EngineConfig, embedded_seed, require_lora_names
+from engine.core.errors import ConfigError
+from engine.core.limits import EMBEDDED_TOTAL_TOKENS, Limits, embedded_facts
 
 # A gigabyte of records.
 MOST_PAGES: Final = 1 << 22

@@ -6,9 +6,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from engine.routing.picture import CachePicture
-from engine.scheduler import Launched, Scheduler
-from engine.scheduler.counters import Counters
+from engine.core.routing.picture import CachePicture
+from engine.core.scheduler import Launched, Scheduler
+from engine.core.scheduler.counters import Counters
 from scripted.core.account import Account
 from scripted.core.forks import Copier, Frozen
 from scripted.core.results import Results

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from engine.errors import IntegrityError
-from engine.instruments import DigestChain, Pressure
-from engine.limits import Limits
-from engine.memory import KVMemory
-from engine.messages import Event, Generate, OperatorEvent, ReleasePressure, SetPressure
-from engine.plan import ForwardMode
-from engine.scheduler import Launched, Place, Scheduler, StepResult
+from engine.core.errors import IntegrityError
+from engine.core.instruments import DigestChain, Pressure
+from engine.core.limits import Limits
+from engine.core.memory import KVMemory
+from engine.core.messages import Event, Generate, OperatorEvent, ReleasePressure, SetPressure
+from engine.core.plan import ForwardMode
+from engine.core.scheduler import Launched, Place, Scheduler, StepResult
 from scripted.core.violation import Violation
 from scripted_lockstep.actions.client_requests import PREFILL_ENGINE
 

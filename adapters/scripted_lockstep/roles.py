@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed import Placed
 from scripted.core.schedule import Schedule

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.errors import IntegrityError
-from engine.messages import Generate
+from engine.core.errors import IntegrityError
+from engine.core.messages import Generate
 from scripted.core.action import Action
 from scripted.core.placed import Placed
 from scripted.core.run import Cell

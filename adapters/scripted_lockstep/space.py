@@ -8,10 +8,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
-from engine.errors import ConfigError
-from engine.limits import Limits
-from engine.scheduler.shared_prompts import LEAST_SPARED_TOKENS
+from engine.core.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.limits import Limits
+from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.named import OWN
 from scripted.core.placed import Placed

@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from engine.limits import Limits
-from engine.messages import (
+from engine.core.limits import Limits
+from engine.core.messages import (
     FAILURES,
     Abort,
     AbortAll,
@@ -33,7 +33,7 @@ from engine.messages import (
     StopProfile,
     TokenOutput,
 )
-from engine.plan import (
+from engine.core.plan import (
     Forward,
     ForwardMode,
     LoraChange,
@@ -44,7 +44,7 @@ from engine.plan import (
     SleepSwitch,
     WeightUpdate,
 )
-from engine.scheduler.ports import StepRecord
+from engine.core.scheduler.ports import StepRecord
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog, content_of, some
 from scripted_lockstep.actions import name_in_answers, words_of

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from engine.limits import Limits
-from engine.messages import PauseMode
-from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS
-from engine.scheduler.shared_prompts import LEAST_SPARED_TOKENS
+from engine.core.limits import Limits
+from engine.core.messages import PauseMode
+from engine.core.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS
+from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
 from scripted.core.action import Action
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.placed import Placed

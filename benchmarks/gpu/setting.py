@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.checkpoints import vocabulary_of
 from benchmarks.one_process import Engine, prompts_of
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 
 __all__ = ["Setting"]
 

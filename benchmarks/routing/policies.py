@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from benchmarks.routing.workload import CHUNK_TOKENS
-from engine.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
+from engine.core.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
 __all__ = ["POLICIES", "Policy"]
 

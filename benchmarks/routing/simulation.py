@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.routing.policies import Policy
 from benchmarks.routing.workload import CHUNK_TOKENS, Conversation
-from engine.routing.placement import ReplicaLoad
+from engine.core.routing.placement import ReplicaLoad
 
 __all__ = ["Outcome", "ReplicaModel", "simulate"]
 

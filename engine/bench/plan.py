@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 
 MAX_REQUESTS = 1_000_000
 

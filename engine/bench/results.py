@@ -16,7 +16,7 @@ import msgspec
 from rich.table import Table
 
 from engine.bench.plan import BenchPlan
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from lockstep.output_files import write_output
 
 

@@ -18,7 +18,7 @@ import msgspec
 from engine import __version__
 from engine.bench.plan import BenchPlan, BenchRequest, requests_of
 from engine.bench.results import BenchResult, Record, summarize
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 
 MAX_ERROR_CHARS = 200
 

@@ -24,8 +24,8 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from engine.cli.foreign_flags import translated
-from engine.config import ELSEWHERE
-from engine.errors import ConfigError
+from engine.core.config import ELSEWHERE
+from engine.core.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import TracedSettings, trace_settings, unread_variables
 from lockstep.broken_rules import nearest

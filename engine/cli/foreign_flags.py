@@ -1,7 +1,7 @@
 """Flags of vLLM and SGLang that mean the same as one of ours, or that change nothing here.
 
 Owns the translation, before the command line is parsed. A flag of theirs that means something else stays as it is: it
-is refused with the sentence that ``engine.config.ELSEWHERE`` has for it.
+is refused with the sentence that ``engine.core.config.ELSEWHERE`` has for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import typer
 
-from engine.config import ELSEWHERE
+from engine.core.config import ELSEWHERE
 
 # Theirs to ours, with the same values.
 SAME: Final = {

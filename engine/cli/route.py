@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
-from engine.routing.placement import Rules
+from engine.core.routing.placement import Rules
 from engine.settings_sources import read_settings
 
 DEFAULT_PORT = 8000

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from engine.cli.flags import refuse_bad_configuration
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.links.endpoint import parse_endpoint
 from engine.links.secret import read_secret
 from engine.placement.messages import StageOrder

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from engine.core.messages import FinishReason, Generate, PromptLogprob, TokenLogprob, TokenOutput
 from engine.frontend.protocol import META_LISTS, GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
-from engine.messages import FinishReason, Generate, PromptLogprob, TokenLogprob, TokenOutput
 
 REPLACEMENT = "\ufffd"
 # An unfinished UTF-8 character has at most three of its four bytes, and shows as at most one replacement for each.

@@ -10,6 +10,7 @@ import msgspec
 from pydantic import Field, JsonValue
 from pydantic_core import from_json, to_json
 
+from engine.core.messages import FinishReason
 from engine.frontend.errors import ErrorBody, ErrorType
 from engine.frontend.openai.bodies import (
     MAX_CALL_ID_CHARS,
@@ -25,7 +26,6 @@ from engine.frontend.openai.shapes import BlockShape
 from engine.frontend.openai.spoken import Begun, Block, BlockKind, Change, Ended, Grown, NewChoice, SpokenChoice
 from engine.frontend.protocol import MAX_INT32, MAX_STOP_STRINGS, NullableBody, RequestFields, StopString, parse_body
 from engine.frontend.requests import Order, ServedModel
-from engine.messages import FinishReason
 
 _Nothing = Annotated[list[JsonValue], Field(max_length=0)]
 

@@ -20,7 +20,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from engine.errors import StartupError
+from engine.core.errors import StartupError
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.responses import RETRY_AFTER_S
 from engine.frontend.routes.generation import PART_WRITER

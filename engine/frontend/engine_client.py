@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 import zmq
 
-from engine.frames import BadFrameError
-from engine.frontend.errors import ApiError, ErrorType
-from engine.frontend.kv_events import KvEvents
-from engine.frontend.sessions import Sessions
-from engine.messages import (
+from engine.core.frames import BadFrameError
+from engine.core.messages import (
     CacheEvent,
     CallAnswer,
     ClientMessage,
@@ -34,10 +31,13 @@ from engine.messages import (
     decode_replies,
     encode,
 )
+from engine.core.routing.prefills import Prefills
+from engine.core.stats import EngineStats
+from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.kv_events import KvEvents
+from engine.frontend.sessions import Sessions
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
-from engine.routing.prefills import Prefills
 from engine.scheduler_process.inbox import UNBOUNDED
-from engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from engine.frontend.peers import PrefillClient

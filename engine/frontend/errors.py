@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.errors import ProcessDiedError
-from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
+from engine.core.errors import ProcessDiedError
+from engine.core.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
 
 # A message may quote what the client sent, but never all of it.
 MAX_MESSAGE_CHARS = 4096
@@ -20,7 +20,7 @@ TRACEBACK = "Traceback (most recent call last)"
 # What programs look for to send less, or to ask a model with a longer context.
 CONTEXT_CODE = "context_length_exceeded"
 SEE_LOG = "the server's log says why"
-# A death as engine.errors.death_words says it.
+# A death as engine.core.errors.death_words says it.
 _DEATH = re.compile(r"(?P<who>.*? process died(?:: on [^:\n]+)?): (?P<cause>.*)", re.DOTALL)
 # The folders of an absolute path, up to the last part of it.
 _FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)+")

@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 
 from engine.clock import Clock
+from engine.core.limits import Limits
+from engine.core.messages import Grammar
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import (
     CHECK_LIMIT_S,
@@ -25,8 +27,6 @@ from engine.frontend.forked_work import (
 )
 from engine.frontend.requests import Order
 from engine.grammar.source import Fault, fault_of
-from engine.limits import Limits
-from engine.messages import Grammar
 
 # The kind of work that a check is.
 GRAMMAR: Final = "grammar"

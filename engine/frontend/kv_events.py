@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 import zmq
 
-from engine.errors import EngineError
-from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.routing.picture import Batch
+from engine.core.errors import EngineError
+from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+from engine.core.routing.picture import Batch
 
 MAX_KEPT_BATCHES: Final = 10_000
 MAX_KEPT_BYTES: Final = 64 * 2**20

@@ -11,9 +11,9 @@ from typing import ClassVar, Final, NamedTuple
 
 from pydantic import Field, field_validator
 
+from engine.core.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, Sleep, UpdateWeights
 from engine.frontend.errors import ApiError
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, MAX_PATH_CHARS, MAX_RID_CHARS, LoraName, RuledBody, StrictBody
-from engine.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, Sleep, UpdateWeights
 
 
 class MessageBody(StrictBody):

@@ -17,9 +17,9 @@ import httpx
 import msgspec
 from pydantic import SecretStr
 
+from engine.core.messages import ClientMessage, PrefillDropped, PrefillWanted
+from engine.core.routing.prefills import Prefills
 from engine.frontend.prefill_bodies import PREFILL
-from engine.messages import ClientMessage, PrefillDropped, PrefillWanted
-from engine.routing.prefills import Prefills
 from engine.settings import ServerSettings
 
 MAX_PEER_ANSWER_BYTES: Final = 4 * 2**20

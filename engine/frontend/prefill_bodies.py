@@ -12,8 +12,9 @@ from typing import Annotated, Final
 import msgspec
 from pydantic import Field
 
-from engine.config import MAX_STAGES
-from engine.errors import ConfigError
+from engine.core.config import MAX_STAGES
+from engine.core.errors import ConfigError
+from engine.core.messages import Delivery, FinishReason, Generate, SamplingParams
 from engine.frontend.errors import ApiError
 from engine.frontend.protocol import (
     MAX_INT32,
@@ -28,7 +29,6 @@ from engine.frontend.protocol import (
 )
 from engine.frontend.requests import Order, ServedModel, check_fits, check_vocabulary
 from engine.frontend.sessions import Shape, Shaping
-from engine.messages import Delivery, FinishReason, Generate, SamplingParams
 from engine.pipeline.kv_addresses import parse_kv_address
 
 PREFILL: Final = "/prefill"

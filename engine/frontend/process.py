@@ -21,7 +21,9 @@ from pydantic import ValidationError
 from starlette.types import ASGIApp
 
 from engine.clock import MonotonicClock
-from engine.errors import CheckpointError, ProcessDiedError
+from engine.core.errors import CheckpointError, ProcessDiedError
+from engine.core.limits import Limits
+from engine.core.routing.prefills import Prefills
 from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_resource_errors
@@ -34,14 +36,12 @@ from engine.frontend.kv_events import KvEvents
 from engine.frontend.protocol import SamplingFields
 from engine.frontend.requests import ServedModel, served_model
 from engine.frontend.routes.information import ServerState
-from engine.limits import Limits
 from engine.model.checkpoint import read_sampling_defaults, resolve_folder
 from engine.pipeline.kv_addresses import kv_addresses
 from engine.process.control import Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.process.death import DeathReport
 from engine.process.logs import failure_line
 from engine.process.private_dir import PrivateDir
-from engine.routing.prefills import Prefills
 from engine.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError, from_json
 
-from engine.config import MAX_LORA_NAME_CHARS
+from engine.core.config import MAX_LORA_NAME_CHARS
+from engine.core.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 from engine.frontend.errors import ApiError, FieldError
 from engine.frontend.foreign_fields import GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField, without_neutral
 from engine.frontend.invalid_body import invalid_body
 from engine.grammar.source import MAX_GRAMMAR_CHARS, schema_grammar
-from engine.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 
 MAX_RID_CHARS = 256
 MAX_SALT_CHARS = 256
@@ -236,7 +236,7 @@ class RequestFields(StrictBody):
 
 
 class SamplingFields(RuledBody):
-    """What both protocols say of sampling; the defaults are those of ``engine.messages.SamplingParams``."""
+    """What both protocols say of sampling; the defaults are those of ``engine.core.messages.SamplingParams``."""
 
     temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
     top_p: float = Field(default=_DEFAULTS.top_p, gt=0, le=1)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.core.limits import Limits
+from engine.core.messages import Generate, Grammar, SamplingParams
 from engine.frontend.dialect import PLAIN, Dialect, Parsing
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.protocol import GenerateBody, parse_body
 from engine.frontend.tokenizer import ChatTemplate, load_tokenizer
-from engine.limits import Limits
-from engine.messages import Generate, Grammar, SamplingParams
 from engine.settings import ServerSettings
 
 if TYPE_CHECKING:

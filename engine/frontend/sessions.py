@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from engine.core.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
+from engine.core.routing.prefills import Prefills
 from engine.frontend.answer import Answer, Decoder, is_shown, joined
 from engine.frontend.errors import LORA_PARAM, ApiError, ErrorBody, ErrorType
 from engine.frontend.protocol import MAX_TOP_LOGPROBS, META_LISTS, GenerateAnswer, MetaInfo
 from engine.frontend.requests import Order
-from engine.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
-from engine.routing.prefills import Prefills
 
 # Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
 TOKENS_A_TURN: Final = 262_144

@@ -25,8 +25,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from engine import __version__
 from engine.clock import Clock
+from engine.core.messages import FAILURES, Generate, RequestTrace
 from engine.frontend.request_log import current_record
-from engine.messages import FAILURES, Generate, RequestTrace
 
 PROVIDER: Final = "lockstep"
 CHAT, TEXT_COMPLETION = "chat", "text_completion"

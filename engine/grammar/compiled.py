@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import EngineError
+from engine.core.errors import EngineError
+from engine.core.messages import FinishReason, Grammar, GrammarReady
+from engine.core.plan import GrammarOrder
 from engine.grammar.source import QUIET, definition_of, why_stuck
-from engine.messages import FinishReason, Grammar, GrammarReady
-from engine.plan import GrammarOrder
 
 
 class GrammarError(EngineError):

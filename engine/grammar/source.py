@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from engine.messages import Grammar, GrammarKind
+from engine.core.messages import Grammar, GrammarKind
 
 MAX_GRAMMAR_CHARS: Final = 262_144
 # The library's level of logging: by itself it writes a line to stderr for each grammar that meets a bound.

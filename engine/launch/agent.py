@@ -21,11 +21,11 @@ from typing import Final
 import msgspec
 
 from engine import __version__
-from engine.errors import EngineError, StartupError, death_words
-from engine.frames import BadFrameError
+from engine.core.errors import EngineError, StartupError, death_words
+from engine.core.frames import BadFrameError
+from engine.core.limits import Limits
 from engine.launch.child import Child, fork_child
 from engine.launch.imports import import_stage
-from engine.limits import Limits
 from engine.links.connection import LinkAddress
 from engine.links.endpoint import Endpoint
 from engine.links.listener import LinkListener, bound_at

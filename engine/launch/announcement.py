@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from engine.limits import Limits, ModelFacts
+from engine.core.limits import Limits, ModelFacts
 from engine.process.control import Gathering, Loading, Serving
 from engine.process.logs import JsonFormatter, fields_of
 from engine.settings import ServerSettings

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from engine.frames import BadFrameError
+from engine.core.frames import BadFrameError
 from engine.process.control import (
     MAX_CONTROL_BYTES,
     ChildMessage,

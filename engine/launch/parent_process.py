@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from engine.frames import BadFrameError
+from engine.core.frames import BadFrameError
 from engine.launch.agent import run_agent
 from engine.launch.imports import import_engine
 from engine.launch.preload import (

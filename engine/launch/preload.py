@@ -18,8 +18,8 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from engine.errors import StartupError
-from engine.frames import decoder_of
+from engine.core.errors import StartupError
+from engine.core.frames import decoder_of
 from engine.placement.messages import StageOrder
 from engine.process.control import Gathering, Serving
 from engine.process.death import read_death_report

@@ -12,9 +12,9 @@ import os
 import resource
 from pathlib import Path
 
-from engine.config import embedded_seed, loras_of, require_lora_names
-from engine.errors import ConfigError, StartupError
-from engine.limits import Limits, ModelFacts, embedded_facts
+from engine.core.config import embedded_seed, loras_of, require_lora_names
+from engine.core.errors import ConfigError, StartupError
+from engine.core.limits import Limits, ModelFacts, embedded_facts
 from engine.links.secret import read_secret
 from engine.settings import ServerSettings
 from lockstep.extras import INSTALL_TRACING, TRACE_EXPORTER, is_importable

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import EngineError, StartupError
+from engine.core.errors import EngineError, StartupError
+from engine.core.limits import Limits, ModelFacts
 from engine.launch.announcement import Announce, Phases, StartView
 from engine.launch.child import Child, fork_child
 from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.meeting import Meeting, MeetingPlace
 from engine.launch.resolution import openvino_is_likely, refuse_early, require_descriptors, resolve
-from engine.limits import Limits, ModelFacts
 from engine.links.listener import base_url, bind_server
 from engine.pipeline.stage_process import run_stage_process
 from engine.placement.joined import JoinedStage

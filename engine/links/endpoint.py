@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 
 MAX_PORT = 65_535
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.errors import StartupError
+from engine.core.errors import StartupError
 from engine.links.connection import tune
 from engine.links.endpoint import Endpoint
 from engine.links.proof import ANSWER_BYTES, Challenge, Claim, LinkError

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 from engine.links.secret import MAC_BYTES, Secret
 
 # Counted up whenever the messages between machines change.

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 
 MAC_BYTES: Final = 32
 MIN_SECRET_CHARS: Final = 16

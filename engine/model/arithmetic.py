@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from engine.errors import CheckpointError
+from engine.core.errors import CheckpointError
 
 
 def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import CheckpointError, IntegrityError
-from engine.limits import Limits
+from engine.core.errors import CheckpointError, IntegrityError
+from engine.core.limits import Limits
+from engine.core.plan import Segment
 from engine.model.backend import ComputingStage
 from engine.model.batch import Batch
 from engine.model.file_pages import give_back_garbage
 from engine.model.kv_pool import KVPool
 from engine.model.prompt_logprobs import ScoreTaker
-from engine.plan import Segment
 
 # What a folder's weight files were when they were read: names, sizes in bytes, times of their last change.
 FileStates = tuple[tuple[str, int, int], ...]

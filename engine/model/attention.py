@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from engine.errors import StepFailedError
+from engine.core.errors import StepFailedError
 from engine.model.batch import AttentionGroup, LayersBatch, LayersView
 from engine.model.kv_pool import KVPool
 

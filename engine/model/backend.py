@@ -14,9 +14,10 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 from transformers import PreTrainedConfig
 
-from engine.config import OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, why_not_openvino_settings
-from engine.errors import ConfigError, OpenVINOError
-from engine.limits import Limits
+from engine.core.config import OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, why_not_openvino_settings
+from engine.core.errors import ConfigError, OpenVINOError
+from engine.core.limits import Limits
+from engine.core.plan import Segment
 from engine.model.arithmetic import compute_dtype
 from engine.model.batch import Batch
 from engine.model.checkpoint import dtype_name, read_model_config, resolve_folder
@@ -25,7 +26,6 @@ from engine.model.lora import StageLoras
 from engine.model.pooling import read_pooling
 from engine.model.prompt_logprobs import ScoreTaker
 from engine.model.stage_slice import OnLoad, StageFacts
-from engine.plan import Segment
 
 _log = logging.getLogger(__name__)
 

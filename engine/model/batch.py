@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.errors import StepFailedError
+from engine.core.errors import StepFailedError
+from engine.core.plan import Segment
 from engine.model.kv_pool import KVPool, Slots
 from engine.model.newest_tokens import AheadIds
 from engine.model.transfer import sent
-from engine.plan import Segment
 
 
 class Batch(Protocol):

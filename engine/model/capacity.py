@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 import psutil
 
-from engine.config import EngineConfig, embedded_seed
-from engine.errors import ConfigError
-from engine.limits import Limits, ModelFacts
+from engine.core.config import EngineConfig, embedded_seed
+from engine.core.errors import ConfigError
+from engine.core.limits import Limits, ModelFacts
 from engine.model.arithmetic import stage_devices
 from engine.model.checkpoint import read_quantization, resolve_folder
 from engine.model.stored import stored_tensors

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from engine.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
-from engine.errors import CheckpointError
-from engine.limits import ModelFacts, embedded_facts
+from engine.core.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
+from engine.core.errors import CheckpointError
+from engine.core.limits import ModelFacts, embedded_facts
 from engine.model.embedded import embedded_folder
 from engine.model.pooling import PoolingKind, read_pooling
 from engine.model.quantization import Quantization, quantization_of

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.messages import TokenLogprob
+from engine.core.messages import TokenLogprob
+from engine.core.plan import Microbatch, SamplingSpec, Segment
 from engine.model.batch import DecodeBatch, ForwardBatch
 from engine.model.transfer import Fetch, sent
-from engine.plan import Microbatch, SamplingSpec, Segment
 
 # A token for each segment that chooses one; logprobs, None for those whose request asked for none, or nothing at all.
 Sampled = tuple[tuple[int, ...], tuple[TokenLogprob | None, ...]]

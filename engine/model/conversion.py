@@ -16,7 +16,7 @@ import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-from engine.errors import CheckpointError
+from engine.core.errors import CheckpointError
 
 # What the files hold under a name, read when it is called for.
 _Reader = Callable[[str], torch.Tensor]

@@ -13,10 +13,10 @@ from typing import Final
 
 import torch
 
+from engine.core.plan import Segment
 from engine.model.batch import DecodeBatch, LayersBatch, LayersView, PageTable, require_hidden
 from engine.model.kv_pool import KVPool
 from engine.model.transfer import sent
-from engine.plan import Segment
 
 # Runs the layers over tensors that stay where they are. What it returns is overwritten by the next run.
 Compute = Callable[[], torch.Tensor]

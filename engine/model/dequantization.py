@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from engine.errors import CheckpointError
+from engine.core.errors import CheckpointError
 from engine.model.quantization import Quantization
 
 # What the files hold under a name.

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.config import EngineConfig
-from engine.limits import Limits
-from engine.messages import Completion
+from engine.core.config import EngineConfig
+from engine.core.limits import Limits
+from engine.core.messages import Completion
+from engine.core.plan import Microbatch, Segment
 from engine.model.backend import make_stage
 from engine.model.host_pool import HostPool
 from engine.model.sampling import Sampler
-from engine.plan import Microbatch, Segment
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from engine.errors import CheckpointError
-from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS
+from engine.core.errors import CheckpointError
+from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS
 
 # Ids 256 and up, in this order; the end-of-sequence token's place is part of EMBEDDED_FACTS.
 SPECIAL_TOKENS = (

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from engine.limits import EMBEDDED_FACTS
+from engine.core.limits import EMBEDDED_FACTS
 from engine.model.embedded import kept_folder, projection_shapes, write_json
 
 _RANK: Final = 4

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from engine.errors import CheckpointError, StepFailedError
-from engine.limits import Limits
+from engine.core.errors import CheckpointError, StepFailedError
+from engine.core.limits import Limits
+from engine.core.plan import Copies
 from engine.model.kv_pool import KVPool
-from engine.plan import Copies
 
 
 class HostPool:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.errors import StepFailedError
-from engine.limits import Limits
-from engine.plan import Segment
+from engine.core.errors import StepFailedError
+from engine.core.limits import Limits
+from engine.core.plan import Segment
 
 Slots = NDArray[np.int64]
 

@@ -15,10 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from engine.errors import CheckpointError, IntegrityError
+from engine.core.errors import CheckpointError, IntegrityError
+from engine.core.plan import Segment
 from engine.model.lora_config import WEIGHTS_FILE, LoraConfig, lora_folder
 from engine.model.transfer import sent
-from engine.plan import Segment
 
 # Each architecture is a class of its own whose parts no common type declares.
 _Transformer = Any

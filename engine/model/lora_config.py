@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from engine.config import EMBEDDED_LORA, embedded_lora_seed
-from engine.errors import CheckpointError
+from engine.core.config import EMBEDDED_LORA, embedded_lora_seed
+from engine.core.errors import CheckpointError
 from engine.model.embedded_lora import embedded_lora_folder
 from engine.model.stored import read_json
 

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.messages import Completion
+from engine.core.messages import Completion
+from engine.core.plan import Segment
 from engine.model.transfer import sent
-from engine.plan import Segment
 
 # Stands for a token that is not known on the host, or that will never be: an id that every vocabulary has.
 _STAND_IN: Final = (0,)

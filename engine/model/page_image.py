@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.errors import StepFailedError
+from engine.core.errors import StepFailedError
 from engine.model.kv_pool import KVPool
 from engine.model.slot_record import SlotRecord
 

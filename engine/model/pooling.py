@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from engine.errors import CheckpointError
+from engine.core.errors import CheckpointError
 from engine.model.stored import read_json
 
 _MODULES: Final = "modules.json"

@@ -10,8 +10,8 @@ from typing import Final
 
 import torch
 
-from engine.messages import PromptLogprob
-from engine.plan import SamplingSpec, Segment
+from engine.core.messages import PromptLogprob
+from engine.core.plan import SamplingSpec, Segment
 
 # With a vocabulary of 150,000 tokens, 128 rows of logits are 77 MB in fp32.
 SLICE_ROWS: Final = 128

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.messages import TokenLogprob
+from engine.core.messages import TokenLogprob
+from engine.core.plan import Segment
 from engine.model.choice import Sampled
 from engine.model.pooling import Pooling, PoolingKind
-from engine.plan import Segment
 
 
 class PromptVectors:

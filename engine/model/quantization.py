@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from engine.errors import CheckpointError
+from engine.core.errors import CheckpointError
 
 SERVED_SCHEMES: Final = (
     "fp8 (also fbgemm_fp8, and FP8 of modelopt) with scales of blocks, channels or tensors; compressed-tensors with "

@@ -16,11 +16,12 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import DeviceLostError, EngineError, IntegrityError, StepFailedError
+from engine.core.config import EngineConfig
+from engine.core.errors import DeviceLostError, EngineError, IntegrityError, StepFailedError
+from engine.core.limits import Limits
+from engine.core.messages import Completion
+from engine.core.plan import Control, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
 from engine.grammar.compiled import CompiledGrammars
-from engine.limits import Limits
-from engine.messages import Completion
 from engine.model.asleep import AsleepStage, FileStates, give_back, require_as_read, states_of
 from engine.model.backend import ComputingStage, make_stage
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, emitters_of
@@ -45,7 +46,6 @@ from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.model.verification import verify
-from engine.plan import Control, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
 
 _log = logging.getLogger(__name__)
 

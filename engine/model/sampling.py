@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.errors import IntegrityError
+from engine.core.errors import IntegrityError
+from engine.core.messages import RequestError, TokenLogprob
+from engine.core.plan import SamplingSpec, Segment
 from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher
-from engine.messages import RequestError, TokenLogprob
 from engine.model.choice import Choice, Sampled
 from engine.model.transfer import sent
-from engine.plan import SamplingSpec, Segment
 
 # The ids of all tokens of a segment's request so far, the last one computed included, by position.
 History = Callable[[Segment], NDArray[np.int32]]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import IntegrityError
+from engine.core.errors import IntegrityError
+from engine.core.plan import Copies, Segment
 from engine.model.batch import Batch
 from engine.model.kv_pool import KVPool, Slots
-from engine.plan import Copies, Segment
 
 _NEVER_WRITTEN = -1
 _ROOT = 0x6A09E667F3BCC908

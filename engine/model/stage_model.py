@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError, EngineError, StepFailedError
-from engine.limits import Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError, EngineError, StepFailedError
+from engine.core.limits import Limits
+from engine.core.plan import Segment
 from engine.model import attention
 from engine.model.arithmetic import compute_dtype, relative_difference, stage_devices
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, LayersBatch, require_hidden
@@ -29,7 +30,6 @@ from engine.model.pooling import PoolingKind
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach, probe_states, told
 from engine.model.varlen import AttentionShape, VarlenAttention, why_not_varlen
-from engine.plan import Segment
 
 _log = logging.getLogger(__name__)
 

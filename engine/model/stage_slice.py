@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
-from engine.limits import Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
+from engine.core.limits import Limits
 from engine.model.checkpoint import (
     SERVED,
     dtype_name,

@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from engine.errors import CheckpointError
+from engine.core.errors import CheckpointError
 
 
 def read_json(path: Path, kind: type = dict, *, remedy: str = "fetch the file again") -> Any:

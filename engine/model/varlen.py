@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.errors import StepFailedError
+from engine.core.errors import StepFailedError
 from engine.model.attention import PagedAttention, Scoring
 from engine.model.batch import PageTable
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.messages import Completion, TokenLogprob
-from engine.plan import Microbatch
+from engine.core.messages import Completion, TokenLogprob
+from engine.core.plan import Microbatch
 
 
 def verify(

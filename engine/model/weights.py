@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import CheckpointError
+from engine.core.errors import CheckpointError
 from engine.model.dequantization import Integers, QuantizedWeight, quantized_weights
 from engine.model.file_pages import forget_pages, mapped_places
 from engine.model.quantization import Quantization

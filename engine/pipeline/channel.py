@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from engine.frames import LENGTH_BYTES, BadFrameError, Frames, framed
+from engine.core.frames import LENGTH_BYTES, BadFrameError, Frames, framed
 from engine.pipeline.wires import Address, connected, listening
 
 READ_BYTES: Final = 1 << 16

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from engine.frames import LENGTH_BYTES, BadFrameError, decoder_of, framed
-from engine.messages import encode
+from engine.core.frames import LENGTH_BYTES, BadFrameError, decoder_of, framed
+from engine.core.messages import encode
 from engine.model.page_image import PageLayout
 
 # Counted up whenever what travels changes.

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
+from engine.core.messages import TransferEvent
+from engine.core.plan import TransferOrder
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.links.secret import Secret, read_secret
-from engine.messages import TransferEvent
 from engine.model.page_image import PageImages
 from engine.pipeline.kv_receiver import KVReceiver
 from engine.pipeline.kv_sender import KVSender
-from engine.plan import TransferOrder
 from engine.settings import ServerSettings
 
 

@@ -18,11 +18,12 @@ from typing import Final
 
 import torch
 
-from engine.errors import ConfigError, EngineError, StepFailedError
+from engine.core.errors import ConfigError, EngineError, StepFailedError
+from engine.core.messages import PagesSent
+from engine.core.plan import SendPages, StopTransfer, TransferOrder
 from engine.links.connection import LinkAddress
 from engine.links.proof import Claim, Role
 from engine.links.secret import Secret
-from engine.messages import PagesSent
 from engine.model.page_image import PageImages, PageLayout
 from engine.pipeline.kv_addresses import KVAddress, parse_kv_address
 from engine.pipeline.kv_frames import (
@@ -37,7 +38,6 @@ from engine.pipeline.kv_frames import (
     read_frame,
     send_frame,
 )
-from engine.plan import SendPages, StopTransfer, TransferOrder
 
 # A send without any progress for so long fails, as does a peer that does not confirm.
 PROGRESS_TIMEOUT_S: Final = 10.0

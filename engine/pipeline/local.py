@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
-from engine.errors import EngineError
+from engine.core.errors import EngineError
+from engine.core.messages import Completion, GrammarReady, PipelineEvent, TransferEvent
+from engine.core.plan import Forward, GrammarOrder, Microbatch, TransferOrder
 from engine.grammar.compiled import GrammarCompiler
-from engine.messages import Completion, GrammarReady, PipelineEvent, TransferEvent
 from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.kv_port import KVPort
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
-from engine.plan import Forward, GrammarOrder, Microbatch, TransferOrder
 
 Answer = GrammarReady | TransferEvent
 

@@ -15,11 +15,12 @@ from typing import assert_never
 
 import torch
 
-from engine.config import EngineConfig
-from engine.frames import BadFrameError
+from engine.core.config import EngineConfig
+from engine.core.frames import BadFrameError
+from engine.core.limits import Limits
+from engine.core.messages import Completion, TransferEvent, encode
+from engine.core.plan import Control, Forward
 from engine.grammar.compiled import GrammarCompiler
-from engine.limits import Limits
-from engine.messages import Completion, TransferEvent, encode
 from engine.model.runner import StageRunner
 from engine.pipeline.channel import StageChannel
 from engine.pipeline.kv_port import KVLinks, KVPort, open_kv_port
@@ -42,7 +43,6 @@ from engine.pipeline.wire import (
     decode_stage_message,
 )
 from engine.pipeline.wires import StageWires
-from engine.plan import Control, Forward
 from engine.process.control import Loading
 
 logger = logging.getLogger(__name__)

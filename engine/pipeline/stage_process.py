@@ -11,8 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from engine.errors import ConfigError, ProcessDiedError
-from engine.limits import Limits
+from engine.core.errors import ConfigError, ProcessDiedError
+from engine.core.limits import Limits
 from engine.links.endpoint import Endpoint
 from engine.pipeline.wires import StageWires
 from engine.process.control import Control, Ready, Serving

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.errors import EngineError
-from engine.frames import BadFrameError
-from engine.messages import (
+from engine.core.errors import EngineError
+from engine.core.frames import BadFrameError
+from engine.core.messages import (
     Completion,
     GrammarReady,
     PagesReceived,
@@ -24,6 +24,15 @@ from engine.messages import (
     PipelineFailed,
     TransferEvent,
     encode,
+)
+from engine.core.plan import (
+    Forward,
+    GrammarOrder,
+    Microbatch,
+    ReceivePages,
+    SendPages,
+    StopTransfer,
+    TransferOrder,
 )
 from engine.pipeline.channel import StageChannels
 from engine.pipeline.progress import StageProgress
@@ -43,15 +52,6 @@ from engine.pipeline.wire import (
     TransferDone,
     decode_stage_report,
     stage_address,
-)
-from engine.plan import (
-    Forward,
-    GrammarOrder,
-    Microbatch,
-    ReceivePages,
-    SendPages,
-    StopTransfer,
-    TransferOrder,
 )
 from engine.process.control import STAGE_PREFIX
 

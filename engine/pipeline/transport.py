@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 import torch
 import torch.distributed
 
-from engine.errors import ProcessDiedError, StepFailedError
+from engine.core.errors import ProcessDiedError, StepFailedError
+from engine.core.plan import Microbatch
 from engine.model.stage_slice import StageFacts
 from engine.pipeline.channel import StageChannel
 from engine.pipeline.wires import StageWires, accepted, connected, listening
-from engine.plan import Microbatch
 from engine.process.control import STAGE_PREFIX
 
 # How an allocation fails: torch raises RuntimeError, of which its OutOfMemoryError is one.

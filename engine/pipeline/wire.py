@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.frames import decoder_of
-from engine.messages import Completion, GrammarReady, TransferEvent
-from engine.plan import GrammarOrder, Microbatch, TransferOrder
+from engine.core.frames import decoder_of
+from engine.core.messages import Completion, GrammarReady, TransferEvent
+from engine.core.plan import GrammarOrder, Microbatch, TransferOrder
 
 # ---- from the scheduler to a stage ----
 

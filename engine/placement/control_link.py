@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from engine.frames import Frames, framed
+from engine.core.frames import Frames, framed
 from engine.process.control import MAX_CONTROL_BYTES
 
 PULSES_A_TIMEOUT: Final = 4

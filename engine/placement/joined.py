@@ -10,7 +10,7 @@ import signal
 import time
 from typing import Final
 
-from engine.frames import BadFrameError
+from engine.core.frames import BadFrameError
 from engine.pipeline.progress import Phase, StageProgress
 from engine.placement.control_link import ControlLink, LinkOver
 from engine.placement.messages import (

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.frames import decoder_of
-from engine.limits import Limits
+from engine.core.frames import decoder_of
+from engine.core.limits import Limits
 from engine.links.endpoint import Endpoint
 from engine.process.control import (
     Drain,

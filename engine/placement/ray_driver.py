@@ -25,7 +25,7 @@ import msgspec
 import psutil
 
 from engine import __version__
-from engine.errors import PlacementError
+from engine.core.errors import PlacementError
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.placement.ray_actor import AgentEnd, Place, StageHost
 from engine.placement.ray_order import NICENESS, RAY, RayOrder

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.placement.messages import StageOrder
 from engine.process.control import Control
 

@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 
 from engine import __version__
-from engine.frames import BadFrameError
-from engine.limits import Limits
+from engine.core.frames import BadFrameError
+from engine.core.limits import Limits
 from engine.links.endpoint import Endpoint
 from engine.links.listener import Link, LinkListener
 from engine.links.proof import Role

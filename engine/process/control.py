@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from engine.errors import EngineError, ProcessDiedError
-from engine.frames import BadFrameError, decoder_of
+from engine.core.errors import EngineError, ProcessDiedError
+from engine.core.frames import BadFrameError, decoder_of
 from engine.links.endpoint import Endpoint
 
 SUPERVISOR = "supervisor"

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from engine.errors import StartupError
+from engine.core.errors import StartupError
 
 # A Unix socket's path may have 107 bytes; the longest name that a process adds is shorter than this.
 MAX_PATH_BYTES = 85

@@ -18,7 +18,10 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
+from engine.core.routing.operators import OWED, Message, Operators
+from engine.core.routing.picture import FollowedCache
+from engine.core.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 from engine.frontend.auth import Access
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.metrics import PREFIX
@@ -27,9 +30,6 @@ from engine.frontend.responses import RETRY_AFTER_S, json_answer
 from engine.links.endpoint import parse_engine_url
 from engine.router.front import ENGINE_HEADER
 from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
-from engine.routing.operators import OWED, Message, Operators
-from engine.routing.picture import FollowedCache
-from engine.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from engine.core.routing.placement import Prompt
 from engine.frontend.auth import Access, HostCheck
 from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.errors import ApiError, ErrorBody, ErrorType
@@ -30,7 +31,6 @@ from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_handler
 from engine.frontend.routes.generation import CLIENT_PATHS
 from engine.frontend.sessions import written
 from engine.router.proxy import Engines, Head, Headers, PassedRequest, ReplicaLostError
-from engine.routing.placement import Prompt
 from engine.settings import ServerSettings
 
 # The clients' routes. One engine answers as well as any other.

@@ -1,7 +1,7 @@
 """The operators' routes of a router: one call for all engines, done by all or by none.
 
-Runs the pure machine of ``engine.routing.operators``: carries its asks to the engines over HTTP, tells it the answers,
-and bounds its stages in time. Decides nothing.
+Drives the pure state machine of ``engine.core.routing.operators``: sends its calls to the engines over HTTP, feeds it the
+answers, and bounds each stage in time. Decides nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 
+from engine.core.routing.operators import Ask, Message, Order, Outcome, Seen, State, Verb
 from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.errors import ApiError
@@ -22,7 +23,6 @@ from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeou
 from engine.frontend.routes.administration import MAX_BODY_BYTES
 from engine.router.engines import RoutedEngines, RouterPlan
 from engine.router.proxy import ReplicaLostError
-from engine.routing.operators import Ask, Message, Order, Outcome, Seen, State, Verb
 from engine.settings import ServerSettings
 
 # The routes that are of all engines when none is named.

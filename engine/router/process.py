@@ -17,7 +17,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from engine.clock import MonotonicClock
-from engine.errors import EngineError
+from engine.core.errors import EngineError
+from engine.core.routing.placement import Placement
 from engine.frontend.auth import Access
 from engine.frontend.connection import quiet_resource_errors
 from engine.frontend.process import EventServer, uvicorn_config
@@ -30,7 +31,6 @@ from engine.router.operators import VERBS, FleetOperators
 from engine.router.prompt_reader import PromptReader, ReadsPrompts
 from engine.router.proxy import EngineProxy
 from engine.router.watch import EngineWatch
-from engine.routing.placement import Placement
 from engine.settings import ServerSettings
 
 # Pages that are remembered of an engine which does not tell what it has cached.

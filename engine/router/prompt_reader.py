@@ -13,14 +13,14 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
+from engine.core.limits import Limits
+from engine.core.messages import salt_key
+from engine.core.routing.placement import NO_PROMPT, Prompt, chunk_hashes
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import is_long
 from engine.frontend.requests import Order, ServedModel, served_model
 from engine.frontend.routes.generation import GENERATING, ROUTES, orders_of
-from engine.limits import Limits
-from engine.messages import salt_key
-from engine.routing.placement import NO_PROMPT, Prompt, chunk_hashes
 from engine.settings import ServerSettings
 
 

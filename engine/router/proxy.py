@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 import httpx
 import msgspec
 
+from engine.core.routing.placement import NO_PROMPT, Prompt
 from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.peers import Peer, load_in
-from engine.routing.placement import NO_PROMPT, Prompt
 from engine.settings import ServerSettings
 
 Headers = tuple[tuple[str, str], ...]

@@ -16,15 +16,15 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from engine.errors import ConfigError, EngineError
+from engine.core.errors import ConfigError, EngineError
+from engine.core.limits import Limits
+from engine.core.routing.picture import Batch, FollowedCache
+from engine.core.routing.placement import ReplicaLoad
 from engine.frontend.errors import ApiError
 from engine.frontend.kv_events import END, batch_of, written
-from engine.limits import Limits
 from engine.links.endpoint import parse_engine_url
 from engine.router.engines import RoutedEngines
 from engine.router.prompt_reader import ReadsPrompts
-from engine.routing.picture import Batch, FollowedCache
-from engine.routing.placement import ReplicaLoad
 from engine.settings import ServerSettings
 
 # An engine answers at once, with 64 MiB at most.

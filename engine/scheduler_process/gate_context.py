@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from engine.clock import Clock
-from engine.errors import ConfigError
-from engine.limits import Limits
+from engine.core.errors import ConfigError
+from engine.core.limits import Limits
+from engine.core.scheduler.ports import Gate, Outbox, Pipeline
+from engine.core.scheduler.scheduler import Scheduler
 from engine.process.control import Control
-from engine.scheduler.ports import Gate, Outbox, Pipeline
-from engine.scheduler.scheduler import Scheduler
 from engine.scheduler_process.inbox import Inbox
 from engine.settings import ServerSettings
 

@@ -11,8 +11,8 @@ import math
 
 import zmq
 
-from engine.frames import BadFrameError
-from engine.messages import ClientMessage, decode_client_message
+from engine.core.frames import BadFrameError
+from engine.core.messages import ClientMessage, decode_client_message
 
 MAX_MESSAGES_A_STEP = 1024
 MAX_LOGGED_BYTES = 80

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from engine.messages import Generate, Refusal, Reply, RequestTrace, TokenOutput
-from engine.plan import Forward
-from engine.scheduler.ports import Gate, Step, StepResult
+from engine.core.messages import Generate, Refusal, Reply, RequestTrace, TokenOutput
+from engine.core.plan import Forward
+from engine.core.scheduler.ports import Gate, Step, StepResult
 
 # Says when each stage began and ended with a microbatch, in seconds of the machine's monotonic clock.
 StageTimes = Callable[[int], tuple[tuple[float, float], ...]]

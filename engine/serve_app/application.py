@@ -25,14 +25,14 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from engine.errors import EngineError, ProcessDiedError, StartupError
+from engine.core.errors import EngineError, ProcessDiedError, StartupError
+from engine.core.limits import Limits
+from engine.core.routing.placement import Prompt
 from engine.frontend.errors import ApiError
 from engine.launch.preload import PreloadedParent
-from engine.limits import Limits
 from engine.router.front import front_app
 from engine.router.prompt_reader import PromptReader, prompt_in
 from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
-from engine.routing.placement import Prompt
 from engine.serve_app.options import AppOptions, read_options
 from engine.serve_app.request_router import PrefixRequestRouter
 from engine.settings import REVEAL_KEYS, ServerSettings

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import read_settings, unread_variables
 

@@ -13,12 +13,12 @@ from scripted_lockstep.bugs import MUTANTS
 from scripted_lockstep.copies import COPIER
 from scripted_lockstep.machine import SilentDigests
 
-from engine import messages as own
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS
-from engine.limits import Limits as EngineLimits
-from engine.plan import Segment
-from engine.scheduler import Scheduler
+from engine.core import messages as own
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS
+from engine.core.limits import Limits as EngineLimits
+from engine.core.plan import Segment
+from engine.core.scheduler import Scheduler
 from scripted.sdk import (
     Abort,
     Add,

@@ -36,7 +36,7 @@ def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4, adap
         from scripted_lockstep import require_own_engine  # a test of another scheduler does without it
 
         require_own_engine()
-        from engine.config import EngineConfig
+        from engine.core.config import EngineConfig
 
         EngineConfig(pp_size=pp_size)
     elif not hasattr(adapter_named(adapter), "run_script"):

@@ -22,7 +22,7 @@ from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, Script
 from scripted.script.source import code_of, file_of, idle_statements
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig
+    from engine.core.config import EngineConfig
 
 TIERS: Final = ("sim", "server")
 # Where the stages of the server tier are: forked beside the scheduler, joined over TCP, placed by Ray.
@@ -150,7 +150,7 @@ def spec_of(test: Callable[..., Any]) -> ScriptedTest:
 
 def _check_engine(config: object, settings: Mapping[str, Any]) -> None:
     # A scheduler that this project did not write is scripted without the engine.
-    from engine.config import EngineConfig
+    from engine.core.config import EngineConfig
 
     if not isinstance(config, EngineConfig):
         raise ScriptDefinitionError(

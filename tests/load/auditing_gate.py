@@ -6,8 +6,8 @@ so a run under load fails with the step that broke it.
 
 from __future__ import annotations
 
-from engine.integrity import audit
-from engine.scheduler.ports import Step, StepResult
+from engine.core.audit import audit
+from engine.core.scheduler.ports import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.live_gate import LiveGate
 

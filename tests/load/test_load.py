@@ -14,12 +14,12 @@ from load import Load, run_death, run_load
 from outcome import Outcome, Window, complaint_about, complaint_after_death
 from workload import Ask, Behaviour, Workload
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Generate, SamplingParams
+from engine.core.scheduler.scheduler import Scheduler
 from engine.launch.preload import PreloadedParent
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Generate, SamplingParams
-from engine.scheduler.scheduler import Scheduler
 
 CLIENTS = 24
 LOAD_S = 3.0

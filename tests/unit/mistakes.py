@@ -29,7 +29,8 @@ from tokenizers import Tokenizer
 import engine.cli
 import scripted.cli
 from engine import EngineConfig
-from engine.errors import EngineError
+from engine.core.errors import EngineError
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.frontend.app import build_app
 from engine.frontend.auth import Access
 from engine.frontend.dialect import PLAIN
@@ -38,7 +39,6 @@ from engine.frontend.forked_work import LongBodies
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import ChatTemplate
-from engine.limits import EMBEDDED_FACTS, Limits
 from engine.model.embedded import embedded_folder
 from engine.settings import ServerSettings
 

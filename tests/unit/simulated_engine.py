@@ -12,10 +12,10 @@ from typing import get_args
 import msgspec
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
-from engine.config import EngineConfig
-from engine.integrity import audit
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import (
+from engine.core.audit import audit
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import (
     Abort,
     CallAnswer,
     Completion,
@@ -27,8 +27,8 @@ from engine.messages import (
     SamplingParams,
     TokenOutput,
 )
-from engine.plan import ForwardMode, Microbatch
-from engine.scheduler import Scheduler, StepResult
+from engine.core.plan import ForwardMode, Microbatch
+from engine.core.scheduler import Scheduler, StepResult
 
 # An engine that is not idle after this many steps counts as stuck.
 DRAIN_LIMIT_STEPS = 50_000

@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from engine.core.messages import FinishReason
+from engine.core.stats import EngineStats
 from engine.frontend.metrics import Metrics
-from engine.messages import FinishReason
-from engine.stats import EngineStats
 from scripted.core.clock import VirtualClock
 
 PROGRAMS = Path(__file__).parents[1] / "clients/programs.py"

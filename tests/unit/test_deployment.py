@@ -19,11 +19,11 @@ from packaging.specifiers import SpecifierSet
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cli import app
+from engine.core.messages import FinishReason
+from engine.core.stats import EngineStats
 from engine.frontend.metrics import Metrics
-from engine.messages import FinishReason
 from engine.settings import ServerSettings
 from engine.settings_sources import ENVIRONMENT_PREFIX
-from engine.stats import EngineStats
 from scripted.core.clock import VirtualClock
 
 ROOT = Path(__file__).parents[2]

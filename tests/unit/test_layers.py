@@ -23,22 +23,22 @@ ROOMS = (
     "lockstep.usage_errors",
     "lockstep.extras",
     "lockstep.output_files",
-    "engine.errors",
-    "engine.frames",
+    "engine.core.errors",
+    "engine.core.frames",
     "engine.clock",
-    "engine.config",
+    "engine.core.config",
     "engine",
-    "engine.stats",
-    "engine.messages",
-    "engine.plan",
-    "engine.limits",
+    "engine.core.stats",
+    "engine.core.messages",
+    "engine.core.plan",
+    "engine.core.limits",
     "engine.grammar",
-    "engine.memory",
-    "engine.routing",
-    "engine.instruments",
-    "engine.scheduler",
-    "engine.integrity",
-    "engine.recording",
+    "engine.core.memory",
+    "engine.core.routing",
+    "engine.core.instruments",
+    "engine.core.scheduler",
+    "engine.core.audit",
+    "engine.core.recording",
     "engine.links",
     "engine.settings",
     "engine.settings_sources",
@@ -113,11 +113,11 @@ OUTSIDE_WORLD = (
     "os",
 )
 PURE = (
-    "engine.memory",
-    "engine.routing",
-    "engine.instruments",
-    "engine.scheduler",
-    "engine.integrity",
+    "engine.core.memory",
+    "engine.core.routing",
+    "engine.core.instruments",
+    "engine.core.scheduler",
+    "engine.core.audit",
     "scripted.core.tokens",
     "scripted_lockstep.simulated.grammar",
     "scripted_lockstep.simulated.model",
@@ -279,7 +279,7 @@ def test_the_core_touches_nothing_outside(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["engine.scheduler, scripted", "scripted_lockstep.sim.runner, engine.pipeline.staged"]
+    "module", ["engine.core.scheduler, scripted", "scripted_lockstep.sim.runner, engine.pipeline.staged"]
 )
 def test_importing_loads_no_torch(module: str) -> None:
     """D12: in an interpreter of its own, so that nothing that another test imported is seen."""

@@ -15,13 +15,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from engine.cli.flags import GROUPS, kind_of, range_of
+from engine.core.stats import EngineStats
 from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.protocol import GenerateBody, SamplingBody
 from engine.serve_app.options import AppOptions
 from engine.settings import ServerSettings
-from engine.stats import EngineStats
 from scripted.core.clock import VirtualClock
 
 TABLES = Path(__file__).parents[2] / "docs/tables"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from engine.messages import ClientMessage, Event, Generate, Grammar, OperatorEvent
+from engine.core.messages import ClientMessage, Event, Generate, Grammar, OperatorEvent
 from scripted.core.action import Action, RunLike
 from scripted.core.prompts import Recipe
 from scripted.script.clients import Call

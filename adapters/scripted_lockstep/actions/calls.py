@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
-from engine.messages import (
+from engine.core.messages import (
     AbortAll,
     ClientMessage,
     ContinueGeneration,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from engine.messages import (
+from engine.core.messages import (
     Abort,
     ClientMessage,
     Delivery,
@@ -17,7 +17,7 @@ from engine.messages import (
     GrammarKind,
     SamplingParams,
 )
-from engine.scheduler import Scheduler
+from engine.core.scheduler import Scheduler
 from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.prompts import prompt_ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from engine.messages import GrammarReady
+from engine.core.messages import GrammarReady
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
 from scripted_lockstep.actions.action import EngineAction, EventReader

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
-from engine.config import EMBEDDED_LORA, embedded_lora_seed
-from engine.messages import LoadLora, UnloadLora
+from engine.core.config import EMBEDDED_LORA, embedded_lora_seed
+from engine.core.messages import LoadLora, UnloadLora
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
 from scripted.core.verb import Verb

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
-from engine.messages import Completion, PipelineFailed
+from engine.core.messages import Completion, PipelineFailed
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.phrases import printable

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from engine.messages import PrefillFailed
+from engine.core.messages import PrefillFailed
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
 from scripted.errors import BadCall

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from engine.config import EMBEDDED_MODEL
-from engine.messages import EvictCache, ReleasePressure, SetPressure, UpdateWeights
+from engine.core.config import EMBEDDED_MODEL
+from engine.core.messages import EvictCache, ReleasePressure, SetPressure, UpdateWeights
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import plural, printable
 from scripted.core.verb import Verb

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import engine
+import engine.core
 from scripted.core.mutant import Mutant, MutantDoesNotFit
 from scripted.core.refusals import ScriptDefinitionError
 
@@ -76,7 +76,7 @@ def fresh_sample(count: int, seed: int) -> dict[str, str]:
 
 
 def _modules() -> Iterator[str]:
-    root = Path(engine.__file__).parent
+    root = Path(engine.core.__file__).parent
     for package in _PACKAGES:
         yield from (f"{package}.{file.stem}" for file in sorted((root / package).glob("*.py")))
 
@@ -84,7 +84,7 @@ def _modules() -> Iterator[str]:
 @functools.cache
 def _mutants_of(module: str) -> tuple[tuple[str, tuple[Mutant, ...]], ...]:
     """Of each function of a module its path and its mutants."""
-    text = (Path(engine.__file__).parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    text = (Path(engine.core.__file__).parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     functions = _functions(ast.parse(text).body, "")
     return tuple([(path, tuple(_of_function(module, path, node, text))) for path, node in functions])
 
@@ -125,7 +125,7 @@ def _of_function(module: str, path: str, function: ast.FunctionDef, text: str) -
             bug=_said(node, edit.becomes),
             signature="",
             test="",
-            target=f"engine.{module}:{path}",
+            target=f"engine.core.{module}:{path}",
             cut=_dedented("".join(own[top:bottom]), indent),
             becomes=_dedented(becomes, indent),
         )

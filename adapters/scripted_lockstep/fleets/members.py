@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.messages import Generate, PrefillDropped, PrefillWanted, Refusal, Reply, TokenOutput
-from engine.routing.prefills import PREFILL, Prefills
+from engine.core.messages import Generate, PrefillDropped, PrefillWanted, Refusal, Reply, TokenOutput
+from engine.core.routing.prefills import PREFILL, Prefills
 from scripted.core.violation import Violation
 from scripted.fleets.machine import MemberRun, SearchedMember
 from scripted_lockstep.script.fleet_ends import EngineEnd

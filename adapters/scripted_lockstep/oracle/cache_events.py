@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from engine.memory import KVMemory
-from engine.memory.node import KvKey, page_keys
-from engine.routing.picture import CachePicture
-from engine.scheduler import StepResult
+from engine.core.memory import KVMemory
+from engine.core.memory.node import KvKey, page_keys
+from engine.core.routing.picture import CachePicture
+from engine.core.scheduler import StepResult
 from scripted.core.violation import Violation
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.instruments import DigestChain
-from engine.plan import Microbatch
-from engine.scheduler import StepRecord
+from engine.core.instruments import DigestChain
+from engine.core.plan import Microbatch
+from engine.core.scheduler import StepRecord
 from scripted.core.violation import Violation
 
 # A front end numbers its calls over its whole life, so that their ids are in no digest.

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from engine.limits import Limits
-from engine.scheduler import Scheduler
-from engine.scheduler.sizes import sizes_of as digested_sizes_of
+from engine.core.limits import Limits
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler.sizes import sizes_of as digested_sizes_of
 from scripted.core.sizes import sizes_of
 from scripted.core.violation import Violation
 

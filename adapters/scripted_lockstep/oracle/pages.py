@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from engine.limits import Limits
-from engine.messages import Completion, Event, PagesReceived, PipelineFailed
-from engine.plan import Copies, Microbatch, ReceivePages, Segment
-from engine.scheduler import StepResult
+from engine.core.limits import Limits
+from engine.core.messages import Completion, Event, PagesReceived, PipelineFailed
+from engine.core.plan import Copies, Microbatch, ReceivePages, Segment
+from engine.core.scheduler import StepResult
 from scripted.core.violation import Violation
 from scripted_lockstep.specification.request import SpecifiedRequest
 from scripted_lockstep.specification.specification import Specification

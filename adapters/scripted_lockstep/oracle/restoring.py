@@ -9,13 +9,13 @@ from typing import Final
 
 import msgspec
 
-from engine.errors import EngineError
-from engine.integrity import audit
-from engine.limits import Limits
-from engine.memory import Node
-from engine.messages import Generate, SamplingParams, salt_key
-from engine.recording.checkpoint import Checkpoint, checkpoint_of, restored
-from engine.scheduler import Scheduler
+from engine.core.audit import audit
+from engine.core.errors import EngineError
+from engine.core.limits import Limits
+from engine.core.memory import Node
+from engine.core.messages import Generate, SamplingParams, salt_key
+from engine.core.recording.checkpoint import Checkpoint, checkpoint_of, restored
+from engine.core.scheduler import Scheduler
 from scripted.core.violation import Violation
 
 _RID: Final = "restored"

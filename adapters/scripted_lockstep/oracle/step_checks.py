@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.integrity import audit
-from engine.limits import Limits
-from engine.messages import (
+from engine.core.audit import audit
+from engine.core.limits import Limits
+from engine.core.messages import (
     CacheEvent,
     CallAnswer,
     Completion,
@@ -33,9 +33,9 @@ from engine.messages import (
     TokenOutput,
     ended_by,
 )
-from engine.plan import Microbatch, SendPages
-from engine.routing.picture import CachePicture
-from engine.scheduler import Scheduler, StepResult
+from engine.core.plan import Microbatch, SendPages
+from engine.core.routing.picture import CachePicture
+from engine.core.scheduler import Scheduler, StepResult
 from scripted.core.oracle import Oracle, Paused
 from scripted.core.violation import Violation
 from scripted_lockstep.oracle.cache_events import check_picture

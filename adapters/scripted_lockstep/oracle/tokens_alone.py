@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import (
+from engine.core.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import (
     CallAnswer,
     FinishReason,
     Generate,
@@ -23,7 +23,7 @@ from engine.messages import (
     TokenOutput,
     UpdateWeights,
 )
-from engine.scheduler import Scheduler
+from engine.core.scheduler import Scheduler
 from scripted.core.violation import Violation
 from scripted_lockstep.simulated.model import alphabet_of
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline

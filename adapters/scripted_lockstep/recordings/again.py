@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from engine.recording import Recording, RecordingError, ReplayDiffers, ReplayGate, read_recording
-from engine.recording.checkpoint import restored
-from engine.recording.replay_gate import NullPorts
-from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
+from engine.core.recording import Recording, RecordingError, ReplayDiffers, ReplayGate, read_recording
+from engine.core.recording.checkpoint import restored
+from engine.core.recording.replay_gate import NullPorts
+from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
 from scripted.core.violation import Violation
 from scripted.report.rerun import Rerun
 from scripted_lockstep.oracle.step_checks import EngineOracle

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
-from engine.errors import ConfigError
-from engine.limits import Limits
-from engine.messages import (
+from engine.core.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.limits import Limits
+from engine.core.messages import (
     Completion,
     Event,
     FinishReason,
@@ -24,9 +24,9 @@ from engine.messages import (
     UnloadLora,
     UpdateWeights,
 )
-from engine.recording import RecordedStep as EngineStep
-from engine.recording import RecordingError, read_recording
-from engine.scheduler import StepRecord
+from engine.core.recording import RecordedStep as EngineStep
+from engine.core.recording import RecordingError, read_recording
+from engine.core.scheduler import StepRecord
 from scripted.core.action import Action
 from scripted.core.schedule import Schedule
 from scripted.core.translation import ENDLESS, RecordedStep, Translated, Translator

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import (
+from engine.core.messages import (
     CallAnswer,
     Event,
     PromptLogprob,

@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
+from engine.core.routing.picture import CachePicture
+from engine.core.scheduler import Request
+from engine.core.stats import EngineStats
 from engine.pipeline.wire import StageView
-from engine.routing.picture import CachePicture
-from engine.scheduler import Request
-from engine.stats import EngineStats
 from scripted.errors import BadCall
 from scripted.script.context import BaseContext, with_verbs
 from scripted.script.values import ListedList

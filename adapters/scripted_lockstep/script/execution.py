@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.errors import ProcessDiedError
-from engine.limits import Limits
-from engine.scheduler import StepRecord
+from engine.core.config import EngineConfig
+from engine.core.errors import ProcessDiedError
+from engine.core.limits import Limits
+from engine.core.scheduler import StepRecord
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.step_log import FleetLog
 from scripted.report.tally import NOT_COMPARED

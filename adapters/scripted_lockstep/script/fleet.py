@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.messages import (
+from engine.core.config import EngineConfig
+from engine.core.messages import (
     AbortAll,
     ContinueGeneration,
     FlushCache,
@@ -25,7 +25,7 @@ from engine.messages import (
     PrefillWanted,
     ReleasePressure,
 )
-from engine.scheduler import StepResult
+from engine.core.scheduler import StepResult
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NotIdle
 from scripted.report.step_log import EngineLog, FleetLog, Message, Said, ShownStep, StepLog

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from engine.limits import Limits
-from engine.messages import (
+from engine.core.limits import Limits
+from engine.core.messages import (
     Abort,
     Delivery,
     FinishReason,

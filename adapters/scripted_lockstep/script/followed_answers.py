@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
+from engine.core.messages import Abort, ClientMessage, FinishReason, Refusal, Reply, TokenOutput
 from engine.frontend.answer import Decoder
 from engine.frontend.errors import ApiError
 from engine.frontend.requests import Order
 from engine.frontend.sessions import NativeShape, Session, Sessions
-from engine.messages import Abort, ClientMessage, FinishReason, Refusal, Reply, TokenOutput
 from scripted.script.clients import ClientView
 from scripted_lockstep.script.handle import RequestHandle
 

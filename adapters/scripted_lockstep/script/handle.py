@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.messages import FinishReason, Generate, PromptLogprob, Refusal, TokenLogprob, TokenOutput
-from engine.scheduler import Place, Request
+from engine.core.messages import FinishReason, Generate, PromptLogprob, Refusal, TokenLogprob, TokenOutput
+from engine.core.scheduler import Place, Request
 from scripted.script.clients import ClientView, finish_reason_of
 from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from engine.messages import FinishReason, Refusal, Reply, TokenOutput
-from engine.scheduler import Scheduler, Step, StepRecord, StepResult
+from engine.core.messages import FinishReason, Refusal, Reply, TokenOutput
+from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.core.violation import Violation
 from scripted.script.handles import Handles
 from scripted_lockstep.script.handle import RequestHandle

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.messages import (
+from engine.core.messages import (
     Abort,
     AbortAll,
     ContinueGeneration,
@@ -20,7 +20,7 @@ from engine.messages import (
     SetPressure,
     TokenOutput,
 )
-from engine.scheduler import StepRecord
+from engine.core.scheduler import StepRecord
 
 
 def met_nothing(run: Any) -> dict[str, int]:

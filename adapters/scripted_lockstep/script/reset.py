@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from engine.integrity import audit
-from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, StopProfile, UnloadLora, UpdateWeights, Wake
+from engine.core.audit import audit
+from engine.core.messages import (
+    AbortAll,
+    ContinueGeneration,
+    ReleasePressure,
+    StopProfile,
+    UnloadLora,
+    UpdateWeights,
+    Wake,
+)
 from scripted.errors import NotIdle
 from scripted.script.wait import Steps
 

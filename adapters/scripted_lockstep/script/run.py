@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
-from engine.errors import ProcessDiedError
-from engine.integrity import audit
-from engine.messages import (
+from engine.core.audit import audit
+from engine.core.errors import ProcessDiedError
+from engine.core.messages import (
     Abort,
     ClientMessage,
     Completion,
@@ -29,9 +29,9 @@ from engine.messages import (
     Reply,
     ended_by,
 )
-from engine.plan import ForwardMode
-from engine.routing.picture import CachePicture
-from engine.scheduler import Scheduler, Step, StepRecord, StepResult
+from engine.core.plan import ForwardMode
+from engine.core.routing.picture import CachePicture
+from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.core.clock import VirtualClock
 from scripted.core.named import OWN
 from scripted.core.violation import Violation

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureReport, ScriptError
 from scripted.report.failure import error_of as error_of_report

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from engine.memory import PagePool
-from engine.messages import ClientMessage, Generate, PauseMode
+from engine.core.memory import PagePool
+from engine.core.messages import ClientMessage, Generate, PauseMode
 from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, Snapshot, State, mode_of
 from scripted.script.values import Listed, Word
 

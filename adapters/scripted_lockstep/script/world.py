@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 import msgspec
 
+from engine.core.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
+from engine.core.scheduler.ports import Pipeline
 from engine.frontend.answer import Decoder
-from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
 from engine.pipeline.wire import StageView
-from engine.scheduler.ports import Pipeline
 from scripted.errors import BadCall
 from scripted.script.clients import Call, ClientView
 from scripted_lockstep.actions import AdministrativeCall

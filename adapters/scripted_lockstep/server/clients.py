@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import httpx
 
+from engine.core.messages import CallAnswer, FinishReason, Refusal, RefusalKind, Reply, TokenOutput
 from engine.frontend.prefill_bodies import PREFILL as PREFILL_PATH
-from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.errors import BadCall, NoAnswer
 from scripted.script.clients import Call, Chunk, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S

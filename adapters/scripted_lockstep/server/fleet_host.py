@@ -11,8 +11,8 @@ from typing import Any
 
 import zmq
 
-from engine.config import EngineConfig
-from engine.scheduler import Scheduler
+from engine.core.config import EngineConfig
+from engine.core.scheduler import Scheduler
 from scripted.core.clock import VirtualClock
 from scripted.errors import BadCall
 from scripted_lockstep.script.context import ScriptContext

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.settings import LIVE_GATE, ServerSettings

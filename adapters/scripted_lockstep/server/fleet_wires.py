@@ -16,13 +16,13 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from engine.errors import EngineError
-from engine.frames import LENGTH_BYTES, framed
-from engine.messages import Abort, Generate, PrefillDropped, PrefillFailed, PrefillWanted, encode
+from engine.core.errors import EngineError
+from engine.core.frames import LENGTH_BYTES, framed
+from engine.core.messages import Abort, Generate, PrefillDropped, PrefillFailed, PrefillWanted, encode
+from engine.core.plan import SendPages
 from engine.model.page_image import PageLayout
 from engine.pipeline.kv_addresses import KVAddress, parse_kv_address
 from engine.pipeline.kv_frames import END, HEADER, KV_PROTOCOL, PAGE, Greeting, Verdict, decode_greeting, decode_verdict
-from engine.plan import SendPages
 from scripted.core.violation import Violation
 from scripted_lockstep.script.fleet import role_of
 from scripted_lockstep.script.fleet_ends import Heard, WiredEngine, Wires

@@ -12,10 +12,10 @@ from typing import Any, Self
 import msgspec
 import zmq
 
-from engine.errors import EngineError, ProcessDiedError
-from engine.messages import encode
+from engine.core.errors import EngineError, ProcessDiedError
+from engine.core.messages import encode
+from engine.core.scheduler import Step, StepResult
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
-from engine.scheduler import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
 from scripted.errors import NoAnswer
 from scripted_lockstep.machine import EngineMachine

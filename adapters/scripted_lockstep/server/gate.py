@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 import zmq
 
-from engine.config import EngineConfig
-from engine.errors import ProcessDiedError, StartupError
-from engine.frames import BadFrameError
-from engine.messages import encode
+from engine.core.config import EngineConfig
+from engine.core.errors import ProcessDiedError, StartupError
+from engine.core.frames import BadFrameError
+from engine.core.messages import encode
 from engine.process.control import ProcessDied
 from engine.process.control import Shutdown as SupervisorShutdown
 from engine.process.inheritance import adopt_orphans

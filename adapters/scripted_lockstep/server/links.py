@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 from scripted_lockstep.script.world import StageLink
 from scripted_lockstep.server.loop_thread import LoopThread
 

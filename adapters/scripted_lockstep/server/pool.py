@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from engine.launch.preload import PreloadedParent
 from scripted_lockstep.server.parent import start_parent
 from scripted_lockstep.server.placed import RAY_CPUS

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Final, NoReturn
 import msgspec
 import zmq
 
-from engine.errors import EngineError
-from engine.frontend.answer import Decoder
-from engine.limits import Limits
-from engine.messages import (
+from engine.core.errors import EngineError
+from engine.core.limits import Limits
+from engine.core.messages import (
     ClientMessage,
     Event,
     Generate,
@@ -32,12 +31,13 @@ from engine.messages import (
     TransferEvent,
     encode,
 )
-from engine.messages import Reply as EngineReply
+from engine.core.messages import Reply as EngineReply
+from engine.core.plan import ReceivePages, SendPages, StopTransfer
+from engine.core.scheduler import Step, StepResult
+from engine.frontend.answer import Decoder
 from engine.pipeline.kv_addresses import kv_addresses
 from engine.pipeline.wire import StageView
-from engine.plan import ReceivePages, SendPages, StopTransfer
 from engine.process.death import read_death_report
-from engine.scheduler import Step, StepResult
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NoAnswer
 from scripted.script.clients import ClientView

@@ -14,9 +14,9 @@ from typing import Any, Final
 import psutil
 import zmq
 
-from engine.config import EngineConfig, embedded_seed
+from engine.core.config import EngineConfig, embedded_seed
+from engine.core.scheduler import Scheduler, StepResult
 from engine.launch.preload import PreloadedParent
-from engine.scheduler import Scheduler, StepResult
 from engine.settings import ServerSettings
 from scripted.core.clock import VirtualClock
 from scripted.core.violation import Violation

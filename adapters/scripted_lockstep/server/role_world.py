@@ -17,8 +17,7 @@ import httpx
 import msgspec
 import zmq
 
-from engine.frontend.prefill_bodies import PREFILL as PREFILL_PATH
-from engine.messages import (
+from engine.core.messages import (
     ClientMessage,
     Generate,
     PagesSent,
@@ -28,9 +27,10 @@ from engine.messages import (
     SamplingParams,
     TransferEvent,
 )
+from engine.core.plan import ReceivePages, SendPages, StopTransfer
+from engine.core.scheduler import Scheduler, Step, StepResult
+from engine.frontend.prefill_bodies import PREFILL as PREFILL_PATH
 from engine.pipeline.kv_frames import HEADER
-from engine.plan import ReceivePages, SendPages, StopTransfer
-from engine.scheduler import Scheduler, Step, StepResult
 from scripted.core.violation import Violation
 from scripted.script.clients import ClientView
 from scripted_lockstep.actions.bodies import view_of

@@ -19,15 +19,15 @@ import msgspec
 import psutil
 import zmq
 
-from engine.config import EngineConfig
-from engine.errors import EngineError, StartupError
-from engine.frames import BadFrameError
+from engine.core.config import EngineConfig
+from engine.core.errors import EngineError, StartupError
+from engine.core.frames import BadFrameError
+from engine.core.limits import Limits
+from engine.core.messages import encode
+from engine.core.scheduler import StepRecord
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.limits import Limits
-from engine.messages import encode
 from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
-from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 import psutil
 
-from engine.messages import encode
+from engine.core.messages import encode
 from engine.process.control import Control
 from scripted.script.wire import ScriptFailedReply
 from scripted_lockstep.script.execution import ScriptSucceeded

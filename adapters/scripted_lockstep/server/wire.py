@@ -10,11 +10,11 @@ from typing import Any, Final, Literal
 import msgspec
 import zmq
 
-from engine.frames import decoder_of
-from engine.limits import Limits
-from engine.messages import ClientMessage, Refusal
+from engine.core.frames import decoder_of
+from engine.core.limits import Limits
+from engine.core.messages import ClientMessage, Refusal
+from engine.core.scheduler import Step, StepRecord
 from engine.process.private_dir import RECONNECT_INTERVAL_MS
-from engine.scheduler import Step, StepRecord
 from engine.scheduler_process.gate_context import GateContext
 from scripted.report.frames import Frame
 from scripted.script.wire import HookReady, RunScript, ScriptFailedReply

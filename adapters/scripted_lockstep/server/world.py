@@ -16,11 +16,9 @@ from typing import Any, Final, cast
 
 import psutil
 
-from engine.config import embedded_seed
-from engine.errors import EngineError, ProcessDiedError
-from engine.frontend.answer import Decoder
-from engine.frontend.tokenizer import load_tokenizer
-from engine.messages import (
+from engine.core.config import embedded_seed
+from engine.core.errors import EngineError, ProcessDiedError
+from engine.core.messages import (
     ClientMessage,
     GrammarReady,
     PagesReceived,
@@ -30,6 +28,8 @@ from engine.messages import (
     Reply,
     TransferEvent,
 )
+from engine.frontend.answer import Decoder
+from engine.frontend.tokenizer import load_tokenizer
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
 from engine.settings import ServerSettings

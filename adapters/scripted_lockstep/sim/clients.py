@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from engine.errors import ProcessDiedError
+from engine.core.errors import ProcessDiedError
+from engine.core.limits import Limits
+from engine.core.messages import CacheEvent, CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
+from engine.core.scheduler import Scheduler
 from engine.frontend.errors import ApiError
 from engine.frontend.grammar_check import refusal_of, require_end
 from engine.frontend.operator_routes import OPERATOR_ROUTES
@@ -22,9 +25,6 @@ from engine.frontend.requests import Order, ServedModel, check_lora_name, native
 from engine.frontend.sessions import NativeShape, Session, Sessions, finished
 from engine.frontend.tokenizer import ChatTemplate
 from engine.grammar.source import fault_of
-from engine.limits import Limits
-from engine.messages import CacheEvent, CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
-from engine.scheduler import Scheduler
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
 from scripted_lockstep.actions import AdministrativeCall, LoraLoad
 from scripted_lockstep.actions.bodies import view_of

@@ -12,11 +12,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.errors import EngineError, ProcessDiedError
-from engine.limits import Limits
-from engine.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, PipelineFailed, Reply, TransferEvent
-from engine.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
+from engine.core.config import EngineConfig
+from engine.core.errors import EngineError, ProcessDiedError
+from engine.core.limits import Limits
+from engine.core.messages import (
+    ClientMessage,
+    Generate,
+    GrammarReady,
+    PipelineEvent,
+    PipelineFailed,
+    Reply,
+    TransferEvent,
+)
+from engine.core.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
 from scripted.core.clock import VirtualClock
 from scripted.script.decorator import ScriptFunction
 from scripted.script.execution import OneScript, run_one

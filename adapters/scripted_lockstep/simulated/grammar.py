@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from engine.messages import Grammar, GrammarKind, GrammarReady
-from engine.plan import GrammarOrder
+from engine.core.messages import Grammar, GrammarKind, GrammarReady
+from engine.core.plan import GrammarOrder
 from scripted.core.tokens import FIRST_TOKEN, TOKENS
 
 _MADE_UP_PLACES: Final = 6

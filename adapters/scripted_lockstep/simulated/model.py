@@ -9,9 +9,9 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-from engine.limits import Limits
-from engine.messages import PromptLogprob, TokenLogprob
-from engine.plan import SamplingSpec, Segment
+from engine.core.limits import Limits
+from engine.core.messages import PromptLogprob, TokenLogprob
+from engine.core.plan import SamplingSpec, Segment
 from scripted.core.tokens import CHAIN, FIRST_TOKEN, MASK, MIX, TOKENS, next_token
 
 # What is looked up in a text is only right where there is little to say.

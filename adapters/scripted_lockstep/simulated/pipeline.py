@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any, Final
 
-from engine.config import (
+from engine.core.config import (
     EMBEDDED_LORA,
     EMBEDDED_MODEL,
     EMBEDDED_WINDOW_MODEL,
@@ -20,8 +20,8 @@ from engine.config import (
     embedded_seed,
     has_embedded_window,
 )
-from engine.limits import Limits
-from engine.messages import (
+from engine.core.limits import Limits
+from engine.core.messages import (
     Completion,
     FinishReason,
     Generate,
@@ -33,8 +33,7 @@ from engine.messages import (
     TokenLogprob,
     TransferEvent,
 )
-from engine.pipeline.wire import StageView
-from engine.plan import (
+from engine.core.plan import (
     Copies,
     GrammarOrder,
     LoraChange,
@@ -47,6 +46,7 @@ from engine.plan import (
     TransferOrder,
     WeightUpdate,
 )
+from engine.pipeline.wire import StageView
 from scripted.core.tokens import CHAIN, MASK, START, links_of
 from scripted_lockstep.simulated.grammar import HeldGrammars, SimulatedGrammar
 from scripted_lockstep.simulated.model import (

@@ -13,8 +13,8 @@ from typing import ClassVar, Final, Protocol
 
 import msgspec
 
-from engine.messages import Generate, PagesReceived, PagesSent, PrefillWanted, Reply, TransferEvent
-from engine.plan import ReceivePages, SendPages, StopTransfer, TransferOrder
+from engine.core.messages import Generate, PagesReceived, PagesSent, PrefillWanted, Reply, TransferEvent
+from engine.core.plan import ReceivePages, SendPages, StopTransfer, TransferOrder
 from scripted.core.tokens import links_of
 
 GONE: Final = "the decode engine is gone"

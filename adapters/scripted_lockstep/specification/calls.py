@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.messages import FlushCache, Sleep, StartProfile, StopProfile, UpdateWeights, Wake
-from engine.plan import ForwardMode
+from engine.core.messages import FlushCache, Sleep, StartProfile, StopProfile, UpdateWeights, Wake
+from engine.core.plan import ForwardMode
 from scripted_lockstep.specification.grammars import SpecifiedGrammars
 from scripted_lockstep.specification.memory import SpecifiedMemory
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from engine.limits import Limits
-from engine.memory import HostTier, RadixTree, SlidingWindowPool
-from engine.memory.node import page_keys
-from engine.messages import (
+from engine.core.limits import Limits
+from engine.core.memory import HostTier, RadixTree, SlidingWindowPool
+from engine.core.memory.node import page_keys
+from engine.core.messages import (
     CallAnswer,
     Event,
     FinishReason,
@@ -27,7 +27,7 @@ from engine.messages import (
     TokenOutput,
     ended_by,
 )
-from engine.plan import (
+from engine.core.plan import (
     UNKNOWN_TOKEN,
     ForwardMode,
     Microbatch,
@@ -37,9 +37,9 @@ from engine.plan import (
     StopTransfer,
     TransferOrder,
 )
-from engine.scheduler import Scheduler, StepResult
-from engine.scheduler.sizes import pending_prefill_tokens
-from engine.stats import EngineStats
+from engine.core.scheduler import Scheduler, StepResult
+from engine.core.scheduler.sizes import pending_prefill_tokens
+from engine.core.stats import EngineStats
 from scripted.core.violation import Violation
 from scripted_lockstep.specification.expected import Expected, ExpectedSegment, SpecifiedOrder
 from scripted_lockstep.specification.host_tier import SpecifiedHostTier

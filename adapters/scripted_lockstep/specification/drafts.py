@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from engine.limits import Limits
+from engine.core.limits import Limits
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.request import SpecifiedRequest as Request
 

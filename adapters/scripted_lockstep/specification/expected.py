@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.messages import Reply
-from engine.plan import DECODE, MIXED, PREFILL, ForwardMode, GrammarOrder, LoraChange, SamplingSpec
+from engine.core.messages import Reply
+from engine.core.plan import DECODE, MIXED, PREFILL, ForwardMode, GrammarOrder, LoraChange, SamplingSpec
 
 # An order to the stages: what, of which transfer; and of one that begins how many pages, and where they go.
 SpecifiedOrder = tuple[object, ...]

@@ -5,8 +5,8 @@ Names in bold are the rules of docs/architecture.md, "The rules of a step". It e
 
 from __future__ import annotations
 
-from engine.messages import Grammar, GrammarReady
-from engine.plan import GrammarOrder
+from engine.core.messages import Grammar, GrammarReady
+from engine.core.plan import GrammarOrder
 from scripted_lockstep.specification.request import SpecifiedRequest
 
 

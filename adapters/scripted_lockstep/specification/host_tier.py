@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.limits import Limits
+from engine.core.limits import Limits
 from scripted_lockstep.specification.request import Page, SpecifiedKey
 
 # What computed it and for whom, and all tokens up to the end of a page.

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.limits import Limits
-from engine.messages import LoadLora, UnloadLora
-from engine.plan import LoraChange
+from engine.core.limits import Limits
+from engine.core.messages import LoadLora, UnloadLora
+from engine.core.plan import LoraChange
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.queue import by_policy
 from scripted_lockstep.specification.request import SpecifiedLora as Lora

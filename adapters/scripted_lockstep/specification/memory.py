@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from engine.limits import Limits
-from engine.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
+from engine.core.limits import Limits
+from engine.core.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
 from scripted_lockstep.specification.host_tier import SpecifiedHostTier
 from scripted_lockstep.specification.request import Page, SpecifiedKey, SpecifiedRequest
 from scripted_lockstep.specification.window import SpecifiedWindow

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
-from engine.limits import Limits
+from engine.core.limits import Limits
 from scripted_lockstep.specification.calls import SpecifiedCalls
 from scripted_lockstep.specification.drafts import drafts_of
 from scripted_lockstep.specification.grammars import SpecifiedGrammars

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
-from engine.limits import Limits
-from engine.messages import Generate, RefusalKind
+from engine.core.limits import Limits
+from engine.core.messages import Generate, RefusalKind
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.request import Page, SpecifiedRequest
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from engine.limits import Limits
-from engine.messages import (
+from engine.core.limits import Limits
+from engine.core.messages import (
     LENGTH,
     STOP,
     Completion,
@@ -21,7 +21,7 @@ from engine.messages import (
     TokenOutput,
     salt_key,
 )
-from engine.plan import SamplingSpec
+from engine.core.plan import SamplingSpec
 from scripted_lockstep.specification.expected import ExpectedSegment
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())

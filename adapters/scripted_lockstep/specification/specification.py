@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any, Final
 
-from engine import messages
-from engine.limits import Limits
-from engine.messages import FinishReason, PauseMode, TokenLogprob
-from engine.plan import UNKNOWN_TOKEN, ForwardMode
-from engine.stats import EngineStats
+from engine.core import messages
+from engine.core.limits import Limits
+from engine.core.messages import FinishReason, PauseMode, TokenLogprob
+from engine.core.plan import UNKNOWN_TOKEN, ForwardMode
+from engine.core.stats import EngineStats
 from scripted_lockstep.specification.calls import Answer, SpecifiedCalls
 from scripted_lockstep.specification.drafts import verify
 from scripted_lockstep.specification.expected import Expected, ExpectedSegment, mode_of

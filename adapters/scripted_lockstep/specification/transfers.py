@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.limits import Limits
-from engine.messages import PrefillDropped, PrefillWanted
+from engine.core.limits import Limits
+from engine.core.messages import PrefillDropped, PrefillWanted
 from scripted_lockstep.specification.expected import SpecifiedOrder
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.request import SpecifiedRequest as Request

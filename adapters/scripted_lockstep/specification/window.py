@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine.limits import Limits
+from engine.core.limits import Limits
 from scripted_lockstep.specification.request import Page, SpecifiedRequest
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from benchmarks.one_process import Engine
 from benchmarks.peers.workers.asked import Generate, answer_asked
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from engine.model.backend import with_its_pages
 
 KV_TOKENS: Final = 16_384

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, JsonValue
 from pydantic_core import from_json
 
+from engine.core.messages import Grammar, GrammarKind, SamplingParams
 from engine.frontend.errors import FieldError
 from engine.frontend.foreign_fields import FOREIGN_FIELDS
 from engine.frontend.protocol import (
@@ -40,7 +41,6 @@ from engine.frontend.protocol import (
 )
 from engine.frontend.tools.call_grammar import OfferedTool
 from engine.grammar.source import schema_grammar
-from engine.messages import Grammar, GrammarKind, SamplingParams
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARS = 256

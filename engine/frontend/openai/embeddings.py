@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from pydantic import Field
 
+from engine.core.messages import Generate, SamplingParams
 from engine.frontend.errors import ApiError
 from engine.frontend.foreign_fields import FOREIGN_FIELDS
 from engine.frontend.openai.bodies import MAX_USER_CHARS, Prompts, each_prompt
@@ -22,7 +23,6 @@ from engine.frontend.openai.requests import requested_lora
 from engine.frontend.protocol import GenerateAnswer, NullableBody, RequestFields, RuledBody, TokenIds, parse_body
 from engine.frontend.requests import Order, ServedModel, check_fits, check_vocabulary, rids_of, tokenize
 from engine.frontend.sessions import Shape, Shaping
-from engine.messages import Generate, SamplingParams
 
 # The protocol's own bound.
 MAX_INPUTS: Final = 2048

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
+from engine.core.limits import Limits
+from engine.core.messages import Generate, Grammar
 from engine.frontend.dialect import Parsing
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.invalid_body import invalid_body
@@ -36,8 +38,6 @@ from engine.frontend.tools.call_grammar import after_reasoning, calls_if_any, ca
 from engine.frontend.tools.call_parser import properties_of
 from engine.frontend.tools.families import FAMILIES
 from engine.grammar.source import schema_grammar
-from engine.limits import Limits
-from engine.messages import Generate, Grammar
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic_core import to_json
 
+from engine.core.messages import FinishReason
 from engine.frontend.answer import TokenTexts
 from engine.frontend.errors import ApiError, ErrorBody
 from engine.frontend.openai.answers import ChatLogprob
@@ -22,7 +23,6 @@ from engine.frontend.openai.spoken import Begun, Block, BlockKind, Change, Ended
 from engine.frontend.protocol import parse_body
 from engine.frontend.requests import Order, ServedModel
 from engine.frontend.sessions import listed
-from engine.messages import FinishReason
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from engine.core.messages import FinishReason
 from engine.frontend.dialect import AnswerParser
 from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from engine.frontend.sessions import Shaping
 from engine.frontend.tools.families import CallParser
-from engine.messages import FinishReason
 
 # Characters that are looked through for calls before the event loop turns: 10 ms where there is nothing but calls.
 CHARS_A_TURN: Final = 4096

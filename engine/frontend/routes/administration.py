@@ -11,6 +11,17 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from engine.core.messages import (
+    CallAnswer,
+    ClientMessage,
+    ContinueGeneration,
+    FlushCache,
+    LoadLora,
+    StartProfile,
+    StopProfile,
+    UnloadLora,
+    Wake,
+)
 from engine.frontend.auth import require_json
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
@@ -29,17 +40,6 @@ from engine.frontend.operator_routes import (
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, Body, parse_body, read_timeout
 from engine.frontend.requests import check_lora_name
 from engine.frontend.routes.information import ServerState
-from engine.messages import (
-    CallAnswer,
-    ClientMessage,
-    ContinueGeneration,
-    FlushCache,
-    LoadLora,
-    StartProfile,
-    StopProfile,
-    UnloadLora,
-    Wake,
-)
 from engine.settings import ServerSettings
 
 ADMIN = "administration"

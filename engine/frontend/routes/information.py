@@ -12,6 +12,8 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine import __version__
+from engine.core.limits import Limits
+from engine.core.stats import EngineStats
 from engine.frontend.description import Description
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
@@ -21,9 +23,7 @@ from engine.frontend.openai.requests import require_model
 from engine.frontend.protocol import read_timeout
 from engine.frontend.requests import ServedModel
 from engine.frontend.responses import json_answer
-from engine.limits import Limits
 from engine.settings import ServerSettings
-from engine.stats import EngineStats
 
 INFORMATION = "information"
 OPENAI = "openai"

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from engine.core.messages import Grammar, GrammarKind
 from engine.frontend.reasoning import BEGIN, END, ReasoningStart
 from engine.frontend.tools.call_parser import is_text, properties_of
-from engine.messages import Grammar, GrammarKind
 
 HEADER = "%llguidance {}"
 # A slash ends a regex in Lark, unless it is escaped already.

@@ -13,11 +13,11 @@ import openvino as ov
 import torch
 from numpy.typing import NDArray
 
-from engine.config import OPENVINO_BLOCK_TOKENS
-from engine.limits import Limits
+from engine.core.config import OPENVINO_BLOCK_TOKENS
+from engine.core.limits import Limits
+from engine.core.plan import Segment
 from engine.model.batch import BatchNumbers, begins_of
 from engine.model.kv_pool import KVPool, Slots
-from engine.plan import Segment
 
 # A port of the graph and what it is given.
 _Arrays = dict[str, NDArray[Any]]

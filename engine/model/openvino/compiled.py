@@ -11,8 +11,8 @@ import openvino as ov
 import torch
 from numpy.typing import NDArray
 
-from engine.errors import OpenVINOError
-from engine.limits import Limits
+from engine.core.errors import OpenVINOError
+from engine.core.limits import Limits
 from engine.model.openvino.batch import BlockBatch, BlockFormat, BlockPool
 from engine.model.openvino.paging import with_paged_attention
 from engine.model.stage_slice import StageFacts

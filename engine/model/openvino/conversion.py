@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from engine.errors import OpenVINOError, StepFailedError
+from engine.core.errors import OpenVINOError, StepFailedError
 from engine.model.dequantization import Integers
 from engine.model.lean import why_not_lean
 from engine.model.openvino.paging import Place, StageGraph, mark

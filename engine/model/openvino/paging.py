@@ -14,8 +14,8 @@ import openvino as ov
 from openvino import op, opset15
 from openvino.op import _PagedAttentionExtension
 
-from engine.config import OPENVINO_BLOCK_TOKENS
-from engine.errors import OpenVINOError
+from engine.core.config import OPENVINO_BLOCK_TOKENS
+from engine.core.errors import OpenVINOError
 from engine.model.checkpoint import heads_of
 from engine.model.openvino.batch import block_names
 from engine.model.stage_slice import StageFacts

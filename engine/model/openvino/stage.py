@@ -14,9 +14,10 @@ import numpy as np
 import openvino as ov
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import OpenVINOError, StepFailedError
-from engine.limits import Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import OpenVINOError, StepFailedError
+from engine.core.limits import Limits
+from engine.core.plan import Segment
 from engine.model.arithmetic import relative_difference
 from engine.model.batch import Batch, require_hidden
 from engine.model.file_pages import give_back_garbage, read_pages_given_back
@@ -29,7 +30,6 @@ from engine.model.openvino.paging import StageGraph
 from engine.model.openvino.threads import stage_threads
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import OnLoad, StageFacts, told
-from engine.plan import Segment
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from engine.config import EngineConfig
-from engine.limits import Limits
+from engine.core.config import EngineConfig
+from engine.core.limits import Limits
 from engine.model.capacity import weight_bytes
 from engine.model.checkpoint import resolve_folder
 

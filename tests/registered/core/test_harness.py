@@ -9,7 +9,7 @@ import pytest
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 from scripted import ScriptDefinitionError, ScriptError, ScriptFailed, ScriptOptions, ServerDirty, scripted
 
 register_cpu_ci(est_time=4, suite="base-cpu")

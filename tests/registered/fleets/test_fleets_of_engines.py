@@ -11,7 +11,7 @@ sent-to-the-wrong-place, delivered-and-never-told.
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.messages import PrefillWanted
+from engine.core.messages import PrefillWanted
 from scripted import scripted
 
 register_cpu_ci(est_time=20, suite="base-cpu")

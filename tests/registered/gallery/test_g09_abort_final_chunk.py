@@ -8,7 +8,7 @@ dropped-result-leaks-its-slot.
 
 from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
-from engine.messages import TokenOutput
+from engine.core.messages import TokenOutput
 from scripted import scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")

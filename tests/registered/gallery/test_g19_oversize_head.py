@@ -8,7 +8,7 @@ head-is-passed-over-for-ever, only-the-head-is-passed-over, what-never-fits-is-a
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
+from engine.core.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 from scripted import RequestRefused, scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")

@@ -14,9 +14,9 @@ import zmq
 
 from ci.register import register_cpu_ci
 from engine.clock import MonotonicClock
-from engine.messages import Abort, encode
+from engine.core.messages import Abort, encode
+from engine.core.scheduler.ports import StepResult
 from engine.process.control import Control
-from engine.scheduler.ports import StepResult
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate
 from engine.settings import ServerSettings

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ci.register import register_cpu_ci
-from engine.errors import StartupError
+from engine.core.errors import StartupError
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
 

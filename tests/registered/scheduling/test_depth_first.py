@@ -8,7 +8,7 @@ request 911. Mutants: longest-branch-first, walk-without-a-bound.
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
+from engine.core.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 from scripted import scripted
 
 register_cpu_ci(est_time=3, suite="base-cpu")

@@ -8,7 +8,7 @@ low-priority-starves, a-backlog-overtakes-the-urgent.
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
+from engine.core.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 from scripted import scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")

@@ -9,7 +9,7 @@ what-is-computed-here-waits-for-a-transfer.
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.messages import PrefillWanted
+from engine.core.messages import PrefillWanted
 from scripted import scripted
 
 register_cpu_ci(est_time=3, suite="base-cpu")

@@ -10,8 +10,8 @@ sleep-overlooks-transfers, busy-with-nothing, kv-of-other-weights, wanted-with-t
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.messages import PrefillWanted
-from engine.plan import StopTransfer
+from engine.core.messages import PrefillWanted
+from engine.core.plan import StopTransfer
 from scripted import scripted
 
 register_cpu_ci(est_time=4, suite="base-cpu")

@@ -13,8 +13,8 @@ import pytest
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.messages import PagesReceived, PrefillDropped
-from engine.plan import StopTransfer
+from engine.core.messages import PagesReceived, PrefillDropped
+from engine.core.plan import StopTransfer
 from scripted import scripted
 
 register_cpu_ci(est_time=4, suite="base-cpu")

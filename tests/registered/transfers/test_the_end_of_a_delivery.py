@@ -11,8 +11,8 @@ the-end-of-a-transfer-counts-for-all.
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.messages import PagesSent
-from engine.plan import StopTransfer
+from engine.core.messages import PagesSent
+from engine.core.plan import StopTransfer
 from scripted import scripted
 
 register_cpu_ci(est_time=3, suite="base-cpu")

@@ -14,7 +14,7 @@ import pytest
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.messages import PagesReceived, PrefillDropped, PrefillWanted
+from engine.core.messages import PagesReceived, PrefillDropped, PrefillWanted
 from scripted import scripted
 
 register_cpu_ci(est_time=5, suite="base-cpu")

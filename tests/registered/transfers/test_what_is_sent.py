@@ -11,7 +11,7 @@ retraction-sends-again, sent-from-a-page-that-is-given-back.
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.plan import SendPages
+from engine.core.plan import SendPages
 from scripted import scripted
 
 register_cpu_ci(est_time=4, suite="base-cpu")

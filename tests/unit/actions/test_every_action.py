@@ -37,8 +37,8 @@ from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.sim.runner import ScriptedSim
 from scripted_lockstep.step_words import call_names, event_text
 
-from engine.config import EngineConfig
-from engine.messages import (
+from engine.core.config import EngineConfig
+from engine.core.messages import (
     ClientMessage,
     Completion,
     Event,
@@ -50,7 +50,7 @@ from engine.messages import (
     PagesSent,
     PipelineEvent,
 )
-from engine.scheduler import StepRecord
+from engine.core.scheduler import StepRecord
 from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.named import adapter_named

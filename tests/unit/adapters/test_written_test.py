@@ -12,8 +12,8 @@ from rich.console import Console
 from scripted_lockstep.bugs.mutants import switched_on
 from scripted_lockstep.sim.runner import ScriptedSim
 
-from engine.messages import FlushCache
-from engine.scheduler import Scheduler, StepResult
+from engine.core.messages import FlushCache
+from engine.core.scheduler import Scheduler, StepResult
 from scripted.cli.console import save_test
 from scripted.core.protocol import WrittenTest
 from scripted.core.schedule import Schedule

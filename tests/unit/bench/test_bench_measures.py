@@ -24,7 +24,7 @@ from engine.bench.results import (
     write_result,
 )
 from engine.bench.run import RequestSender
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 
 URL = "http://server"
 

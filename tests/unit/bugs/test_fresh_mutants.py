@@ -9,7 +9,7 @@ import pytest
 from scripted_lockstep.bugs import fresh, mutant_named
 from scripted_lockstep.bugs.fresh import fresh_mutant, fresh_sample
 
-from engine.scheduler.books import Books
+from engine.core.scheduler.books import Books
 from scripted.core.refusals import ScriptDefinitionError
 
 SOURCE = textwrap.dedent('''

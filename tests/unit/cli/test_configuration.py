@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from engine import __version__
 from engine.cli import app
 from engine.cli.flags import GROUPS, USUAL, kind_of
-from engine.errors import ConfigError
-from engine.limits import Limits
+from engine.core.errors import ConfigError
+from engine.core.limits import Limits
 from engine.settings import ServerSettings
 from engine.settings_sources import read_settings, trace_settings
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from engine import EngineConfig
 from engine.cli import app
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 
 # Names of other engines, and what must not be guessed for them.
 ELSEWHERE = {

@@ -48,7 +48,7 @@ def without_the_promise(monkeypatch: pytest.MonkeyPatch, text: str, of: str = "l
 
 def test_what_a_later_event_wakes_up_was_found_where_it_stood(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = mutant(
-        "engine.scheduler.scheduler:Scheduler.step",
+        "engine.core.scheduler.scheduler:Scheduler.step",
         "self._launch()",
         "None if any(type(one).__name__ == 'Abort' for one in events) else self._launch()",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine import EngineConfig
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from scripted import ScriptedSim
 from scripted.report.failure import ScriptFailed
 

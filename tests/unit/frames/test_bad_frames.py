@@ -12,13 +12,11 @@ from scripted_lockstep.script.execution import ScriptSucceeded
 from scripted_lockstep.server.wire import decode_command
 from scripted_lockstep.server.wire import decode_replies as decode_gate_reply
 
-from engine.config import EngineConfig
-from engine.errors import EngineError
-from engine.frames import BadFrameError, decoder_of
-from engine.launch.preload import ServeRequest, decode_order
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.links.endpoint import Endpoint
-from engine.messages import (
+from engine.core.config import EngineConfig
+from engine.core.errors import EngineError
+from engine.core.frames import BadFrameError, decoder_of
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import (
     CallAnswer,
     Generate,
     SamplingParams,
@@ -27,6 +25,9 @@ from engine.messages import (
     decode_replies,
     encode,
 )
+from engine.core.plan import Forward, ForwardMode, Segment
+from engine.launch.preload import ServeRequest, decode_order
+from engine.links.endpoint import Endpoint
 from engine.pipeline.wire import (
     ControlDone,
     Launch,
@@ -34,7 +35,6 @@ from engine.pipeline.wire import (
     decode_stage_report,
 )
 from engine.placement.messages import Begin, StagePulse, decode_agent_message, decode_to_agent
-from engine.plan import Forward, ForwardMode, Segment
 from engine.process.control import Dying, decode_child_message
 from scripted.script.wire import RunScript
 

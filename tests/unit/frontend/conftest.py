@@ -14,6 +14,7 @@ from fake_scheduler import PATIENCE_S, FakeScheduler
 from jinja2.exceptions import TemplateError
 from real_servers import RealServer, running
 
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
 from engine.frontend.dialect import PLAIN, Dialect
@@ -23,7 +24,6 @@ from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import ChatTemplate
 from engine.launch.preload import PreloadedParent
-from engine.limits import EMBEDDED_FACTS, Limits
 from engine.settings import ServerSettings
 
 

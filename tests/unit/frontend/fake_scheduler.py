@@ -8,7 +8,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from engine.messages import ClientMessage, Reply, decode_client_message, encode
+from engine.core.messages import ClientMessage, Reply, decode_client_message, encode
 from engine.process.private_dir import replies_address, requests_address
 
 PATIENCE_S = 5.0

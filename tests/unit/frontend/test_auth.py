@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.errors import ConfigError
-from engine.messages import CallAnswer
+from engine.core.errors import ConfigError
+from engine.core.messages import CallAnswer
 from engine.settings import REVEAL_KEYS, ServerSettings
 from engine.settings_sources import read_settings
 

@@ -8,9 +8,7 @@ import json
 import pytest
 from connections import Connection
 
-from engine.frontend import sessions
-from engine.frontend.sessions import HandOver, Request
-from engine.messages import (
+from engine.core.messages import (
     Abort,
     ContinueGeneration,
     FinishReason,
@@ -20,6 +18,8 @@ from engine.messages import (
     TokenLogprob,
     TokenOutput,
 )
+from engine.frontend import sessions
+from engine.frontend.sessions import HandOver, Request
 
 
 def _post(stage, **body):

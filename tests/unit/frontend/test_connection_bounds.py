@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from engine.errors import StartupError
+from engine.core.errors import StartupError
 from engine.frontend.connection import (
     FREE_CHUNKS,
     MIN_CHUNK_BYTES,

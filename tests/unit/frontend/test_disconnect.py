@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from connections import Connection
 
-from engine.messages import Abort, FinishReason, Generate, TokenOutput
+from engine.core.messages import Abort, FinishReason, Generate, TokenOutput
 
 
 @pytest.mark.parametrize("stream", [False, True])

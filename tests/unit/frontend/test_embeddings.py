@@ -16,10 +16,10 @@ import transformers
 from real_servers import RealServer, running
 from reciting_model import write_reciting_model
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError, ConfigError
+from engine.core.limits import Limits
 from engine.launch.preload import PreloadedParent
-from engine.limits import Limits
 from engine.model.checkpoint import read_facts
 from engine.model.pooling import PoolingKind, read_pooling
 

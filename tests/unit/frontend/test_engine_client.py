@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine.core.messages import Abort, CallAnswer, ContinueGeneration, FinishReason, Generate, TokenOutput, encode
 from engine.frontend.engine_client import MAX_OPEN_CALLS
 from engine.frontend.errors import ApiError
-from engine.messages import Abort, CallAnswer, ContinueGeneration, FinishReason, Generate, TokenOutput, encode
 
 
 def _output(text: bytes, *, done: int, reason: FinishReason | None = None) -> TokenOutput:

@@ -9,9 +9,9 @@ import logging
 import pytest
 from connections import Connection
 
+from engine.core.messages import FinishReason, Generate, TokenOutput
 from engine.frontend.routes.generation import PART_WRITER
 from engine.frontend.sessions import OUTPUTS_A_TURN
-from engine.messages import FinishReason, Generate, TokenOutput
 
 
 class Writer:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from engine.core.messages import FinishReason, TokenOutput
 from engine.frontend.errors import ApiError
 from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.protocol import GenerateBody, SamplingBody, parse_body
-from engine.messages import FinishReason, TokenOutput
 
 HELLO = [{"role": "user", "content": "hello"}]
 Bodies = list[tuple[type[BaseModel], dict[str, Any]]]

@@ -16,12 +16,12 @@ import httpx
 import msgspec
 import pytest
 
-from engine.errors import ProcessDiedError
+from engine.core.errors import ProcessDiedError
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.frontend import process, requests
 from engine.frontend.forked_work import ForkedWork
 from engine.frontend.requests import ServedModel
 from engine.frontend.tokenizer import ChatTemplate
-from engine.limits import EMBEDDED_FACTS, Limits
 from engine.process.control import (
     SUPERVISOR,
     Control,

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
+from engine.core.messages import ContinueGeneration
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.bodies import TEMPLATE_ARGUMENTS
 from engine.frontend.tokenizer import load_tokenizer
-from engine.messages import ContinueGeneration
 
 BODY = b'{"text": "x"}'
 

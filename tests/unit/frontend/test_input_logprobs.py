@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.core.messages import FinishReason, Generate, PromptLogprob, SamplingParams, TokenOutput
 from engine.frontend.answer import Answer, Decoder, TokenTexts, is_shown, joined
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.shapes import EchoOffsets, echoed, ranked
 from engine.frontend.requests import MAX_PROMPT_LOGPROBS, check_prompt_logprobs
 from engine.frontend.sessions import Shaping, finished, listed
-from engine.messages import FinishReason, Generate, PromptLogprob, SamplingParams, TokenOutput
 
 
 class Bytes(Decoder):

@@ -230,7 +230,7 @@ def test_no_error_is_long() -> None:
             "the scheduler process died; the server's log says why",
         ),
         (
-            "the scheduler process died: engine.errors.X: /srv/secret",
+            "the scheduler process died: engine.core.errors.X: /srv/secret",
             "the scheduler process died; the server's log says why",
         ),
         (

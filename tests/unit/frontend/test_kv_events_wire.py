@@ -13,12 +13,12 @@ import pytest
 import zmq
 from real_servers import running
 
-from engine.errors import ConfigError, EngineError
+from engine.core.errors import ConfigError, EngineError
+from engine.core.memory.node import page_keys
+from engine.core.messages import CacheCleared, PagesRemoved, PagesStored
 from engine.frontend import kv_events
 from engine.frontend.kv_events import KvEvents
 from engine.launch.preload import PreloadedParent
-from engine.memory.node import page_keys
-from engine.messages import CacheCleared, PagesRemoved, PagesStored
 from engine.settings import ServerSettings
 
 PATIENCE_MS = 20_000

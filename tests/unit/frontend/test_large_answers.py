@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import FinishReason, PromptLogprob, TokenLogprob, TokenOutput
 from engine.frontend import sessions
 from engine.frontend.answer import Detokenizer
 from engine.frontend.anthropic import MessageShape
@@ -26,8 +28,6 @@ from engine.frontend.requests import ServedModel, native_order
 from engine.frontend.sessions import NativeShape, Session, Sessions
 from engine.frontend.tokenizer import ChatTemplate
 from engine.frontend.tools.families import FAMILIES
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import FinishReason, PromptLogprob, TokenLogprob, TokenOutput
 from engine.settings import ServerSettings
 
 # The longest that the event loop may be kept, in CPU time.

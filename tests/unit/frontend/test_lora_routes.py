@@ -13,8 +13,8 @@ import openai
 import pytest
 from real_servers import RealServer, running
 
+from engine.core.messages import CallAnswer, FinishReason, LoadLora, Refusal, RefusalKind, TokenOutput, UnloadLora
 from engine.launch.preload import PreloadedParent
-from engine.messages import CallAnswer, FinishReason, LoadLora, Refusal, RefusalKind, TokenOutput, UnloadLora
 from engine.model.embedded_lora import embedded_lora_folder
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -215,7 +215,7 @@ def test_a_lora_whose_files_are_gone_is_unavailable(adapted: RealServer, tmp_pat
 
 
 def test_a_lora_that_cannot_be_served_keeps_a_server_from_starting(parent: PreloadedParent, tmp_path: Path) -> None:
-    from engine.errors import StartupError
+    from engine.core.errors import StartupError
 
     (tmp_path / "a").mkdir()
     with pytest.raises(StartupError, match="no folder here"), running(parent, tmp_path / "a", lora="x=/nowhere"):

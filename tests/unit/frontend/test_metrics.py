@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from real_servers import RealServer
 
+from engine.core.messages import FinishReason, TokenOutput
+from engine.core.stats import EngineStats
 from engine.frontend.metrics import Metrics
-from engine.messages import FinishReason, TokenOutput
-from engine.stats import EngineStats
 from scripted.core.clock import VirtualClock
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "tables" / "metrics.md"

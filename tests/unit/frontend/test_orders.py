@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import FinishReason, Generate, TokenOutput
 from engine.frontend.dialect import Dialect
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import LONG_BODY_BYTES, LongBodies, WorkLostError, body_work
@@ -21,8 +23,6 @@ from engine.frontend.protocol import GenerateBody
 from engine.frontend.requests import Order, ServedModel, request_of, unpacked
 from engine.frontend.routes.generation import order_works, orders_of
 from engine.frontend.tokenizer import load_tokenizer
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import FinishReason, Generate, TokenOutput
 from engine.model.embedded import embedded_folder
 from engine.settings import ServerSettings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Abort, CallAnswer
+from engine.core.messages import Abort, CallAnswer
 
 OPERATORS = [
     ("/flush_cache", None),

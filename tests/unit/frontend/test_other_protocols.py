@@ -12,10 +12,10 @@ import pytest
 from real_servers import RealServer, running
 from reciting_model import write_reciting_model
 
+from engine.core.messages import FinishReason, TokenOutput
 from engine.frontend.openai.response_bodies import ResponseBody
 from engine.frontend.openai.response_shapes import MAX_SHOWN_BYTES
 from engine.launch.preload import PreloadedParent
-from engine.messages import FinishReason, TokenOutput
 
 REASONING = "Two products. Not <tool_call> yet."
 CALLS = (

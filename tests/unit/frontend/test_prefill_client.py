@@ -14,10 +14,7 @@ import httpx
 import pytest
 from fake_scheduler import PATIENCE_S, FakeScheduler
 
-from engine.frontend.engine_client import EngineClient
-from engine.frontend.errors import ApiError
-from engine.frontend.peers import MAX_CALLS, PrefillClient
-from engine.messages import (
+from engine.core.messages import (
     FinishReason,
     Generate,
     PrefillDropped,
@@ -26,7 +23,10 @@ from engine.messages import (
     SamplingParams,
     TokenOutput,
 )
-from engine.routing.prefills import Prefills
+from engine.core.routing.prefills import Prefills
+from engine.frontend.engine_client import EngineClient
+from engine.frontend.errors import ApiError
+from engine.frontend.peers import MAX_CALLS, PrefillClient
 from engine.settings import ServerSettings
 
 AT = "http://127.0.0.1:1"

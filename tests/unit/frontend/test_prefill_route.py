@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Delivery, FinishReason, Generate, Refusal, RefusalKind, TokenOutput
+from engine.core.messages import Delivery, FinishReason, Generate, Refusal, RefusalKind, TokenOutput
 
 ROLE = {"role": "prefill", "page_size": 4}
 TO = ["unix:/tmp/x/kv-0#a1", "tcp:10.0.0.7:31000#b2"]

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from real_servers import RealServer, running
 
+from engine.core.messages import FinishReason, TokenOutput
 from engine.frontend.sessions import Sessions
 from engine.launch.preload import PreloadedParent
-from engine.messages import FinishReason, TokenOutput
 from engine.process.logs import REQUEST_LOGGER, JsonFormatter, fields_of
 
 PAGE = "https://chat.example"

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 from scripted_lockstep.actions import AdministrativeCall, BeginProfile, all_actions
 
-from engine.frontend.errors import ApiError
-from engine.messages import (
+from engine.core.messages import (
     Abort,
     AbortAll,
     CallAnswer,
@@ -32,7 +31,8 @@ from engine.messages import (
     TokenOutput,
     UpdateWeights,
 )
-from engine.stats import EngineStats
+from engine.core.stats import EngineStats
+from engine.frontend.errors import ApiError
 from scripted.core.placed import parse_placed
 
 

@@ -13,10 +13,7 @@ import pytest
 from connections import Connection
 
 import engine.frontend
-from engine.frontend.errors import ApiError
-from engine.frontend.requests import Order, rids_of
-from engine.frontend.sessions import NativeShape, Session, Sessions
-from engine.messages import (
+from engine.core.messages import (
     Abort,
     AbortAll,
     ClientMessage,
@@ -30,6 +27,9 @@ from engine.messages import (
     TokenOutput,
     ended_by,
 )
+from engine.frontend.errors import ApiError
+from engine.frontend.requests import Order, rids_of
+from engine.frontend.sessions import NativeShape, Session, Sessions
 
 FRONTEND = str(Path(engine.frontend.__file__).parent)
 # The connection (``connection.py``) hands over to the application; a route is reached from there.

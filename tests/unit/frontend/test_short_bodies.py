@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import FinishReason, TokenOutput
 from engine.frontend import protocol
 from engine.frontend.forked_work import LONG_BODY_BYTES, is_long
 from engine.frontend.openai import bodies, requests
 from engine.frontend.requests import ServedModel
 from engine.frontend.tokenizer import ChatTemplate
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import FinishReason, TokenOutput
 from engine.settings import ServerSettings
 
 USER = {"role": "user", "content": "x"}

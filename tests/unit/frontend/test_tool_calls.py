@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from connections import Connection
 
+from engine.core.messages import Abort, FinishReason, Generate, TokenOutput
 from engine.frontend.dialect import Dialect
 from engine.frontend.reasoning import QWEN3
 from engine.frontend.tools.families import FAMILIES
-from engine.messages import Abort, FinishReason, Generate, TokenOutput
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u20ac"}}</tool_call>'

@@ -16,17 +16,17 @@ from opentelemetry.trace import StatusCode
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from engine import EngineConfig
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Abort, Event, Generate, RequestTrace, SamplingParams, decode_replies, encode
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler.loop import run_loop
+from engine.core.scheduler.ports import Step, StepResult
 from engine.frontend import request_log
 from engine.frontend.request_log import RequestRecord
 from engine.frontend.tracing import NS_A_SECOND, Tracing, _Once
 from engine.launch.resolution import refuse_early
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Abort, Event, Generate, RequestTrace, SamplingParams, decode_replies, encode
 from engine.pipeline.progress import _KEPT, Phase, StageProgress
-from engine.scheduler import Scheduler
-from engine.scheduler.loop import run_loop
-from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.traced_gate import TracedGate
 from engine.settings import ServerSettings
 from engine.settings_sources import trace_settings

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from engine.core.messages import Grammar, GrammarKind
 from engine.grammar.compiled import CompiledGrammars
 from engine.grammar.source import definition_of, fault_of, may_force_too_much
-from engine.messages import Grammar, GrammarKind
 from engine.model.embedded import embedded_folder
 
 LIST = {"type": "array", "items": {"const": "abc"}}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from threading import Event, current_thread
 
+from engine.core.messages import FinishReason, Grammar, GrammarKind, GrammarReady
+from engine.core.plan import GrammarOrder
 from engine.grammar.compiled import CompiledGrammars, GrammarCompiler, GrammarError, UnfollowableGrammar
-from engine.messages import FinishReason, Grammar, GrammarKind, GrammarReady
-from engine.plan import GrammarOrder
 
 
 class Slow(CompiledGrammars):

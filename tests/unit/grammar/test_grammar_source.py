@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from engine.core.messages import Grammar, GrammarKind
 from engine.grammar.source import MAX_GRAMMAR_CHARS, fault_of, schema_grammar
-from engine.messages import Grammar, GrammarKind
 
 OBJECT = {"type": "object"}
 

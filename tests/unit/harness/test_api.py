@@ -48,7 +48,7 @@ def test_a_finding_brings_its_adapter_and_its_mutant() -> None:
 
 
 def test_a_replay_says_what_met_nothing_and_where_a_scheduler_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.scheduler import Scheduler
+    from engine.core.scheduler import Scheduler
 
     assert api.replay("default; 1 start a prompt=1 new=1; 20 abort a").unreached == ("20 abort a",)
     step = Scheduler.step

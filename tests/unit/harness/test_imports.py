@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "zmq", "fastapi", "uvicorn", "rich", "httpx")
 
 
-@pytest.mark.parametrize("module", ["scripted", "scripted_lockstep.sim.runner", "engine", "engine.scheduler"])
+@pytest.mark.parametrize("module", ["scripted", "scripted_lockstep.sim.runner", "engine", "engine.core.scheduler"])
 def test_importing_the_harness_imports_nothing_heavy(module: str) -> None:
     """D12"""
     heavy = ("torch", "transformers") if module == "scripted_lockstep.sim.runner" else HEAVY

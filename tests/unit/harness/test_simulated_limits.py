@@ -10,8 +10,8 @@ from scripted_lockstep.configs import MOST_PAGES, limits_of
 from typer.testing import CliRunner
 
 from engine import EngineConfig
-from engine.errors import CheckpointError, ConfigError
-from engine.messages import FinishReason, TokenOutput
+from engine.core.errors import CheckpointError, ConfigError
+from engine.core.messages import FinishReason, TokenOutput
 from scripted import ScriptedSim
 from scripted.cli import app
 from scripted.core.schedule import Schedule

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Completion, PipelineFailed
-from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Completion, PipelineFailed
+from engine.core.plan import Forward, ForwardMode, SamplingSpec, Segment
 
 GREEDY = SamplingSpec(seed=0)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import IntegrityError
-from engine.instruments import Pressure
-from engine.integrity.memory import check_memory
-from engine.memory import KVMemory, PagePool, PageState, SlidingWindowPool
-from engine.messages import EvictCache, ReleasePressure, SetPressure
+from engine.core.audit.memory import check_memory
+from engine.core.errors import IntegrityError
+from engine.core.instruments import Pressure
+from engine.core.memory import KVMemory, PagePool, PageState, SlidingWindowPool
+from engine.core.messages import EvictCache, ReleasePressure, SetPressure
 
 
 def memory_of(pages: int = 12, rows: int = 4) -> KVMemory:

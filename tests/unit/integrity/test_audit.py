@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.errors import IntegrityError
-from engine.integrity import audit
-from engine.memory import KVMemory, PagePool, RadixTree
-from engine.messages import Abort
-from engine.scheduler import Books, Place, Scheduler
-from engine.scheduler.time_limits import TimeLimits
+from engine.core.audit import audit
+from engine.core.errors import IntegrityError
+from engine.core.memory import KVMemory, PagePool, RadixTree
+from engine.core.messages import Abort
+from engine.core.scheduler import Books, Place, Scheduler
+from engine.core.scheduler.time_limits import TimeLimits
 
 Break = Callable[[Scheduler, pytest.MonkeyPatch], None]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.messages import Generate
-from engine.scheduler.ports import Step, StepResult
+from engine.core.messages import Generate
+from engine.core.scheduler.ports import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.live_gate import LiveGate
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from engine.core.plan import Microbatch
 from engine.pipeline.local import LocalPipeline
-from engine.plan import Microbatch
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.live_gate import LiveGate
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.launch.announcement import Announce, Phases, StartView
-from engine.limits import EMBEDDED_FACTS, Limits
 from engine.links.endpoint import Endpoint
 from engine.process.control import Gathering, Loading, Serving
 from engine.settings import ServerSettings

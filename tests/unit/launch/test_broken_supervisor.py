@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.errors import ProcessDiedError
+from engine.core.errors import ProcessDiedError
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.launch import supervisor
 from engine.launch.announcement import Phases, StartView
 from engine.launch.child import fork_child
-from engine.limits import EMBEDDED_FACTS, Limits
 from engine.links.listener import bind_server
 from engine.process.control import Control, ProcessDied, Ready
 from engine.process.death import read_death_report

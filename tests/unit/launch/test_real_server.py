@@ -22,7 +22,7 @@ import httpx
 import psutil
 import pytest
 
-from engine.errors import StartupError
+from engine.core.errors import StartupError
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.process.death import read_death_report

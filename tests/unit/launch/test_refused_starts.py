@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.launch import resolution
 from engine.launch.resolution import refuse_early
 from engine.settings import ServerSettings

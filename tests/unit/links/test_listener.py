@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.errors import StartupError
+from engine.core.errors import StartupError
 from engine.links import connection, listener
 from engine.links.connection import LinkAddress
 from engine.links.endpoint import Endpoint

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import IntegrityError
-from engine.integrity.memory import check_host
-from engine.memory import HostTier, KVMemory, Lease, PageState
+from engine.core.audit.memory import check_host
+from engine.core.errors import IntegrityError
+from engine.core.memory import HostTier, KVMemory, Lease, PageState
 
 SIZE = 2
 

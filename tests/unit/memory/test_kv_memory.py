@@ -6,8 +6,8 @@ import pytest
 from hypothesis import settings
 from lease_machine import LeaseMachine
 
-from engine.errors import IntegrityError
-from engine.memory import KVMemory
+from engine.core.errors import IntegrityError
+from engine.core.memory import KVMemory
 
 
 def memory_of(pages: int = 8, page_size: int = 2, rows: int = 3, *, radix_cache: bool = True) -> KVMemory:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import IntegrityError
-from engine.integrity.memory import check_pages
-from engine.memory import PagePool, PageState
+from engine.core.audit.memory import check_pages
+from engine.core.errors import IntegrityError
+from engine.core.memory import PagePool, PageState
 
 
 def test_lowest_free_pages_come_first() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import IntegrityError
-from engine.integrity.memory import check_pages, check_tree
-from engine.memory import Node, PagePool, PageState, RadixTree
+from engine.core.audit.memory import check_pages, check_tree
+from engine.core.errors import IntegrityError
+from engine.core.memory import Node, PagePool, PageState, RadixTree
 
 
 class Forest:

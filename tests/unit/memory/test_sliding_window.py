@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from lease_machine import LeaseMachine
 
-from engine.errors import IntegrityError
-from engine.integrity.memory import check_memory
-from engine.memory import KVMemory, Lease, SlidingWindowPool
+from engine.core.audit.memory import check_memory
+from engine.core.errors import IntegrityError
+from engine.core.memory import KVMemory, Lease, SlidingWindowPool
 
 SIZE = 2
 

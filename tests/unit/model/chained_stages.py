@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.config import EngineConfig
-from engine.limits import Limits, ModelFacts
-from engine.messages import Completion
+from engine.core.config import EngineConfig
+from engine.core.limits import Limits, ModelFacts
+from engine.core.messages import Completion
+from engine.core.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
 from engine.model.runner import StageRunner
-from engine.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
 
 # Where the tests of parity compute: ``pytest --device``.
 DEVICE = "cpu"

@@ -13,9 +13,9 @@ import transformers
 from chained_stages import limits_for
 from tiny_checkpoints import SHAPE
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.model.backend import takes_openvino, why_not_openvino, with_its_pages
 from engine.model.runner import StageRunner
 

@@ -7,11 +7,11 @@ import itertools
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.plan import Segment
 from engine.model.batch import ForwardBatch
 from engine.model.kv_pool import KVPool
-from engine.plan import Segment
 
 LIMITS = Limits.of(
     EngineConfig(page_size=2, max_total_tokens=16, context_length=16, max_running_requests=2), EMBEDDED_FACTS

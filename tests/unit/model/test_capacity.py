@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.limits import EMBEDDED_FACTS, Limits, ModelFacts
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.limits import EMBEDDED_FACTS, Limits, ModelFacts
 from engine.model import capacity
 
 FACTS = ModelFacts(name="m", vocab_size=100, context_length=1000, num_layers=2, kv_bytes_per_token=100)

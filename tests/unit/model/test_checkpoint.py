@@ -15,8 +15,8 @@ import torch
 from chained_stages import limits_for
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
 from engine.frontend.tokenizer import load_tokenizer
 from engine.model.checkpoint import (
     read_facts,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
 from engine.model.checkpoint import checkpoint_digest, resolve_folder
 
 

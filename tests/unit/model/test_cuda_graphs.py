@@ -17,14 +17,14 @@ from chained_stages import ChainedStages, limits_for
 from torch import nn
 
 from benchmarks.gpu.stand_ins import AskedForANumber, stand_ins, taped
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
+from engine.core.plan import SamplingSpec, Segment, WeightUpdate
 from engine.model import cuda_graphs
 from engine.model.batch import DecodeBatch
 from engine.model.cuda_graphs import graph_sizes, why_no_graphs
 from engine.model.kv_pool import KVPool
 from engine.model.lean import LeanDecoder
-from engine.plan import SamplingSpec, Segment, WeightUpdate
 
 PROMPTS = [[(row * 31 + place * 7) % 190 for place in range(5 + 6 * row)] for row in range(5)]
 SPECS = [SamplingSpec(seed=row, temperature=0.9 if row % 2 else 0.0) for row in range(5)]

@@ -18,9 +18,10 @@ from chained_stages import ChainedStages, limits_for
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError, DeviceLostError, EngineError
-from engine.limits import ModelFacts
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError, DeviceLostError, EngineError
+from engine.core.limits import ModelFacts
+from engine.core.plan import UNKNOWN_TOKEN, Forward, ForwardMode, SamplingSpec, Segment
 from engine.model import capacity, stage_model
 from engine.model.arithmetic import stage_devices
 from engine.model.lora import Pair
@@ -30,7 +31,6 @@ from engine.model.sampling import Sampler
 from engine.model.stage_model import StageModel
 from engine.model.stage_slice import StageSlice
 from engine.model.weights import WeightFiles
-from engine.plan import UNKNOWN_TOKEN, Forward, ForwardMode, SamplingSpec, Segment
 
 # Of a device that is not the CPU every build of torch can make fake tensors, if it is this one.
 GPU = torch.device("meta")

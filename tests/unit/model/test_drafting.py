@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.limits import Limits, embedded_facts
-from engine.messages import Completion
+from engine.core.config import EngineConfig
+from engine.core.limits import Limits, embedded_facts
+from engine.core.messages import Completion
+from engine.core.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
 from engine.model.drafting import DraftModel
-from engine.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
 
 CONFIG = EngineConfig(
     device="cpu", page_size=8, max_total_tokens=256, context_length=128, speculative_algorithm="draft_model",

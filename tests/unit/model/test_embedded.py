@@ -13,12 +13,12 @@ from chained_stages import ChainedStages
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
-from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits, ModelFacts
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
+from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits, ModelFacts
+from engine.core.plan import SamplingSpec
 from engine.model import checkpoint, embedded
 from engine.model.embedded import SPECIAL_TOKENS, embedded_folder, write_embedded
-from engine.plan import SamplingSpec
 
 TOKENIZER = embedded._tokenizer()
 

@@ -11,8 +11,8 @@ import transformers
 from chained_stages import ChainedStages, limits_for
 from tiny_checkpoints import SHAPE, WINDOW
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
 from engine.model import attention
 from engine.model.checkpoint import SERVED
 

@@ -12,8 +12,8 @@ from chained_stages import DEVICE, ChainedStages, limits_for
 from reference_logits import Reference, reference_logits
 from tiny_checkpoints import FAMILIES
 
-from engine.config import EngineConfig
-from engine.plan import SamplingSpec
+from engine.core.config import EngineConfig
+from engine.core.plan import SamplingSpec
 
 TOLERANCE = 1e-4  # fp32; the largest difference seen was 6e-6
 LENGTHS = (31, 18)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from chained_stages import DEVICE, ChainedStages
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Completion
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Completion
+from engine.core.plan import Copies, Microbatch, SamplingSpec, Segment
 from engine.model.host_pool import HostPool
 from engine.model.kv_pool import KVPool
-from engine.plan import Copies, Microbatch, SamplingSpec, Segment
 
 PAGE = 32
 PROMPT = list(b"a prompt that fills two pages of KV, and then goes on a little")

@@ -13,13 +13,13 @@ import transformers
 from chained_stages import ChainedStages, limits_for
 from tiny_checkpoints import SHAPE
 
-from engine.config import EngineConfig
-from engine.errors import StepFailedError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import StepFailedError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.plan import SamplingSpec
 from engine.model import lean
 from engine.model.arithmetic import compute_dtype, relative_difference
 from engine.model.lean import LeanDecoder, why_not_lean
-from engine.plan import SamplingSpec
 
 PROMPT = list(range(20, 61))
 

@@ -16,11 +16,11 @@ import transformers
 from chained_stages import DEVICE, ChainedStages, limits_for
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError, IntegrityError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError, IntegrityError
+from engine.core.plan import LoraChange, LoraUpdate, Segment, WeightUpdate
 from engine.model.embedded_lora import embedded_lora_folder
 from engine.model.lora_config import LoraConfig, require_lora
-from engine.plan import LoraChange, LoraUpdate, Segment, WeightUpdate
 
 TOLERANCE = 1e-4  # fp32; the largest difference seen was 7e-6
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

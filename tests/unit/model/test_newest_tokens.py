@@ -15,7 +15,7 @@ from chained_stages import ChainedStages
 from tiny_checkpoints import WINDOW
 
 from benchmarks.gpu.stand_ins import stand_ins
-from engine.plan import UNKNOWN_TOKEN, SamplingSpec
+from engine.core.plan import UNKNOWN_TOKEN, SamplingSpec
 
 AHEAD = [UNKNOWN_TOKEN]
 

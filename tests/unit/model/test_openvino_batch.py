@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("openvino")
 
-from engine.config import EngineConfig
-from engine.errors import StepFailedError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import StepFailedError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.plan import Segment
 from engine.model.openvino.batch import BlockBatch, BlockFormat, BlockPool
-from engine.plan import Segment
 
 ROWS = 4
 TABLE_TOKENS = 512

@@ -14,9 +14,9 @@ from reference_logits import Reference, reference_logits
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import WINDOW
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
-from engine.plan import SamplingSpec
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
+from engine.core.plan import SamplingSpec
 
 pytest.importorskip("openvino")
 

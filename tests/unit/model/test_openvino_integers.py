@@ -14,10 +14,10 @@ pytest.importorskip("openvino")
 from chained_stages import ChainedStages, limits_for
 from quantized_checkpoints import KINDS, quantized
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
+from engine.core.plan import SamplingSpec
 from engine.model.arithmetic import compute_dtype
 from engine.model.openvino.kept import default_folder
-from engine.plan import SamplingSpec
 
 PROMPT = list(range(20, 51))
 KEPT = {

@@ -16,14 +16,14 @@ import torch
 from chained_stages import ChainedStages, limits_for
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError, OpenVINOError, StepFailedError
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Completion, PromptLogprob
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError, OpenVINOError, StepFailedError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Completion, PromptLogprob
+from engine.core.plan import Forward, ForwardMode, ProfileSwitch, SamplingSpec, Segment, WeightUpdate
 from engine.model.checkpoint import read_configured_facts
 from engine.model.runner import StageRunner
 from engine.model.stage_slice import StageFacts
-from engine.plan import Forward, ForwardMode, ProfileSwitch, SamplingSpec, Segment, WeightUpdate
 
 pytest.importorskip("openvino")
 

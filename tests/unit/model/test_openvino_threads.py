@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.model.openvino.threads import forward_threads, stage_threads, usable_cores
 
 MIB = 1 << 20

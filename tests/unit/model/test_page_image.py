@@ -7,9 +7,9 @@ import pytest
 import torch
 from chained_stages import DEVICE
 
-from engine.config import EngineConfig
-from engine.errors import StepFailedError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import StepFailedError
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.model.kv_pool import KVPool
 from engine.model.page_image import PageImages, PageLayout
 from engine.model.slot_record import SlotRecord

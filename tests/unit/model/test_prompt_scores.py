@@ -11,11 +11,11 @@ import torch
 from chained_stages import DEVICE, ChainedStages, limits_for
 from reference_logits import Reference, reference_logits
 
-from engine.config import EngineConfig
-from engine.messages import PromptLogprob
+from engine.core.config import EngineConfig
+from engine.core.messages import PromptLogprob
+from engine.core.plan import SamplingSpec, Segment
 from engine.model import prompt_logprobs
 from engine.model.prompt_logprobs import PromptScores
-from engine.plan import SamplingSpec, Segment
 
 TOLERANCE = 1e-4  # fp32, as of logits
 LENGTH = 31

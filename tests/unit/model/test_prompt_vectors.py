@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.core.plan import Segment
 from engine.model.pooling import Pooling, PoolingKind
 from engine.model.prompt_vectors import PromptVectors
-from engine.plan import Segment
 
 
 def part(row: int, start: int, count: int, *, emits: bool) -> Segment:

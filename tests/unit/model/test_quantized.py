@@ -16,12 +16,12 @@ from quantized_checkpoints import KINDS, Tensors, compressed, quantized
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import ALTERNATING, SHAPE
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
+from engine.core.plan import SamplingSpec
 from engine.model.capacity import weight_bytes
 from engine.model.checkpoint import require_files
 from engine.model.quantization import quantization_of
-from engine.plan import SamplingSpec
 
 
 def tokens(folder: Path) -> list[int]:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from chained_stages import DEVICE, ChainedStages
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Completion
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Completion
+from engine.core.plan import Forward, ForwardMode, SamplingSpec, Segment
 from engine.model.runner import limit_threads
-from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
 
 UNKNOWN_ID = "IndexError" if DEVICE == "cpu" else "token ids must be in"
 PROMPT = list(b"the same prompt for everyone")

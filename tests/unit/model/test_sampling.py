@@ -12,9 +12,9 @@ from chained_stages import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.plan import SamplingSpec, Segment
 from engine.model.choice import Sampled
 from engine.model.sampling import History, Sampler, uniform
-from engine.plan import SamplingSpec, Segment
 
 VOCAB = 8
 LOGITS = torch.log(torch.tensor([0.4, 0.3, 0.15, 0.1, 0.04, 0.01, 0.0, 0.0]) + 1e-9)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
+from engine.core.plan import SamplingSpec, Segment
 from engine.model.batch import ForwardBatch
 from engine.model.kv_pool import KVPool
 from engine.model.slot_record import SlotRecord
-from engine.plan import SamplingSpec, Segment
 
 PAGE = 4
 WINDOW = EMBEDDED_WINDOW_FACTS.window_tokens

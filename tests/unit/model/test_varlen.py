@@ -14,8 +14,8 @@ import torch
 from chained_stages import ChainedStages, limits_for
 
 from benchmarks.gpu.stand_ins import kernel
-from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError
 from engine.model.transfer import packed, sent, unpacked
 from engine.model.varlen import AttentionShape, why_not_shape, why_not_varlen
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from chained_stages import DEVICE
 
-from engine.config import EngineConfig
-from engine.limits import Limits, embedded_facts
-from engine.messages import Completion, Generate, SamplingParams, TokenLogprob, TokenOutput
+from engine.core.config import EngineConfig
+from engine.core.limits import Limits, embedded_facts
+from engine.core.messages import Completion, Generate, SamplingParams, TokenLogprob, TokenOutput
+from engine.core.plan import Forward, ForwardMode, Microbatch, Segment
+from engine.core.scheduler import Scheduler
 from engine.model.runner import StageRunner
 from engine.model.verification import verify
-from engine.plan import Forward, ForwardMode, Microbatch, Segment
-from engine.scheduler import Scheduler
 
 # Three tokens share nearly all of the probability, so that some guesses hold and some do not.
 FEW = ((33, 60.0), (34, 60.0), (35, 60.0))

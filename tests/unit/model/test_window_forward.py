@@ -12,13 +12,13 @@ from reference_logits import Reference, reference_logits
 from tiny_checkpoints import WINDOW
 
 from benchmarks.gpu.stand_ins import kernel
-from engine.config import EngineConfig
-from engine.errors import CheckpointError, IntegrityError
-from engine.limits import ModelFacts
+from engine.core.config import EngineConfig
+from engine.core.errors import CheckpointError, IntegrityError
+from engine.core.limits import ModelFacts
+from engine.core.plan import SamplingSpec, Segment
 from engine.model import capacity
 from engine.model.checkpoint import read_model_config, window_layers
 from engine.model.runner import StageRunner
-from engine.plan import SamplingSpec, Segment
 
 FAMILIES = ["mistral_window", "gemma2_softcap", "gemma3_two_ropes"]
 TOLERANCE = 1e-4

@@ -11,9 +11,9 @@ from scripted_lockstep.machine import EngineMachine
 from scripted_lockstep.oracle.step_checks import EngineOracle
 
 from engine import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.memory import KVMemory, RadixTree
-from engine.messages import (
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.memory import KVMemory, RadixTree
+from engine.core.messages import (
     Abort,
     AbortAll,
     CallAnswer,
@@ -27,9 +27,9 @@ from engine.messages import (
     SamplingParams,
     TokenOutput,
 )
-from engine.plan import Microbatch, Segment
-from engine.scheduler import Scheduler, StepResult
-from engine.scheduler.flush_and_update import FlushAndUpdate
+from engine.core.plan import Microbatch, Segment
+from engine.core.scheduler import Scheduler, StepResult
+from engine.core.scheduler.flush_and_update import FlushAndUpdate
 from scripted import ScriptedSim, ScriptFailed
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule

@@ -11,8 +11,8 @@ from scripted_lockstep.oracle import digests
 from scripted_lockstep.oracle.digests import DigestedStep, check_digest, check_digests
 from scripted_lockstep.workloads import FLAGSHIP
 
-from engine.instruments import DigestChain
-from engine.messages import Abort, CallAnswer, TokenOutput
+from engine.core.instruments import DigestChain
+from engine.core.messages import Abort, CallAnswer, TokenOutput
 from scripted.core.violation import Violation
 from scripted.search.execution import record
 from scripted.search.targets import workload_named
@@ -57,7 +57,7 @@ def test_a_step_that_is_not_in_the_digest_is_named() -> None:
 
 def test_call_ids_that_are_in_the_digest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     records = record(workload_named("deferred-flush"))[1]
-    monkeypatch.setattr("engine.instruments.digest._CALLS", frozenset())
+    monkeypatch.setattr("engine.core.instruments.digest._CALLS", frozenset())
     with pytest.raises(Violation, match="the digest depends on the ids of calls"):
         check_digests(records)
 

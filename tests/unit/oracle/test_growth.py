@@ -7,9 +7,9 @@ from collections import deque
 import pytest
 from scripted_lockstep.oracle.growth import check_growth, check_stages
 
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.scheduler import Scheduler
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.scheduler import Scheduler
 from scripted.core.sizes import sizes_of
 from scripted.core.violation import Violation
 

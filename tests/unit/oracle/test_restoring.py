@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from scripted_lockstep.oracle.restoring import check_checkpoint
 
-from engine.config import EngineConfig
-from engine.memory import Node, RadixTree, SlidingWindowPool
-from engine.messages import Generate, SamplingParams
-from engine.scheduler import Scheduler, admission
-from engine.scheduler.controls import Controls
+from engine.core.config import EngineConfig
+from engine.core.memory import Node, RadixTree, SlidingWindowPool
+from engine.core.messages import Generate, SamplingParams
+from engine.core.scheduler import Scheduler, admission
+from engine.core.scheduler.controls import Controls
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation

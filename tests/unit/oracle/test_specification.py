@@ -16,10 +16,10 @@ from scripted_lockstep.copies import UNSPECIFIED_EVERY_RUNS, is_specified
 from scripted_lockstep.specification import specification
 from scripted_lockstep.specification.conformance import RULES, Conformance, Nonconformance
 
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
-from engine.memory import Node
-from engine.messages import (
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
+from engine.core.memory import Node
+from engine.core.messages import (
     CallAnswer,
     Event,
     FlushCache,
@@ -31,10 +31,10 @@ from engine.messages import (
     StatsAnswer,
     TokenOutput,
 )
-from engine.plan import Forward
-from engine.scheduler import Scheduler, StepResult
-from engine.scheduler.counters import Counters
-from engine.stats import EngineStats
+from engine.core.plan import Forward
+from engine.core.scheduler import Scheduler, StepResult
+from engine.core.scheduler.counters import Counters
+from engine.core.stats import EngineStats
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
@@ -65,7 +65,7 @@ def test_it_shares_nothing_with_the_engine_but_messages_plans_and_limits(page: P
     modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
     engine = {name for name in modules if name.split(".")[0] == "engine"}
-    assert engine <= {"engine", "engine.limits", "engine.messages", "engine.plan", "engine.stats"}
+    assert engine <= {"engine", "engine.core.limits", "engine.core.messages", "engine.core.plan", "engine.core.stats"}
     package = "scripted_lockstep.specification"
     known = {f"{package}.expected", *(f"{package}.{other.stem}" for other in _PAGES)}
     assert {name for name in modules if name.startswith("scripted")} <= known

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.limits import Limits
-from engine.messages import Completion
-from engine.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
-from engine.scheduler.ports import Pipeline
+from engine.core.limits import Limits
+from engine.core.messages import Completion
+from engine.core.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.core.scheduler.ports import Pipeline
 
 ROW_TOKENS = 256
 WAIT_S = 20.0

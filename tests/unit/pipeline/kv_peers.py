@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import PagesReceived, PagesSent, TransferEvent
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import PagesReceived, PagesSent, TransferEvent
+from engine.core.plan import ReceivePages, SendPages
 from engine.model.kv_pool import KVPool
 from engine.model.page_image import PageImages, PageLayout
 from engine.model.slot_record import SlotRecord
@@ -34,7 +35,6 @@ from engine.pipeline.kv_frames import (
 )
 from engine.pipeline.kv_receiver import KVReceiver
 from engine.pipeline.kv_sender import KVSender
-from engine.plan import ReceivePages, SendPages
 
 WAIT_S = 10.0
 PAGES = 8

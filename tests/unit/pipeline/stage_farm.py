@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.errors import ProcessDiedError
-from engine.limits import Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import ProcessDiedError
+from engine.core.limits import Limits
 from engine.model.checkpoint import read_facts
 
 END_TIMEOUT_S = 20.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.frames import BadFrameError
+from engine.core.frames import BadFrameError
 from engine.pipeline.channel import MAX_FRAME_BYTES, READ_BYTES, StageChannel, StageChannels, hand_over
 
 WAIT_S = 10.0

@@ -7,13 +7,22 @@ import pytest
 import torch
 from handmade_plans import PlanWriter, generate, take
 
-from engine.config import EMBEDDED_LORA, EngineConfig
-from engine.errors import DeviceLostError, EngineError, IntegrityError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EMBEDDED_LORA, EngineConfig
+from engine.core.errors import DeviceLostError, EngineError, IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.plan import (
+    UNKNOWN_TOKEN,
+    Forward,
+    ForwardMode,
+    LoraChange,
+    LoraUpdate,
+    Microbatch,
+    SamplingSpec,
+    Segment,
+)
 from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
-from engine.plan import UNKNOWN_TOKEN, Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, SamplingSpec, Segment
 
 CONFIG = EngineConfig(device="cpu", context_length=256)
 LIMITS = Limits.of(CONFIG, EMBEDDED_FACTS)

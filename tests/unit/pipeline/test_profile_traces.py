@@ -11,13 +11,13 @@ import pytest
 from handmade_plans import PlanWriter, generate, run, take
 from stage_farm import StageFarm
 
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.plan import Microbatch, ProfileSwitch
 from engine.model import profiling
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
 from engine.pipeline.staged import StagedPipeline
-from engine.plan import Microbatch, ProfileSwitch
 
 PROMPT = list(b"What takes the time?")
 LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)

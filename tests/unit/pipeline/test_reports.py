@@ -13,7 +13,27 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Completion, PagesReceived, PagesSent, PipelineFailed, TokenLogprob, TransferEvent, encode
+from engine.core.messages import (
+    Completion,
+    PagesReceived,
+    PagesSent,
+    PipelineFailed,
+    TokenLogprob,
+    TransferEvent,
+    encode,
+)
+from engine.core.plan import (
+    Forward,
+    ForwardMode,
+    LoraChange,
+    LoraUpdate,
+    Microbatch,
+    ReceivePages,
+    Segment,
+    SendPages,
+    StopTransfer,
+    WeightUpdate,
+)
 from engine.pipeline.channel import MAX_FRAME_BYTES, StageChannel
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.stage import StageLoop
@@ -28,18 +48,6 @@ from engine.pipeline.wire import (
     TransferDone,
     decode_stage_message,
     stage_address,
-)
-from engine.plan import (
-    Forward,
-    ForwardMode,
-    LoraChange,
-    LoraUpdate,
-    Microbatch,
-    ReceivePages,
-    Segment,
-    SendPages,
-    StopTransfer,
-    WeightUpdate,
 )
 
 WAIT_S = 10.0

@@ -13,15 +13,15 @@ import transformers
 from handmade_plans import PlanWriter, generate, run
 from stage_farm import StageFarm
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.plan import SleepSwitch, WeightUpdate
 from engine.model.checkpoint import read_facts
 from engine.model.embedded import embedded_folder, write_embedded
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
 from engine.pipeline.staged import StagedPipeline
-from engine.plan import SleepSwitch, WeightUpdate
 
 PROMPT = list(b"A prompt before the sleep and after it.")
 TOKENS = 6

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.messages import Completion, encode
+from engine.core.messages import Completion, encode
+from engine.core.plan import Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 from engine.pipeline.progress import Phase, StageProgress
 from engine.pipeline.stage import StageLoop
 from engine.pipeline.transport import HiddenFailed
@@ -25,7 +26,6 @@ from engine.pipeline.wire import (
     StageView,
     decode_stage_report,
 )
-from engine.plan import Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 
 STEP = Forward(3, ForwardMode.DECODE, ())
 UPDATE = WeightUpdate(4, "embedded:7")

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from engine.errors import ConfigError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.errors import ConfigError
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.pipeline import stage, stage_process
 from engine.pipeline.kv_port import KVLinks
 from engine.process.control import Control, Loading, ProcessDied, Ready, Serving, Shutdown, decode_child_message

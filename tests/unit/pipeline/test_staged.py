@@ -12,9 +12,9 @@ import zmq
 from handmade_plans import WAIT_S, PlanWriter, generate, run, take
 from stage_farm import NEIGHBOUR_DIED, StageFarm
 
-from engine.config import EngineConfig
-from engine.errors import EngineError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import EngineError
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
 from engine.pipeline.staged import StagedPipeline

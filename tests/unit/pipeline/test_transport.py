@@ -14,8 +14,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import ProcessDiedError, StepFailedError
-from engine.messages import Completion, encode
+from engine.core.errors import ProcessDiedError, StepFailedError
+from engine.core.messages import Completion, encode
+from engine.core.plan import (
+    DECODE,
+    MIXED,
+    PREFILL,
+    Forward,
+    LoraChange,
+    LoraUpdate,
+    ProfileSwitch,
+    SamplingSpec,
+    Segment,
+    WeightUpdate,
+)
 from engine.pipeline.channel import StageChannel, StageChannels
 from engine.pipeline.transport import _HEAD, DistributedTransport, HiddenFailed, SocketTransport
 from engine.pipeline.wire import (
@@ -30,18 +42,6 @@ from engine.pipeline.wire import (
     decode_stage_report,
 )
 from engine.pipeline.wires import StageWires
-from engine.plan import (
-    DECODE,
-    MIXED,
-    PREFILL,
-    Forward,
-    LoraChange,
-    LoraUpdate,
-    ProfileSwitch,
-    SamplingSpec,
-    Segment,
-    WeightUpdate,
-)
 
 WAIT_S = 10.0
 HIDDEN_SIZE = 8

@@ -12,14 +12,14 @@ import pytest
 from handmade_plans import PlanWriter, generate, run, take
 from stage_farm import StageFarm
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment, WeightUpdate
 from engine.model.embedded import embedded_folder, write_embedded
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
 from engine.pipeline.staged import StagedPipeline
-from engine.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment, WeightUpdate
 
 PROMPT = list(b"A prompt for all weights.")
 TOKENS = 8

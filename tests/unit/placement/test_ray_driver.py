@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from engine import __version__
-from engine.errors import ConfigError, PlacementError
+from engine.core.errors import ConfigError, PlacementError
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.placement import ray_actor, ray_driver
 from engine.placement.messages import StageOrder

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from engine import __version__
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.links.connection import LinkAddress
 from engine.links.endpoint import Endpoint
 from engine.links.listener import LinkListener, bound_at

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import pytest
 
-from engine.errors import CheckpointError, ProcessDiedError
+from engine.core.errors import CheckpointError, ProcessDiedError
 from engine.process.control import (
     MAX_CONTROL_BYTES,
     Control,
@@ -105,7 +105,7 @@ def test_waiting_until_serving_is_bounded(pipe) -> None:
 
 def test_dying_carries_error_traceback_and_reason() -> None:
     own = Dying.of(CheckpointError("no such folder"))
-    assert (own.error, own.refusal) == ("engine.errors.CheckpointError: no such folder", "no such folder")
+    assert (own.error, own.refusal) == ("engine.core.errors.CheckpointError: no such folder", "no such folder")
     assert own.expected
     assert own.victim_of is None
     victim = Dying.of(ProcessDiedError("stage-2", "killed"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError, StartupError
+from engine.core.errors import ConfigError, StartupError
 from engine.links.listener import base_url, bind_server
 from engine.process.death import DeathReport, describe_status, read_death_report
 from engine.process.private_dir import MAX_PATH_BYTES, PrivateDir

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.core.recording import read_recording
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.recording import read_recording
 from engine.scheduler_process.main import flight_path
 from engine.settings import ServerSettings
 from scripted.replay import rerun

@@ -15,10 +15,10 @@ from scripted_lockstep.configs import limits_of
 from scripted_lockstep.sim.runner import ScriptedSim
 from scripted_lockstep.step_words import log_of
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.messages import Completion, Event, Generate, SamplingParams, SetPressure, StartProfile
-from engine.recording import (
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.messages import Completion, Event, Generate, SamplingParams, SetPressure, StartProfile
+from engine.core.recording import (
     FlightRecorder,
     Header,
     RecordingError,
@@ -30,10 +30,10 @@ from engine.recording import (
     Sink,
     read_recording,
 )
-from engine.recording.checkpoint import checkpoint_of, restored
-from engine.recording.format import frame_bytes
-from engine.recording.replay_gate import NullPorts
-from engine.scheduler import Scheduler, run_loop
+from engine.core.recording.checkpoint import checkpoint_of, restored
+from engine.core.recording.format import frame_bytes
+from engine.core.recording.replay_gate import NullPorts
+from engine.core.scheduler import Scheduler, run_loop
 from scripted.cli.replay import replay
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError

@@ -10,10 +10,10 @@ from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 from scripted_lockstep.step_words import log_of
 
 from engine import EngineConfig
-from engine.errors import IntegrityError
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Event, FlushCache, Generate, SamplingParams
-from engine.scheduler import Books, Scheduler, StepRecord
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Event, FlushCache, Generate, SamplingParams
+from engine.core.scheduler import Books, Scheduler, StepRecord
 from scripted.report.trace import Note, Trace, TraceHeader
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)

@@ -7,9 +7,9 @@ import pytest
 from race_records import LIMITS, flush_race, generate, race_traces, record_run
 from scripted_lockstep.step_words import log_of
 
-from engine.limits import Limits
-from engine.messages import Event, PauseGeneration
-from engine.scheduler.ports import StepRecord
+from engine.core.limits import Limits
+from engine.core.messages import Event, PauseGeneration
+from engine.core.scheduler.ports import StepRecord
 from scripted.report.step_log import Note, StepLog
 from scripted.report.table import AROUND_STEPS, render_text, step_table
 

@@ -12,7 +12,7 @@ from race_records import LIMITS, PP4, flush_race, generate, race_traces, record_
 from scripted_lockstep.configs import config_values
 from scripted_lockstep.step_words import event_text, log_of, reply_text
 
-from engine.messages import (
+from engine.core.messages import (
     Abort,
     AbortAll,
     CallAnswer,
@@ -30,7 +30,7 @@ from engine.messages import (
     Reply,
     TokenOutput,
 )
-from engine.scheduler.ports import StepRecord
+from engine.core.scheduler.ports import StepRecord
 from scripted.api import RecordedRun, run_script
 from scripted.core.phrases import short_rid
 from scripted.report.difference import first_difference

@@ -11,8 +11,8 @@ from tests.unit.router import test_router_app as app
 from tests.unit.routing import test_operators as operators
 from tests.unit.routing import test_placement as placement
 
-OPERATORS = "engine.routing.operators:Operators"
-PICTURE = "engine.routing.picture:FollowedCache"
+OPERATORS = "engine.core.routing.operators:Operators"
+PICTURE = "engine.core.routing.picture:FollowedCache"
 
 
 def mutant(name: str, origin: str, bug: str, signature: str, place: str, cut: str, becomes: str) -> Mutant:

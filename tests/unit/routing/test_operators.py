@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.routing.operators import Ask, Operators, Order, Outcome, Seen, State, Verb
+from engine.core.routing.operators import Ask, Operators, Order, Outcome, Seen, State, Verb
 
 NAMES = ("a", "b", "c")
 START = "start"

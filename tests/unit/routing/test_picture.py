@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from engine.memory import KVMemory
-from engine.memory.cache_log import CacheLog
-from engine.memory.node import page_keys
-from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.routing.picture import Batch, CachePicture, FollowedCache
+from engine.core.memory import KVMemory
+from engine.core.memory.cache_log import CacheLog
+from engine.core.memory.node import page_keys
+from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+from engine.core.routing.picture import Batch, CachePicture, FollowedCache
 
 SIZE, PAGES, BATCHES, KEPT = 4, 24, 10_000, 50
 

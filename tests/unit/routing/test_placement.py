@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from engine.memory.node import page_keys
-from engine.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.routing.picture import Batch, FollowedCache
-from engine.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
+from engine.core.memory.node import page_keys
+from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+from engine.core.routing.picture import Batch, FollowedCache
+from engine.core.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
 SIZE = 4
 IDS = tuple(range(1, 18))

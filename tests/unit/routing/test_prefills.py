@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Generate, PrefillFailed, PrefillWanted, SamplingParams
-from engine.routing.prefills import FIRST_RETRY_S, LONGEST_RETRY_S, NEWS_INTERVAL_S, Prefills
+from engine.core.messages import Generate, PrefillFailed, PrefillWanted, SamplingParams
+from engine.core.routing.prefills import FIRST_RETRY_S, LONGEST_RETRY_S, NEWS_INTERVAL_S, Prefills
 
 A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
 PAGE = 4

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.routing.placement import (
+from engine.core.routing.placement import (
     Fleet,
     Placement,
     PrefixIndex,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import (
+from engine.core.messages import (
     Abort,
     ContinueGeneration,
     FinishReason,
@@ -19,7 +19,7 @@ from engine.messages import (
     RefusalKind,
     StatsAnswer,
 )
-from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
+from engine.core.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 
 
 def refusal(engine: SimulatedEngine, message: object) -> Refusal:

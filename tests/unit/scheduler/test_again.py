@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Completion, Event, Generate, PauseGeneration, PauseMode, SamplingParams
-from engine.scheduler import Scheduler
-from engine.scheduler.ports import StepResult
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Completion, Event, Generate, PauseGeneration, PauseMode, SamplingParams
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler.ports import StepResult
 
 CHUNK = 16
 

@@ -8,8 +8,8 @@ import pytest
 from simulated_engine import limits_of
 
 from engine import EngineConfig
-from engine.errors import ConfigError
-from engine.scheduler.chunk_sizes import ChunkSizes
+from engine.core.errors import ConfigError
+from engine.core.scheduler.chunk_sizes import ChunkSizes
 
 ENDLESS = 1 << 40
 

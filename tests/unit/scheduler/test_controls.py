@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import FlushCache, LoadLora, PipelineFailed, StartProfile, UnloadLora, UpdateWeights
-from engine.plan import ForwardMode
+from engine.core.messages import FlushCache, LoadLora, PipelineFailed, StartProfile, UnloadLora, UpdateWeights
+from engine.core.plan import ForwardMode
 
 UPDATE = UpdateWeights(call_id="update", model_path="embedded:1")
 PROFILE = StartProfile(call_id="profile", folder="/traces")

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
-from engine.instruments import DigestChain
-from engine.messages import Abort, Event, Reply
-from engine.scheduler import Scheduler
+from engine.core.instruments import DigestChain
+from engine.core.messages import Abort, Event, Reply
+from engine.core.scheduler import Scheduler
 
 
 def digest_of(moved: int = 5, salt: int = 0, asks: int = 0) -> tuple[str, str]:

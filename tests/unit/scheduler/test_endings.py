@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from simulated_engine import SimulatedEngine, alone, generate, prompt
 
-from engine.errors import IntegrityError
-from engine.messages import Abort, AbortAll, Completion, FinishReason, PipelineFailed
+from engine.core.errors import IntegrityError
+from engine.core.messages import Abort, AbortAll, Completion, FinishReason, PipelineFailed
 
 PP4 = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 

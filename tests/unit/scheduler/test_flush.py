@@ -6,10 +6,10 @@ import pytest
 from scripted_lockstep.machine import EngineMachine
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.errors import IntegrityError
-from engine.integrity import audit
-from engine.messages import Abort, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
-from engine.scheduler import Books
+from engine.core.audit import audit
+from engine.core.errors import IntegrityError
+from engine.core.messages import Abort, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
+from engine.core.scheduler import Books
 
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import Grammar, GrammarKind, GrammarReady
-from engine.plan import GrammarOrder, SamplingSpec
-from engine.scheduler.counters import Counters
-from engine.scheduler.grammars import Grammars
-from engine.scheduler.request import Request
+from engine.core.messages import Grammar, GrammarKind, GrammarReady
+from engine.core.plan import GrammarOrder, SamplingSpec
+from engine.core.scheduler.counters import Counters
+from engine.core.scheduler.grammars import Grammars
+from engine.core.scheduler.request import Request
 
 A, B, C = (Grammar(GrammarKind.REGEX, text) for text in "abc")
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, IntegrityError
-from engine.limits import EMBEDDED_FACTS
-from engine.memory import KVMemory
-from engine.messages import Completion, ContinueGeneration, PauseGeneration
-from engine.plan import SamplingSpec
-from engine.scheduler.drafts import Drafts, note_verified
-from engine.scheduler.request import Request
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError, IntegrityError
+from engine.core.limits import EMBEDDED_FACTS
+from engine.core.memory import KVMemory
+from engine.core.messages import Completion, ContinueGeneration, PauseGeneration
+from engine.core.plan import SamplingSpec
+from engine.core.scheduler.drafts import Drafts, note_verified
+from engine.core.scheduler.request import Request
 
 GUESSES = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1}
 ALPHABET = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
-from engine.messages import ReleasePressure, SetPressure
-from engine.scheduler import Scheduler
+from engine.core.messages import ReleasePressure, SetPressure
+from engine.core.scheduler import Scheduler
 
 
 def test_intervention_holds_at_once_and_counts_in_the_next_step() -> None:

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from simulated_engine import SimulatedEngine, alone, generate, prompt
 
-from engine.errors import IntegrityError
-from engine.integrity import audit
-from engine.messages import (
+from engine.core.audit import audit
+from engine.core.errors import IntegrityError
+from engine.core.messages import (
     Abort,
     ContinueGeneration,
     FinishReason,
@@ -22,7 +22,7 @@ from engine.messages import (
     UnloadLora,
     UpdateWeights,
 )
-from engine.plan import ForwardMode, LoraChange, LoraUpdate
+from engine.core.plan import ForwardMode, LoraChange, LoraUpdate
 
 ONE = {"max_loras": 1, "lora": "x=embedded-lora:1,y=embedded-lora:2"}
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}

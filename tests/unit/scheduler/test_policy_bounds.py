@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from simulated_engine import POLICIES, SimulatedEngine, generate, limits_of, prompt
 
-from engine.memory import KVMemory
-from engine.scheduler import Request, Scheduler
-from engine.scheduler.admission import Admission
-from engine.scheduler.policy import LPM_QUEUE_LIMIT_REQUESTS, OVERTAKEN_LIMIT_REQUESTS, policy_named
+from engine.core.memory import KVMemory
+from engine.core.scheduler import Request, Scheduler
+from engine.core.scheduler.admission import Admission
+from engine.core.scheduler.policy import LPM_QUEUE_LIMIT_REQUESTS, OVERTAKEN_LIMIT_REQUESTS, policy_named
 
 
 def queue(*priorities: int, overdue: Sequence[int] = ()) -> list[Request]:

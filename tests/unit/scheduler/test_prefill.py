@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated_engine import SimulatedEngine, alone, generate, prompt
 
-from engine.plan import ForwardMode
+from engine.core.plan import ForwardMode
 
 
 def parts(engine: SimulatedEngine, rid: str) -> list[tuple[int, int, bool]]:

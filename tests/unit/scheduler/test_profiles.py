@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import PauseGeneration, PipelineFailed, StartProfile, StopProfile
-from engine.plan import ForwardMode
+from engine.core.messages import PauseGeneration, PipelineFailed, StartProfile, StopProfile
+from engine.core.plan import ForwardMode
 
 START = StartProfile(call_id="start", folder="/traces")
 

@@ -6,9 +6,17 @@ import msgspec
 import pytest
 from simulated_engine import SimulatedEngine, alone, generate, prompt
 
-from engine.errors import IntegrityError
-from engine.messages import Completion, FinishReason, Generate, PauseGeneration, PauseMode, PromptLogprob, TokenOutput
-from engine.messages import ContinueGeneration as Continue
+from engine.core.errors import IntegrityError
+from engine.core.messages import (
+    Completion,
+    FinishReason,
+    Generate,
+    PauseGeneration,
+    PauseMode,
+    PromptLogprob,
+    TokenOutput,
+)
+from engine.core.messages import ContinueGeneration as Continue
 
 
 def scored(rid: str, length: int, start: int = 0, new: int = 2) -> Generate:

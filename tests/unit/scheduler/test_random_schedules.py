@@ -7,7 +7,7 @@ import random
 import pytest
 from simulated_engine import POLICIES, SimulatedEngine, alone, generate, limits_of, prompt
 
-from engine.messages import (
+from engine.core.messages import (
     Abort,
     AbortAll,
     ContinueGeneration,

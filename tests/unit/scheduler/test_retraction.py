@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from simulated_engine import SimulatedEngine, alone, generate, prompt
 
-from engine.messages import ContinueGeneration, FinishReason, PauseGeneration, PauseMode, TokenOutput
-from engine.scheduler import Place
+from engine.core.messages import ContinueGeneration, FinishReason, PauseGeneration, PauseMode, TokenOutput
+from engine.core.scheduler import Place
 
 TIGHT = {"page_size": 4, "max_total_tokens": 48, "chunked_prefill_size": 16}
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
-from engine.messages import EvictCache, PipelineFailed
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
+from engine.core.messages import EvictCache, PipelineFailed
 from engine.model import capacity
 from engine.settings import ServerSettings
 

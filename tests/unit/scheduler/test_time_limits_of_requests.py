@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import Abort, ContinueGeneration, FinishReason, Generate, PauseGeneration, PauseMode
-from engine.scheduler.time_limits import TimeLimits
+from engine.core.messages import Abort, ContinueGeneration, FinishReason, Generate, PauseGeneration, PauseMode
+from engine.core.scheduler.time_limits import TimeLimits
 
 
 def limited(rid: str, *, salt: int = 0, length: int = 20, new: int = 4, **limits: float) -> Generate:

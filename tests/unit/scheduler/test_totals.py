@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import AbortAll, FinishReason, LoadLora, UpdateWeights
-from engine.scheduler.counters import Counters
+from engine.core.messages import AbortAll, FinishReason, LoadLora, UpdateWeights
+from engine.core.scheduler.counters import Counters
 
 
 def test_totals_of_a_life_of_everything() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.integrity import audit
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import (
+from engine.core.audit import audit
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import (
     Abort,
     Completion,
     Delivery,
@@ -31,8 +31,8 @@ from engine.messages import (
     SamplingParams,
     TokenOutput,
 )
-from engine.plan import ReceivePages, SendPages, StopTransfer
-from engine.scheduler import Place, Scheduler, StepResult
+from engine.core.plan import ReceivePages, SendPages, StopTransfer
+from engine.core.scheduler import Place, Scheduler, StepResult
 
 PAGE = 4
 TIMEOUT_S = 30.0

@@ -6,9 +6,9 @@ import pytest
 from scripted_lockstep.machine import EngineMachine
 from simulated_engine import SimulatedEngine, alone, generate, prompt
 
-from engine.errors import IntegrityError
-from engine.memory import KVMemory
-from engine.messages import (
+from engine.core.errors import IntegrityError
+from engine.core.memory import KVMemory
+from engine.core.messages import (
     Abort,
     ContinueGeneration,
     FlushCache,
@@ -17,7 +17,7 @@ from engine.messages import (
     PipelineFailed,
     UpdateWeights,
 )
-from engine.plan import ForwardMode
+from engine.core.plan import ForwardMode
 
 UPDATE = UpdateWeights(call_id="update", model_path="embedded:7")
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}

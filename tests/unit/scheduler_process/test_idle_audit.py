@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Generate, SamplingParams
-from engine.scheduler import Scheduler
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Generate, SamplingParams
+from engine.core.scheduler import Scheduler
 from engine.scheduler_process.live_gate import AUDIT_INTERVAL_S, IdleAudit
 from scripted.core.clock import VirtualClock
 

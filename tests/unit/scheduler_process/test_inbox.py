@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.messages import Abort, CallAnswer, decode_replies, encode
+from engine.core.messages import Abort, CallAnswer, decode_replies, encode
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.main import ReplySocket
 

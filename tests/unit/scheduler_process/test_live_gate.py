@@ -14,14 +14,14 @@ import pytest
 import zmq
 
 from engine.clock import MonotonicClock
-from engine.config import EngineConfig
-from engine.errors import IntegrityError, ProcessDiedError
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Abort, Completion, GrammarReady, PipelineEvent, PipelineFailed, encode
-from engine.plan import Forward, ForwardMode, GrammarOrder, Microbatch, WeightUpdate
+from engine.core.config import EngineConfig
+from engine.core.errors import IntegrityError, ProcessDiedError
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import Abort, Completion, GrammarReady, PipelineEvent, PipelineFailed, encode
+from engine.core.plan import Forward, ForwardMode, GrammarOrder, Microbatch, WeightUpdate
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler.ports import Step, StepResult
 from engine.process.control import Control, ProcessDied, Serving, Shutdown
-from engine.scheduler import Scheduler
-from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate
 from engine.settings import ServerSettings

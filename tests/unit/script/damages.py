@@ -34,8 +34,8 @@ import pytest
 import torch
 
 from engine import EngineConfig
-from engine.messages import FinishReason
-from engine.scheduler import Books, Scheduler, policy
+from engine.core.messages import FinishReason
+from engine.core.scheduler import Books, Scheduler, policy
 from scripted import ScriptOptions
 
 __all__ = ["DAMAGES", "DESCRIPTORS", "IN_SERVERS", "OPTIONS", "STOP", "do", "finds_a_whole_engine"]
@@ -69,9 +69,9 @@ DAMAGES: Final = {
     "Books.is_quiescent = property(lambda books: True)": "Books.is_quiescent",
     "Scheduler.helps = lambda scheduler: None": "Scheduler.helps, which is new",
     "EngineConfig.__eq__ = lambda one, other: True": "EngineConfig.__eq__, which is new",
-    "FinishReason.LENGTH._value_ = 'long'": "engine.messages.*length._value_",
-    "policy._POLICIES.clear()": "engine.scheduler.policy._POLICIES",
-    "vars(sys.modules['engine.memory.kv']).clear()": r"engine.memory.kv \(.*deleted\)",
+    "FinishReason.LENGTH._value_ = 'long'": "engine.core.messages.*length._value_",
+    "policy._POLICIES.clear()": "engine.core.scheduler.policy._POLICIES",
+    "vars(sys.modules['engine.core.memory.kv']).clear()": r"engine.core.memory.kv \(.*deleted\)",
     "msgspec.structs.force_setattr(t.scheduler.limits, t.scheduler.limits.__struct_fields__[-1], 'changed')": (
         r"the engine's limits \(t.scheduler.limits\)"
     ),
@@ -92,8 +92,8 @@ DAMAGES: Final = {
     "pytest.fail = lambda *arguments, **options: None": "pytest.fail",
     "_pytest.runner.call_and_report = None": "_pytest.runner.call_and_report",
     "builtins.len = lambda value: 0": "builtins.len",
-    "del sys.modules['engine.scheduler']; sys.modules['json'] = None": (
-        r"sys.modules \(json\).*sys.modules \(engine.scheduler\)|engine.scheduler.*json"
+    "del sys.modules['engine.core.scheduler']; sys.modules['json'] = None": (
+        r"sys.modules \(json\).*sys.modules \(engine.core.scheduler\)|engine.core.scheduler.*json"
     ),
     "sys.meta_path.clear()": "hooks of imports",
     "sys.setrecursionlimit(5000)": "the recursion limit",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scripted_lockstep.server.wire import decode_command
 
-from engine.messages import encode
+from engine.core.messages import encode
 from scripted import BadCall
 from scripted.script.arguments import check_plain, packed, unpacked
 from scripted.script.wire import RunScript

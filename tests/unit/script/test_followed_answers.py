@@ -7,7 +7,7 @@ from scripted_lockstep.script.followed_answers import ByteDecoder, FollowedAnswe
 from scripted_lockstep.script.handle import RequestHandle
 
 from engine import EngineConfig
-from engine.messages import Abort, FinishReason, Generate, SamplingParams, TokenOutput
+from engine.core.messages import Abort, FinishReason, Generate, SamplingParams, TokenOutput
 from scripted import ScriptedSim
 from scripted.script.clients import ClientView
 

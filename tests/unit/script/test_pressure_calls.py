@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine import EngineConfig
-from engine.messages import ReleasePressure, SetPressure
+from engine.core.messages import ReleasePressure, SetPressure
 from scripted import BadCall, ScriptedSim
 
 CONFIG = EngineConfig(max_total_tokens=1024, max_running_requests=4, chunked_prefill_size=64)

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from engine.messages import Generate, Refusal, RefusalKind
-from engine.scheduler.admission import Admission
+from engine.core.config import EngineConfig
+from engine.core.messages import Generate, Refusal, RefusalKind
+from engine.core.scheduler.admission import Admission
 from scripted import RequestRefused, ScriptedSim, ScriptFailed
 
 CONFIG = EngineConfig(chunked_prefill_size=64, max_total_tokens=1024, max_running_requests=1, max_queued_requests=2)

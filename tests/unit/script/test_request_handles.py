@@ -6,9 +6,9 @@ import pytest
 from scripted_lockstep.script.history import EngineHandles
 
 from engine import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import FinishReason, Generate, Refusal, RefusalKind, SamplingParams, TokenOutput
-from engine.scheduler import Scheduler
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import FinishReason, Generate, Refusal, RefusalKind, SamplingParams, TokenOutput
+from engine.core.scheduler import Scheduler
 from scripted import RequestHandle
 from scripted.script.clients import Chunk, ClientView
 

@@ -11,7 +11,7 @@ from scripted_lockstep.sim.runner import ScriptedSim
 from typer.testing import CliRunner
 
 from engine import EngineConfig
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from scripted.cli import app
 from scripted.cli.new import new_test, write_lint_rules
 from scripted.core.named import OWN, adapter_named

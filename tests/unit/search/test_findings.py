@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from scripted_lockstep.bugs import mutant_named
 
-from engine.memory import KVMemory
-from engine.memory.radix import RadixTree
-from engine.scheduler import Scheduler
+from engine.core.memory import KVMemory
+from engine.core.memory.radix import RadixTree
+from engine.core.scheduler import Scheduler
 from scripted.core.named import adapter_named
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule

@@ -8,8 +8,8 @@ import pytest
 from scripted_lockstep.bugs import mutant_named
 from scripted_lockstep.fleets.adapter import ADAPTER, NAME
 
-from engine.config import EngineConfig
-from engine.routing.prefills import Prefills
+from engine.core.config import EngineConfig
+from engine.core.routing.prefills import Prefills
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed, parse_placed
 from scripted.core.run import Run

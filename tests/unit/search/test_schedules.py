@@ -18,8 +18,8 @@ from scripted_lockstep.actions import (
     Update,
 )
 
-from engine.errors import ConfigError
-from engine.messages import PauseMode
+from engine.core.errors import ConfigError
+from engine.core.messages import PauseMode
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError

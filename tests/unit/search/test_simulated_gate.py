@@ -23,7 +23,7 @@ from scripted_lockstep.copies import COPIER
 from scripted_lockstep.sim.runner import ScriptedSim
 from scripted_lockstep.workloads import FLAGSHIP
 
-from engine.scheduler import StepRecord
+from engine.core.scheduler import StepRecord
 from scripted.core.forks import Frozen
 from scripted.core.placed import Placed
 from scripted.core.run import Run

@@ -14,7 +14,7 @@ from scripted_lockstep.configs import limits_of
 from scripted_lockstep.space import SPACE
 from scripted_lockstep.twists import SCENES, TWISTS, twisted
 
-from engine.scheduler.shared_prompts import LEAST_SPARED_TOKENS
+from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.named import OWN
 from scripted.core.placed import Placed

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.serve_app.options import read_options
 
 

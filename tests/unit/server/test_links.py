@@ -16,7 +16,7 @@ import pytest
 from scripted_lockstep.script.world import StageLink
 from scripted_lockstep.server.links import LOOPBACK, Relay, Route, order_link
 
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 
 DELAY_S = 0.1
 # What must not come is waited for so long; what must come, at most so long.

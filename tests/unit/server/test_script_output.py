@@ -11,7 +11,7 @@ import pytest
 from scripted_lockstep.server import runner
 
 from engine import EngineConfig
-from engine.frames import decoder_of
+from engine.core.frames import decoder_of
 from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ServerDied
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core.core_schema import ErrorType
 
 from engine import EngineConfig
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.operator_routes import AbortBody, PauseBody, UpdateWeightsBody

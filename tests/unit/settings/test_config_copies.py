@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import EngineConfig
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.settings import ServerSettings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine import EngineConfig
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.settings import LIVE_GATE, ServerSettings
 from engine.settings_sources import read_settings, unread_variables
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from scripted_lockstep.sim.runner import ScriptedSim
 from typer.testing import CliRunner
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from scripted.cli import app
 from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import BadCommand

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from parsed_answers import parsed, shown
 from tokenizers import AddedToken, Tokenizer
 
+from engine.core.messages import Grammar, GrammarKind
 from engine.frontend.dialect import AnswerParser
 from engine.frontend.reasoning import ReasoningSplitter, ReasoningStart
 from engine.frontend.tools.call_grammar import (
@@ -25,7 +26,6 @@ from engine.frontend.tools.call_grammar import (
 )
 from engine.frontend.tools.families import FAMILIES, MISTRAL_NAMED_FORM
 from engine.grammar.source import definition_of, fault_of, schema_grammar
-from engine.messages import Grammar, GrammarKind
 from engine.model import embedded
 
 END = 257

@@ -1,0 +1,1 @@
+"""The pure core: typed messages and plans, memory, the scheduler, its audit and its recordings."""

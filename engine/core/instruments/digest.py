@@ -1,0 +1,117 @@
+"""The digest chain: one value that stands for everything a scheduler did, step by step.
+
+Two chains with one digest had the same events, plans, replies and sizes in every step. The plan chain leaves out
+token values, so that it is the same for a real model and for a simulated one. Neither depends on machine, process or
+hash seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import ClassVar, Final, TypeVar, get_args
+
+import msgspec
+
+from engine.core.messages import Event, Reply, encode
+from engine.core.plan import LoraUpdate, Microbatch, SleepSwitch
+
+_DIGEST_BYTES: Final = 8
+# Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their
+# digest.
+_PENDING_LIMIT_STEPS: Final = 256
+
+# Every message with a call id, found by its field, so that a new one cannot be forgotten.
+_CALLS: Final = frozenset(kind for kind in get_args(Event) + get_args(Reply) if "call_id" in kind.__struct_fields__)
+
+_Item = TypeVar("_Item", bound=msgspec.Struct)
+_Entry = tuple[Sequence[Event], Microbatch | None, Sequence[Reply], tuple[int, ...]]
+_QUIET: Final[_Entry] = ((), None, (), ())
+
+
+class DigestChain:
+    """Two running hashes over the steps of one scheduler, brought up to date when one is asked for.
+
+    A chain without ``keeps_steps`` is given none.
+    """
+
+    keeps_steps: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._full = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._plans = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._pending: list[_Entry] = []
+
+    def add(self, entry: _Entry) -> None:
+        """Append one step: its events, microbatch, replies and the sizes of everything after it."""
+        events, microbatch, replies, sizes = entry
+        self._append((_nameless(events), microbatch, _nameless(replies) if replies else replies, sizes))
+
+    def add_quiet(self) -> None:
+        """Append one step in which nothing came, went or changed."""
+        self._append(_QUIET)
+
+    def _append(self, entry: _Entry) -> None:
+        self._pending.append(entry)
+        if len(self._pending) >= _PENDING_LIMIT_STEPS:
+            self._fold()
+
+    @property
+    def digest(self) -> str:
+        """Everything so far, token values included; 16 hex digits."""
+        self._fold()
+        return self._full.hexdigest()
+
+    @property
+    def plan_digest(self) -> str:
+        """What was launched, where and when so far, without token values; 16 hex digits."""
+        self._fold()
+        return self._plans.hexdigest()
+
+    def _fold(self) -> None:
+        pending = self._pending
+        if pending:
+            self._full.update(_stream(pending))
+            shapes = [(plan_shape(microbatch) if microbatch else (), sizes) for _, microbatch, _, sizes in pending]
+            self._plans.update(_stream(shapes))
+            pending.clear()
+
+
+def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
+    """The same without call ids: a front end numbers its calls over its whole life, whatever the scheduler does."""
+    for item in items:
+        if type(item) in _CALLS:
+            return [msgspec.structs.replace(i, call_id="") if type(i) in _CALLS else i for i in items]
+    return items
+
+
+def _stream(entries: Sequence[object]) -> bytes:
+    """The entries' own encodings, end to end; without a header, so that it does not matter when they were folded."""
+    # The msgpack header of a list: 1 byte up to 15 items, 3 up to 65,535.
+    return encode(entries)[1 if len(entries) < 16 else 3 :]
+
+
+def plan_shape(microbatch: Microbatch) -> list[object]:
+    """All of a plan but its token values."""
+    head: list[object] = [microbatch.id, microbatch.mode]
+    if isinstance(microbatch, LoraUpdate):
+        head.append(microbatch.change)
+    if isinstance(microbatch, SleepSwitch):
+        head.append(microbatch.level)
+    if microbatch.copies is not None:
+        head.append(microbatch.copies)
+    return head + [
+        (
+            s.rid,
+            s.row,
+            s.start,
+            len(s.token_ids),
+            s.page_start,
+            s.pages,
+            s.choosers if s.drafts else s.emits,
+            s.window_pages,
+            s.logprobs_from,
+        )
+        + ((s.lora,) if s.lora else ())
+        for s in microbatch.segments
+    ]

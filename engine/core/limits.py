@@ -1,0 +1,300 @@
+"""What the scheduler core and the front end need to know of a model and a configuration, resolved to plain numbers.
+
+``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that
+no 'auto' is resolved twice below. Also the one rule for what can never fit.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.core.config import (
+    CHUNKING_OFF,
+    EMBEDDED_MODEL,
+    EMBEDDED_WINDOW_MODEL,
+    EngineConfig,
+    has_embedded_window,
+    loras_of,
+)
+from engine.core.errors import ConfigError
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of a checkpoint. ``vocab_size`` bounds token ids.
+
+    ``window_tokens`` is how many tokens its window layers see, 0 for a model without such layers. Of the two sizes in
+    bytes one is for the window layers, and ``kv_bytes_per_token`` for all others: 0 when there are no others.
+    ``draft_kv_bytes_per_token`` is the part of a draft model in these. ``embedding_size`` is that of the vectors of a
+    model that embeds, 0 for one that generates text; without ``shares_prefixes`` it needs all of a prompt computed.
+    """
+
+    name: str
+    vocab_size: int
+    context_length: int
+    num_layers: int
+    kv_bytes_per_token: int
+    window_tokens: int = 0
+    window_kv_bytes_per_token: int = 0
+    draft_kv_bytes_per_token: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    embedding_size: int = 0
+    shares_prefixes: bool = True
+
+    def with_draft(self, draft: ModelFacts) -> ModelFacts:
+        """The same with the KV of a draft model beside its own. Raises ConfigError for one that cannot guess for it."""
+        if draft.vocab_size != self.vocab_size or draft.window_tokens:
+            raise ConfigError(
+                f"speculative_draft_model must have the vocabulary of {self.name!r}, {self.vocab_size} tokens, and no "
+                f"window layers, got {draft.name!r} with {draft.vocab_size} and a window of {draft.window_tokens}; use "
+                "another model of the same family"
+            )
+        total = self.kv_bytes_per_token + draft.kv_bytes_per_token
+        context_length = min(self.context_length, draft.context_length)
+        return msgspec.structs.replace(
+            self,
+            kv_bytes_per_token=total,
+            draft_kv_bytes_per_token=draft.kv_bytes_per_token,
+            context_length=context_length,
+        )
+
+
+# The embedded model: a tiny Qwen3 with a byte-level vocabulary. 256 bytes, then the special tokens; four layers, so
+# that four stages have one each; 2 (K and V) * 4 layers * 2 kv heads * 16 per head * 4 bytes.
+EMBEDDED_FACTS = ModelFacts(
+    name=EMBEDDED_MODEL,
+    vocab_size=264,
+    context_length=8192,
+    num_layers=4,
+    kv_bytes_per_token=1024,
+    eos_token_ids=(257,),
+)
+
+# The same with a window of 64 tokens in every other layer, the first included.
+EMBEDDED_WINDOW_FACTS = msgspec.structs.replace(
+    EMBEDDED_FACTS,
+    name=EMBEDDED_WINDOW_MODEL,
+    kv_bytes_per_token=512,
+    window_tokens=64,
+    window_kv_bytes_per_token=512,
+)
+
+
+def embedded_facts(model: str) -> ModelFacts:
+    return EMBEDDED_WINDOW_FACTS if has_embedded_window(model) else EMBEDDED_FACTS
+
+
+# KV capacity of the embedded model when the configuration does not say, in tokens: the same in every tier and on every
+# machine, so that a script meets the same pool everywhere.
+EMBEDDED_TOTAL_TOKENS = 16_384
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say.
+
+    Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
+    ``ngram_max`` and ``ngram_min`` are. With ``drafts_itself`` the draft model has the weights of the model. ``loras``
+    are the LoRAs that are there from the start, by name and path; ``max_loras`` is 0 where there can be none.
+    ``waiting_timeout_s`` is in seconds, None for no limit. ``embedding_size`` is 0 where text is generated. With
+    ``prefills`` it computes prompts for decode engines; one of these ``receives``, and waits ``prefill_timeout_s``.
+    """
+
+    pp_size: int
+    depth: int
+    page_size: int
+    total_pages: int
+    rows: int
+    prefill_budget_tokens: int
+    chunking: bool
+    mixed_chunk: bool
+    max_queued_requests: int
+    context_length: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    radix_cache: bool
+    schedule_policy: str
+    priority_preemption: bool
+    seed: int
+    window_tokens: int = 0
+    window_pages: int = 0
+    draft_tokens: int = 0
+    ngram_max: int = 0
+    ngram_min: int = 0
+    has_draft_model: bool = False
+    drafts_itself: bool = False
+    waiting_timeout_s: float | None = None
+    microbatch_requests: int | None = None
+    dynamic_chunking: bool = False
+    chunk_parity_tokens: int = 1
+    max_cached_grammars: int = 64
+    max_loras: int = 0
+    loras: tuple[tuple[str, str], ...] = ()
+    host_pages: int = 0
+    async_scheduling: bool = False
+    kv_events: bool = False
+    embedding_size: int = 0
+    prefills: bool = False
+    receives: bool = False
+    prefill_timeout_s: float = 30.0
+
+    @classmethod
+    def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
+        """Resolve a configuration against a model.
+
+        ``total_tokens`` is the KV capacity measured on the device, used where the configuration does not say. Raises
+        ConfigError when the model cannot do what the configuration asks.
+        """
+        _require_possible(config, facts)
+        capacity = config.max_total_tokens or total_tokens or EMBEDDED_TOTAL_TOKENS
+        chunking = config.chunked_prefill_size != CHUNKING_OFF
+        budget = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunking else config.max_prefill_tokens
+        speculates, looks_up = config.speculative_algorithm != "off", config.speculative_algorithm == "ngram"
+        same = {name: getattr(config, name) for name in cls.__struct_fields__ if name in EngineConfig.model_fields}
+        resolved = {
+            "depth": config.depth,
+            "total_pages": capacity // config.page_size,
+            "rows": config.max_running_requests,
+            "prefill_budget_tokens": budget,
+            "chunking": chunking,
+            "context_length": config.context_length or facts.context_length,
+            "vocab_size": facts.vocab_size,
+            "eos_token_ids": facts.eos_token_ids,
+            "radix_cache": config.radix_cache and facts.shares_prefixes,
+            "window_tokens": facts.window_tokens,
+            "draft_tokens": config.speculative_num_draft_tokens if speculates else 0,
+            "ngram_max": config.speculative_ngram_max if looks_up else 0,
+            "ngram_min": config.speculative_ngram_min if looks_up else 0,
+            "has_draft_model": config.speculative_algorithm == "draft_model",
+            "drafts_itself": config.speculative_draft_model == config.model,
+            "microbatch_requests": config.pp_max_micro_batch_size,
+            "max_loras": config.most_loras,
+            "loras": loras_of(config.lora),
+            "host_pages": config.host_kv_tokens // config.page_size,
+            "async_scheduling": config.async_scheduling and not facts.embedding_size,
+            "embedding_size": facts.embedding_size,
+            "prefills": config.role == "prefill",
+            "receives": config.role == "decode",
+        }
+        limits = cls(**same | resolved)
+        return limits._with_window_pages(config, facts) if facts.window_tokens else limits
+
+    @property
+    def decode_budget_tokens(self) -> int:
+        """Most tokens in one decode microbatch: one of each row, and its drafts."""
+        return self.rows * (1 + self.draft_tokens)
+
+    @property
+    def draft_scratch_pages(self) -> int:
+        """Pages that a draft model has beside those of plans, for guesses beyond the pages of each request."""
+        return min(self.rows, self.most_requests) * self.pages_for(self.draft_tokens) if self.has_draft_model else 0
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that a microbatch may have; without a bound more than there are rows, which no microbatch has."""
+        return self.rows + 1 if self.microbatch_requests is None else self.microbatch_requests
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which any request may end by itself."""
+        return () if self.waiting_timeout_s is None else (self.waiting_timeout_s,)
+
+    @property
+    def most_window_pages(self) -> int:
+        """Window pages that all rows can use at once: a window each, and what is in flight."""
+        ahead = self.draft_tokens or self.async_scheduling
+        drafts = self._span(ahead) if ahead else 0
+        return self.rows * (self._span(self.window_tokens) + drafts) + self.depth * self._span(
+            self.prefill_budget_tokens
+        )
+
+    @property
+    def row_window_pages(self) -> int:
+        """Window pages that one request uses at most when it is prefilled one microbatch at a time."""
+        at_once = max(min(self.prefill_budget_tokens, self.context_length), 1 + self.draft_tokens)
+        return self._span(self.window_tokens - 1 + at_once)
+
+    def _span(self, tokens: int) -> int:
+        """Pages that this many neighbouring tokens lie in at most."""
+        return (tokens + self.page_size - 2) // self.page_size + 1
+
+    def _with_window_pages(self, config: EngineConfig, facts: ModelFacts) -> Limits:
+        """The window pool as configured, else as large as can be of use; a page has at most one window page."""
+        least, most = self.row_window_pages, self.most_window_pages
+        wanted = most if config.max_window_tokens is None else config.max_window_tokens // self.page_size
+        pages = min(wanted, most, self.total_pages)
+        if pages < min(least, self.total_pages):
+            raise ConfigError(
+                f"max_window_tokens must be >= {least * self.page_size}, what one request of model {facts.name!r} can "
+                f"use at once (a window of {self.window_tokens} tokens and {self.prefill_budget_tokens} tokens in "
+                f"flight, in pages of {self.page_size}), got {config.max_window_tokens}; raise it, lower "
+                "chunked_prefill_size or leave it unset"
+            )
+        return msgspec.structs.replace(self, window_pages=pages)
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def why_never_fits(self, prompt_tokens: int, max_new_tokens: int) -> str | None:
+        """The reason why a request can never run here, with its numbers; None when it can.
+
+        Asked by the front end before anything is queued and by the scheduler at admission, so both refuse alike.
+        Output is clamped to the context; the KV of the very last token is never written. The window pool refuses
+        no request: it holds all that one request can use at once.
+        """
+        if prompt_tokens < 1:
+            return "the prompt is empty; a prompt needs at least 1 token"
+        # A prompt alone may fill the context; one that is to be continued leaves room for a token.
+        longest = self.context_length if max_new_tokens == 0 else self.context_length - 1
+        if prompt_tokens > longest:
+            return (
+                f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room "
+                f"for at most {longest}: this model's maximum context length is {self.context_length} tokens; shorten "
+                "the prompt"
+            )
+        if not self.chunking and prompt_tokens > self.prefill_budget_tokens:
+            return (
+                f"the prompt has {prompt_tokens} tokens, but max_prefill_tokens is {self.prefill_budget_tokens} and "
+                "chunked prefill is off; shorten the prompt or switch chunking on"
+            )
+        # The KV of the whole prompt is written even for no new token.
+        total = max(prompt_tokens, min(prompt_tokens + max_new_tokens, self.context_length) - 1)
+        if self.pages_for(total) > self.total_pages:
+            return (
+                f"the request needs {self.pages_for(total)} pages of {self.page_size} tokens ({prompt_tokens} prompt + "
+                f"{max_new_tokens} new tokens), but the KV cache has {self.total_pages}; ask for fewer tokens"
+            )
+        return None
+
+
+def _require_possible(config: EngineConfig, facts: ModelFacts) -> None:
+    """Raise ConfigError when the model cannot do what the configuration asks."""
+    if (config.context_length or 0) > facts.context_length:
+        raise ConfigError(
+            f"context_length must be <= {facts.context_length}, the limit of model {facts.name!r}, "
+            f"got {config.context_length}; lower it or leave it unset"
+        )
+    if config.pp_size > facts.num_layers:
+        raise ConfigError(
+            f"pp_size must be <= {facts.num_layers}, the layers of model {facts.name!r}, got {config.pp_size}; "
+            "use fewer stages"
+        )
+    if config.host_kv_tokens and facts.window_tokens:
+        raise ConfigError(
+            f"host_kv_tokens must be 0 for model {facts.name!r}, whose window layers keep their KV on the device "
+            f"alone, got {config.host_kv_tokens}; leave it out"
+        )
+    if not facts.shares_prefixes and (config.host_kv_tokens or config.kv_events):
+        field = "host_kv_tokens" if config.host_kv_tokens else "kv_events"
+        raise ConfigError(
+            f"{field} must be left out for model {facts.name!r}: it embeds by the mean of a prompt's tokens, "
+            "so that no prefix is shared"
+        )
+    if config.role != "both" and (facts.window_tokens or facts.embedding_size):
+        kind = "has window layers, whose KV is not sent" if facts.window_tokens else "generates no text"
+        raise ConfigError(
+            f"role must be 'both' for model {facts.name!r}, which {kind}, got {config.role!r}; leave it out"
+        )
+    if facts.embedding_size and config.speculative_algorithm != "off":
+        raise ConfigError(
+            f"speculative_algorithm must be 'off' for model {facts.name!r}, which generates no text, got "
+            f"{config.speculative_algorithm!r}; leave it out"
+        )

@@ -1,0 +1,51 @@
+"""What entered and left the prefix cache since it was last asked: pages by the digest of all tokens up to their end.
+
+Pure bookkeeping beside the tree and the second tier, which note their changes here; an engine that publishes nothing
+has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.core.memory.node import KvKey, page_keys
+from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+
+
+class CacheLog:
+    """``keys`` has the key of each page of the pool that is cached, by page number."""
+
+    def __init__(self, page_size: int) -> None:
+        self.keys: dict[int, bytes] = {}
+        self._page_size = page_size
+        self._events: list[CacheEvent] = []
+
+    def take(self) -> tuple[CacheEvent, ...]:
+        """The changes since the last call, in order."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def stored(self, after: int | None, tokens: Sequence[int], pages: Sequence[int], kv_key: KvKey) -> None:
+        """``pages`` hold ``tokens``, below the cached page ``after``, or as the beginning of a prompt."""
+        parent = None if after is None else self.keys[after]
+        keys = tuple(page_keys(tokens, self._page_size, kv_key, after=parent))
+        self.keys.update(zip(pages, keys, strict=True))
+        self._events.append(PagesStored(parent=parent, keys=keys, tokens=tuple(tokens), kv_key=kv_key))
+
+    def removed(self, pages: Sequence[int]) -> None:
+        """``pages`` of the pool were evicted."""
+        self._events.append(PagesRemoved(keys=tuple([self.keys.pop(page) for page in pages])))
+
+    def stored_on_host(self, key: bytes) -> None:
+        """A copy of this page is ready on the host."""
+        self._events.append(PagesStored(parent=None, keys=(key,), on_host=True))
+
+    def removed_from_host(self, key: bytes) -> None:
+        """The host gave the place of this page to another one."""
+        self._events.append(PagesRemoved(keys=(key,), on_host=True))
+
+    def cleared(self) -> None:
+        """Nothing is cached, neither in the pool nor on the host."""
+        self.keys.clear()
+        self._events.append(CacheCleared())

@@ -1,0 +1,244 @@
+"""The memory of requests: page pool, rows and prefix tree, and the one place where a request's memory is freed.
+
+It decides nothing about order or time. A request takes a lease at admission, extends it chunk by chunk, publishes what
+is confirmed, and releases the lease once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.core.errors import IntegrityError
+from engine.core.memory.cache_log import CacheLog
+from engine.core.memory.host_tier import HostPage, HostTier
+from engine.core.memory.lease import Lease
+from engine.core.memory.node import PLAIN, KvKey, Node
+from engine.core.memory.pages import PagePool
+from engine.core.memory.radix import RadixTree
+from engine.core.memory.sliding_window import SlidingWindowPool
+
+
+class KVMemory:
+    """``pages``, ``rows`` and ``tree`` of one engine, and ``sliding_window`` if its model has window layers.
+
+    ``host`` is its second tier, None for an engine without one. ``log`` has what entered and left the cache, where that
+    is published.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_pages: int,
+        page_size: int,
+        rows: int,
+        radix_cache: bool,
+        sliding_window: SlidingWindowPool | None = None,
+        host: HostTier | None = None,
+        log: CacheLog | None = None,
+    ) -> None:
+        self.pages = PagePool(total_pages, page_size)
+        self.rows = PagePool(rows, unit="row")
+        self.sliding_window = sliding_window
+        self.host = host
+        self.tree = RadixTree(self.pages, sliding_window, host)
+        self.log = self.tree.log = log
+        if host is not None:
+            host.log = log
+        self._page_size = page_size
+        self._radix_cache = radix_cache
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free, or can be by evicting what no request protects."""
+        return self.pages.free + self.tree.evictable_pages
+
+    def available_pages_without(self, leases: Sequence[Lease]) -> int:
+        """Pages that would be available if these leases were released. A prefix that others protect as well stays."""
+        locks: dict[Node, int] = {}
+        for lease in leases:
+            for node in self.tree.path(lease.node):
+                locks[node] = locks.get(node, 0) + 1
+        unlocked = sum(len(node.pages) for node, count in locks.items() if node.lock_ref == count)
+        return self.available_pages + unlocked + sum(len(lease.pages) - lease.cached_pages for lease in leases)
+
+    def has_room(self, tokens: int, *, spare_pages: int, without: Sequence[Lease] = ()) -> bool:
+        """Whether this many tokens would fit, with pages to spare, if these leases were released."""
+        pages = self.pages_for(tokens)
+        if pages + spare_pages > self.available_pages_without(without):
+            return False
+        window = self.sliding_window
+        return window is None or window.need(pages) + spare_pages <= window.available_pages_without(without)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that this many tokens take."""
+        return -(-tokens // self._page_size)
+
+    def cacheable_tokens(self, tokens: int) -> int:
+        """Of this many tokens those that the tree would keep: full pages."""
+        return tokens // self._page_size * self._page_size if self._radix_cache else 0
+
+    def cached_tokens(self, ids: Sequence[int], hit_limit: int = -1, kv_key: KvKey = PLAIN) -> int:
+        """Tokens of a prompt that the tree and the host could serve now, see ``admit``. Changes nothing."""
+        if not self._radix_cache:
+            return 0
+        if self.sliding_window is None:
+            # Without the page of the last token. The prompt need not be copied, and it may be long.
+            most = len(ids) + hit_limit if hit_limit < 0 else hit_limit
+            pages = min(self.tree.match_length(ids, kv_key), most) // self._page_size
+            return (pages + len(self._on_host(ids, pages, hit_limit, kv_key))) * self._page_size
+        return len(self._usable(ids[:hit_limit], self.sliding_window, kv_key))
+
+    def cached_nodes(self, ids: Sequence[int], hit_limit: int = -1, kv_key: KvKey = PLAIN) -> list[tuple[int, int]]:
+        """The nodes of the tree that could serve a prompt now, with the pages that it would take of each."""
+        if not self._radix_cache:
+            return []
+        window, prefix = self.sliding_window, ids[:hit_limit]
+        return self.tree.match_nodes(prefix if window is None else self._usable(prefix, window, kv_key), kv_key)
+
+    def admit(
+        self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int = -1, kv_key: KvKey = PLAIN
+    ) -> Lease | None:
+        """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
+
+        None, and nothing taken, when it does not fit. The prefix was computed with and for the same ``kv_key``. Only
+        ``ids[:hit_limit]`` may come from the cache, and never the last token: without a forward pass there is no next
+        token, so a fully cached prompt still computes one. What of the prefix is on the host is loaded into pages of
+        the lease by the next microbatch.
+        """
+        if not self.rows.free:
+            return None
+        prefix = ids[:hit_limit]
+        if self.sliding_window is not None:
+            prefix = self._usable(prefix, self.sliding_window, kv_key)
+        node, pages = self.tree.match(prefix, kv_key) if self._radix_cache else (self.tree.root, [])
+        # Locked before the count, because what the request itself protects cannot be evicted for it.
+        self.tree.lock(node)
+        if self.pages_for(len(ids)) - len(pages) + spare_pages > self.available_pages:
+            self.tree.unlock(node)
+            return None
+        lease = Lease(rid=rid, row=self.rows.allocate(1)[0], pages=pages, node=node, kv_key=kv_key)
+        if self.host is not None and self.host.kept:
+            self._load(lease, self._on_host(ids, len(pages), hit_limit, kv_key), self.host)
+        window = self.sliding_window
+        return lease if window is None or self._enter_window(lease, len(ids), spare_pages, window) else None
+
+    def extend(self, lease: Lease, tokens: int) -> bool:
+        """Make sure that a lease has pages for ``tokens`` tokens, evicting if it must.
+
+        False, and nothing taken, if it can't.
+        """
+        need = -(-tokens // self._page_size) - len(lease.pages)
+        if need <= 0:
+            return True
+        window = self.sliding_window
+        if window is not None and need > window.available_pages:
+            return False
+        short = need - self.pages.free
+        if short > 0 and (short > self.tree.evictable_pages or self.tree.evict(short) < short):
+            return False
+        pages = self.pages.allocate(need)
+        if window is not None:
+            window.add(pages)
+        lease.pages += pages
+        return True
+
+    def free_tokens_of(self, lease: Lease, *, spare_pages: int) -> int:
+        """Tokens that a lease could have pages for if it took free ones only, and left pages to spare."""
+        window = self.sliding_window
+        free = self.pages.free if window is None else min(self.pages.free, window.pages.free)
+        return (len(lease.pages) + max(0, free - spare_pages)) * self._page_size
+
+    def trim(self, lease: Lease, tokens: int) -> None:
+        """Give back the pages after those of this many tokens, which the lease alone holds."""
+        kept = self.pages_for(tokens)
+        rest = lease.pages[kept:]
+        if not rest:
+            return
+        if self.sliding_window is not None:
+            self.sliding_window.give_up(rest)
+        self.pages.release(rest)
+        del lease.pages[kept:]
+        lease.unsent = min(lease.unsent, kept)
+
+    def slide(self, lease: Lease, position: int) -> None:
+        """Give back the window pages that nothing from ``position`` on can see. All before it is computed and back."""
+        if self.sliding_window is not None:
+            self.sliding_window.slide(lease, position)
+
+    def publish(self, lease: Lease, ids: Sequence[int], *, counts: bool) -> None:
+        """Hand the full pages of ``ids``, the confirmed tokens of a request, over to the tree.
+
+        Only while no microbatch with the request is in flight: a page whose tokens the tree has already is swapped for
+        the tree's own, and no stage may be reading the old one.
+        """
+        if not self._radix_cache:
+            return
+        start, size, before = lease.cached_pages, self._page_size, lease.node
+        end = max(start, len(ids) // size)
+        tokens, own = ids[start * size : end * size], lease.pages[start:end]
+        node, pages = self.tree.publish(before, tokens, own, counts=counts, kv_key=lease.kv_key)
+        for index, page in enumerate(pages, start):
+            if self.sliding_window is not None:
+                self.sliding_window.publish(lease.pages[index], page)
+            if lease.pages[index] != page:
+                lease.pages[index] = page
+                lease.unsent = min(lease.unsent, index)
+        if node is not before:
+            self.tree.lock(node)
+            self.tree.unlock(before)
+        lease.node, lease.cached_pages = node, end
+
+    def release(self, lease: Lease) -> None:
+        """Give back everything that a lease owns, once. The only place that frees a request's memory."""
+        if lease.released:
+            raise IntegrityError(f"the memory of {lease.rid} is released twice")
+        if self.sliding_window is not None:
+            self.sliding_window.release(lease)
+        self.tree.unlock(lease.node)
+        self.pages.release(lease.held_pages)
+        self.rows.release((lease.row,))
+        lease.released = True
+
+    def reset(self) -> None:
+        """Drop the tree and forget every owner. The caller has asked the one idle predicate."""
+        self.tree.reset()
+        self.pages.reset()
+        self.rows.reset()
+        if self.sliding_window is not None:
+            self.sliding_window.reset()
+        if self.host is not None:
+            self.host.reset()
+        if self.log is not None:
+            self.log.cleared()
+
+    # -- inside --
+
+    def _on_host(self, ids: Sequence[int], start: int, hit_limit: int, kv_key: KvKey) -> Sequence[HostPage]:
+        """What the host could add to the first ``start`` pages of a prompt, which the tree serves."""
+        host = self.host
+        return host.match(ids[:hit_limit], start, kv_key) if host is not None and host.kept else ()
+
+    def _load(self, lease: Lease, found: Sequence[HostPage], host: HostTier) -> None:
+        """Have pages of the host copied into new pages of a lease. The caller has counted these as room."""
+        before = len(lease.pages)
+        # First of all, because what is evicted for the new pages may take the place of other host pages.
+        host.protect(found)
+        if not self.extend(lease, (before + len(found)) * self._page_size):
+            raise IntegrityError(f"{lease.rid} was admitted, but has no room for {len(found)} pages from the host")
+        host.load(found, lease.pages[before:])
+
+    def _usable(self, ids: Sequence[int], window: SlidingWindowPool, kv_key: KvKey) -> Sequence[int]:
+        """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""
+        pages = self.tree.match_pages(ids, kv_key) if self._radix_cache else []
+        return ids[: window.usable_pages(pages) * self._page_size]
+
+    def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, window: SlidingWindowPool) -> bool:
+        """Protect what a new lease sees of its prefix, if its other window pages would fit; else undo the lease."""
+        window.attach(lease)
+        need = window.need(self.pages_for(tokens), cached=len(lease.pages))
+        if need + spare_pages <= window.available_pages:
+            return True
+        window.release(lease)
+        self.tree.unlock(lease.node)
+        self.rows.release((lease.row,))
+        return False

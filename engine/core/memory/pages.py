@@ -1,0 +1,144 @@
+"""The page pool: which pages of KV are free, held by a request, cached in the prefix tree, or kept back; rows as well.
+
+One byte a page is the only truth, so a page cannot be free and owned at once. It never decides who gets a page. A
+request takes pages when its tokens are planned and gives them back once, at its end or at retraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from engine.core.errors import IntegrityError
+
+
+class PageState(IntEnum):
+    """Who owns a page: no one yet, one live request, the prefix tree, or an operator who keeps it from requests."""
+
+    FREE = 0
+    HELD = 1
+    CACHED = 2
+    RESERVED = 3
+
+
+# Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
+FREE, HELD, CACHED, RESERVED = _STATES = tuple(PageState)
+# As bytes of the pool: a search for a plain number is faster.
+_FREE, _HELD, _CACHED, _RESERVED = map(int, _STATES)
+_FREE_UNLESS_RESERVED = bytes(state if state == _RESERVED else _FREE for state in range(256))
+
+
+class PagePool:
+    """``total`` pages of ``page_size`` tokens. The lowest free page is handed out first.
+
+    A pool of rows, the places in every stage's page table, is one of another ``unit``: a request that owns memory holds
+    one of them, and none is cached.
+    """
+
+    def __init__(self, total: int, page_size: int = 1, *, unit: str = "page") -> None:
+        if total < 1 or page_size < 1:
+            raise ValueError(f"a {unit} pool needs total >= 1 and page_size >= 1, got {total} and {page_size}")
+        self.unit = unit
+        self.total = total
+        self.page_size = page_size
+        self._states = bytearray(total)
+        self._lowest = 0
+        self.free = total
+        self.held = 0
+        self.cached = 0
+        self.reserved = 0
+
+    def __repr__(self) -> str:
+        kept = f", reserved={self.reserved}" if self.reserved else ""
+        return f"PagePool(total={self.total}, free={self.free}, held={self.held}, cached={self.cached}{kept})"
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` free pages for a request, lowest first. The caller has asked ``free`` before."""
+        if count > self.free:
+            raise IntegrityError(f"allocate({count}) with {self.free} {self.unit}s free of {self.total}: ask first")
+        states, cursor, pages = self._states, self._lowest, []
+        for _ in range(count):
+            cursor = states.find(_FREE, cursor)
+            states[cursor] = _HELD
+            pages.append(cursor)
+        if pages:
+            self._lowest = cursor + 1
+        self.free -= count
+        self.held += count
+        return pages
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Take these very pages, which are free."""
+        self._move(pages, _FREE, _HELD)
+        self.free -= len(pages)
+        self.held += len(pages)
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give back pages that a request held."""
+        self._move(pages, _HELD, _FREE)
+        self.held -= len(pages)
+        self.free += len(pages)
+
+    def cache(self, pages: Sequence[int]) -> None:
+        """Hand pages that a request held over to the prefix tree."""
+        self._move(pages, _HELD, _CACHED)
+        self.held -= len(pages)
+        self.cached += len(pages)
+
+    def evict(self, pages: Sequence[int]) -> None:
+        """Free pages of the prefix tree."""
+        self._move(pages, _CACHED, _FREE)
+        self.cached -= len(pages)
+        self.free += len(pages)
+
+    def reserve(self, count: int) -> None:
+        """Keep ``count`` free pages from requests, highest first, so that requests get the pages they always got."""
+        if count > self.free:
+            raise IntegrityError(f"reserve({count}) with {self.free} {self.unit}s free of {self.total}: ask first")
+        for _ in range(count):
+            self._states[self._states.rfind(_FREE)] = _RESERVED
+        self.free -= count
+        self.reserved += count
+
+    def release_reserved(self, count: int) -> None:
+        """Give back up to ``count`` of the pages that are kept from requests, lowest first."""
+        for _ in range(count := min(count, self.reserved)):
+            page = self._states.find(_RESERVED)
+            self._states[page] = _FREE
+            self._lowest = min(self._lowest, page)
+        self.reserved -= count
+        self.free += count
+
+    def state(self, page: int) -> PageState:
+        return _STATES[self._states[page]]
+
+    def all_are(self, state: PageState, pages: Sequence[int]) -> bool:
+        """Whether these pages are all in one state."""
+        states, wanted = self._states, int(state)
+        for page in pages:  # noqa: SIM110 - all() over a generator costs twice as much, and this is half of an audit
+            if states[page] != wanted:
+                return False
+        return True
+
+    def reset(self) -> None:
+        """Forget every owner but the operator. Only for an engine that is quiescent: no request is asked."""
+        self._states = self._states.translate(_FREE_UNLESS_RESERVED)
+        self._lowest = 0
+        self.free, self.held, self.cached = self.total - self.reserved, 0, 0
+
+    def counted(self) -> tuple[int, int, int, int]:
+        """Pages that are free, held, cached and reserved, by counting them."""
+        count = self._states.count
+        return count(_FREE), count(_HELD), count(_CACHED), count(_RESERVED)
+
+    def _move(self, pages: Sequence[int], source: int, target: int) -> None:
+        states = self._states
+        for page in pages:
+            if states[page] != source:
+                raise IntegrityError(
+                    f"{self.unit} {page} is {PageState(states[page]).name}, not {PageState(source).name}: "
+                    f"it cannot become {PageState(target).name}"
+                )
+            states[page] = target
+        if target == _FREE and pages:
+            self._lowest = min(self._lowest, *pages)

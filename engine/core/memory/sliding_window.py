@@ -1,0 +1,198 @@
+"""The window pool: the KV of the layers that see only the last ``window_tokens`` tokens of a request.
+
+A page that a request holds or the tree caches may have a *window page* beside it, for the same tokens. A request
+gives a window page back once nothing that is still to be computed sees it, long before its page. It decides nothing
+about order or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from engine.core.errors import IntegrityError
+from engine.core.limits import Limits
+from engine.core.memory.lease import Lease
+from engine.core.memory.pages import PagePool
+
+NO_WINDOW_PAGE: Final = -1
+
+
+class SlidingWindowPool:
+    """``pages`` are the window pages; ``users`` counts, for each that the tree caches, the leases that may read it.
+
+    ``beside`` has the window page of each page. A held page of a lease has one exactly from the lease's
+    ``window_start`` on. A cached page may have lost its own, evicted while no lease used it: then no prefix that needs
+    it can be matched. ``idle`` are the pages of the tree whose window pages no lease uses, in the order of eviction.
+    ``row_pages`` is what one request can use at once.
+    """
+
+    def __init__(
+        self, *, total_pages: int, window_pages: int, page_size: int, window_tokens: int, row_pages: int
+    ) -> None:
+        self.pages = PagePool(window_pages, page_size)
+        self._page_size = page_size
+        self._window_tokens = window_tokens
+        self._row_pages = row_pages
+        self._total_pages = total_pages
+        self.reset()
+
+    @classmethod
+    def of(cls, limits: Limits) -> SlidingWindowPool | None:
+        """The empty window pool of an engine; None for a model without window layers."""
+        if not limits.window_tokens:
+            return None
+        return cls(
+            total_pages=limits.total_pages,
+            window_pages=limits.window_pages,
+            page_size=limits.page_size,
+            window_tokens=limits.window_tokens,
+            row_pages=limits.row_window_pages,
+        )
+
+    def reset(self) -> None:
+        """Forget every window page and every user."""
+        self.pages.reset()
+        self.beside = [NO_WINDOW_PAGE] * self._total_pages
+        self.users = [0] * self.pages.total
+        self.idle: dict[int, None] = {}
+
+    # -- looking --
+
+    @property
+    def available_pages(self) -> int:
+        """Window pages that are free or could be, by evicting what no lease uses."""
+        return self.pages.free + len(self.idle)
+
+    def first_page(self, position: int) -> int:
+        """The first of a request's pages that a query at this position, or at a later one, can see."""
+        return max(0, (position - self._window_tokens + 1) // self._page_size)
+
+    def window_pages_of(self, lease: Lease, start: int) -> tuple[int, ...]:
+        """The window pages beside ``lease.pages[start:]``; NO_WINDOW_PAGE where the lease has none to read."""
+        beside, first = self.beside, max(start, lease.window_start)
+        return (NO_WINDOW_PAGE,) * (first - start) + tuple([beside[page] for page in lease.pages[first:]])
+
+    def usable_pages(self, pages: Sequence[int]) -> int:
+        """How many pages of a cached prefix a request can continue: all that it would see must still be there."""
+        missing = usable = 0
+        for count, page in enumerate(pages, 1):
+            if self.beside[page] == NO_WINDOW_PAGE:
+                missing = count
+            if self.first_page(count * self._page_size) >= missing:
+                usable = count
+        return usable
+
+    def need(self, pages: int, *, cached: int = 0) -> int:
+        """Window pages that a request of this many pages still takes, at most, after a cached prefix."""
+        seen = cached - self.first_page(cached * self._page_size)
+        return min(pages - cached + seen, self._row_pages) - seen
+
+    def available_pages_without(self, leases: Sequence[Lease]) -> int:
+        """Window pages that would be available if these leases were released."""
+        used: dict[int, int] = {}
+        for lease in leases:
+            for page in lease.pages[lease.window_start :]:
+                used[self.beside[page]] = used.get(self.beside[page], 0) + 1
+        return self.available_pages + sum(self.users[window_page] in (0, count) for window_page, count in used.items())
+
+    def become(self, window_pages: Sequence[tuple[int, int]]) -> None:
+        """Cache these window pages, each for a page of the tree, in the order of eviction. Only for an empty pool."""
+        taken = [window_page for _, window_page in window_pages]
+        self.pages.hold(taken)
+        self.pages.cache(taken)
+        for page, window_page in window_pages:
+            self.beside[page] = window_page
+            self.idle[page] = None
+
+    # -- the life of a lease --
+
+    def attach(self, lease: Lease) -> None:
+        """Protect what a new lease sees of its cached prefix."""
+        lease.window_start = self.first_page(len(lease.pages) * self._page_size)
+        for page in lease.pages[lease.window_start :]:
+            self._use(page)
+
+    def add(self, pages: Sequence[int]) -> None:
+        """Give each of a lease's new pages a window page. The caller has asked ``available_pages`` before."""
+        self.evict(len(pages) - self.pages.free)
+        for page, window_page in zip(pages, self.pages.allocate(len(pages)), strict=True):
+            self.beside[page] = window_page
+
+    def slide(self, lease: Lease, position: int) -> None:
+        """Give back what no query from ``position`` on sees; everything before it is computed and back."""
+        first = min(self.first_page(position), len(lease.pages))
+        if first > lease.window_start:
+            self._give_back(lease, first)
+            lease.window_start = first
+
+    def publish(self, own: int, cached: int) -> None:
+        """A lease's page was handed over to the tree, or given up in favour of the tree's own: so is its window page.
+
+        One that the tree has lost is replaced.
+        """
+        window_page = self.beside[own]
+        if window_page == NO_WINDOW_PAGE:
+            return
+        if own != cached:
+            self.beside[own] = NO_WINDOW_PAGE
+            if self.beside[cached] != NO_WINDOW_PAGE:
+                self.pages.release((window_page,))
+                self._use(cached)
+                return
+            self.beside[cached] = window_page
+        self.pages.cache((window_page,))
+        self.users[window_page] = 1
+
+    def release(self, lease: Lease) -> None:
+        """Give back all window pages of a lease."""
+        self._give_back(lease, len(lease.pages))
+
+    def give_up(self, pages: Sequence[int]) -> None:
+        """A lease gives back these pages, which it holds alone: so it does the window pages beside them."""
+        self.pages.release([self.beside[page] for page in pages])
+        for page in pages:
+            self.beside[page] = NO_WINDOW_PAGE
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """The tree evicts these pages: their window pages go with them."""
+        for page in pages:
+            if self.beside[page] != NO_WINDOW_PAGE:
+                self._drop_idle(page)
+
+    def evict(self, count: int) -> None:
+        """Take this many window pages, or all that no lease uses, from their cached pages: in order of eviction."""
+        for _ in range(min(count, len(self.idle))):
+            self._drop_idle(next(iter(self.idle)))
+
+    # -- inside --
+
+    def _use(self, page: int) -> None:
+        window_page = self.beside[page]
+        self.idle.pop(page, None)
+        self.users[window_page] += 1
+
+    def _give_back(self, lease: Lease, end: int) -> None:
+        """Give back the window pages of a lease before place ``end``.
+
+        The last goes first, so that the end of an unused prefix is evicted before its beginning.
+        """
+        for place in range(end - 1, lease.window_start - 1, -1):
+            page = lease.pages[place]
+            window_page = self.beside[page]
+            if place >= lease.cached_pages:
+                self.pages.release((window_page,))
+                self.beside[page] = NO_WINDOW_PAGE
+                continue
+            if self.users[window_page] < 1:
+                raise IntegrityError(f"window page {window_page} is given back by {lease.rid}, but no lease uses it")
+            self.users[window_page] -= 1
+            if not self.users[window_page]:
+                self.idle[page] = None
+
+    def _drop_idle(self, page: int) -> None:
+        if page not in self.idle:
+            raise IntegrityError(f"page {page} leaves the tree, but its window page {self.beside[page]} is in use")
+        del self.idle[page]
+        self.pages.evict((self.beside[page],))
+        self.beside[page] = NO_WINDOW_PAGE

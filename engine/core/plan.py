@@ -1,0 +1,305 @@
+"""The microbatch plan: what the scheduler sends to every pipeline stage, straight and in launch order.
+
+A plan says which tokens of which requests are computed and where their KV goes. It carries increments: a stage keeps
+one page table a row and one sampling spec a row, and each segment adds to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import ClassVar, Final
+
+import msgspec
+
+from engine.core.messages import Grammar
+
+
+class ForwardMode(StrEnum):
+    """What a microbatch computes: parts of prompts, one token for each of its requests, or both.
+
+    With the others it computes nothing: the stages take other weights, begin or end to profile, load and drop LoRAs, or
+    go to sleep and wake.
+    """
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+    UPDATE = "update"
+    PROFILE = "profile"
+    LORA = "lora"
+    SLEEP = "sleep"
+
+
+# Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
+PREFILL, DECODE, MIXED, UPDATE, PROFILE, LORA, SLEEP = ForwardMode
+
+
+# In place of a token id: the token that the microbatch before chose for this row.
+UNKNOWN_TOKEN: Final = -1
+_UNKNOWN_TOKENS: Final = (UNKNOWN_TOKEN,)
+
+
+class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the last stage needs to choose a request's tokens; fixed for a request's whole life.
+
+    The random number for the token at absolute position ``p`` (0-based, prompt included) depends on ``(seed, p)``
+    alone, so that batching, chunking and retraction never change what a request says. ``temperature=0`` is greedy.
+    ``suppressed_ids`` may not be sampled before the token at absolute position ``suppressed_until`` (min_new_tokens).
+    Frequency and presence penalties count the tokens from position ``prompt_tokens`` on. ``logit_bias`` has pairs of a
+    token id and what is added to its logit. ``prompt_top_logprobs_num`` is for the tokens of the prompt. With a
+    ``grammar_id`` only tokens are chosen that its grammar, ordered before by a ``GrammarOrder``, allows after the
+    output so far; 0 is none.
+    """
+
+    seed: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    suppressed_ids: tuple[int, ...] = ()
+    suppressed_until: int = 0
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    prompt_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_top_logprobs_num: int = 0
+    grammar_id: int = 0
+
+    @property
+    def for_guesses(self) -> SamplingSpec:
+        """How a draft model chooses for it: greedily, of what its biases and ``suppressed_ids`` leave."""
+        return SamplingSpec(
+            seed=0,
+            logit_bias=self.logit_bias,
+            suppressed_ids=self.suppressed_ids,
+            suppressed_until=self.suppressed_until,
+        )
+
+    @property
+    def has_penalty(self) -> bool:
+        """True when a choice depends on what was said before."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+class GrammarOrder(msgspec.Struct, frozen=True, array_like=True):
+    """What the last stage is to do about a grammar: compile it, or with None forget it.
+
+    Ids are never used again. Each order to compile is answered by one ``GrammarReady``; forgotten is only what no
+    request uses that is alive or in flight.
+    """
+
+    id: int
+    grammar: Grammar | None
+
+
+class ReceivePages(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Every stage writes the KV that arrives for ``transfer`` into these pages, in their order. Nothing else uses them.
+
+    Answered by one ``PagesReceived``: when all have come, or after a ``StopTransfer``.
+    """
+
+    transfer: int
+    pages: tuple[int, ...]
+
+
+class SendPages(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Every stage sends the KV of these pages to its address in ``to``, as those from ``first`` on of ``to_transfer``.
+
+    Nothing writes them. Answered by one ``PagesSent``.
+    """
+
+    transfer: int
+    pages: tuple[int, ...]
+    to: tuple[str, ...]
+    to_transfer: int
+    first: int
+
+
+class StopTransfer(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Neither read nor write another page of a transfer. Its answer is still to come."""
+
+    transfer: int
+
+
+TransferOrder = ReceivePages | SendPages | StopTransfer
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One request's share of a microbatch: ``token_ids`` at absolute positions ``start .. start + len(token_ids) - 1``.
+
+    Before computing it, a stage writes ``pages`` into its page table at ``table[row, page_start : page_start +
+    len(pages)]``; afterwards the KV of position ``p`` lives in page ``table[row, p // page_size]`` at offset ``p %
+    page_size``. Attention of a token at position ``p`` covers positions ``0 .. p`` of its row. ``sampling`` is given
+    when the row gets a new tenant, and holds until the next one. With ``emits`` the logits of the last token choose one
+    new token, for position ``start + len(token_ids)``.
+
+    A model with window layers keeps their KV in a pool of its own. ``window_pages`` are the pages of that pool beside
+    ``pages``, written into a second table at the same places; -1 where the request has none and reads none.
+
+    The last ``drafts`` of the tokens are guesses. The logits of the token before them and of each guess choose a token
+    for the position after it; those that were guessed right, and the first that was not, are emitted, at least one.
+
+    With ``logprobs_from`` >= 0 the logits of the tokens from that position on give prompt logprobs, of the token that
+    follows each. ``next_id`` is the one that follows the segment's last token; -1 at the end of a prompt.
+
+    ``lora`` is the version of the LoRA that computes it; 0 stands for the model itself.
+
+    A segment that is planned ahead is a decode whose one token is ``UNKNOWN_TOKEN``: it goes on from the token that the
+    last microbatch with this row chooses, which was launched before it and is not back.
+    """
+
+    rid: str
+    row: int
+    start: int
+    token_ids: tuple[int, ...]
+    page_start: int
+    pages: tuple[int, ...]
+    emits: bool
+    sampling: SamplingSpec | None = None
+    window_pages: tuple[int, ...] = ()
+    drafts: int = 0
+    logprobs_from: int = -1
+    next_id: int = -1
+    lora: int = 0
+
+    @property
+    def is_ahead(self) -> bool:
+        """True when it computes a token that is not known yet."""
+        return self.token_ids == _UNKNOWN_TOKENS
+
+    @property
+    def choosers(self) -> int:
+        """How many of its last tokens choose one."""
+        return self.drafts + self.emits
+
+    def accepted(self, chosen: Sequence[int]) -> int:
+        """How many of its drafts hold, when its last tokens choose these: those before the first that is wrong."""
+        guesses = self.token_ids[len(self.token_ids) - self.drafts :]
+        return next((place for place, guess in enumerate(guesses) if chosen[place] != guess), self.drafts)
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The tokens whose prompt logprobs are asked for, each by the logits of the position before it."""
+        if self.logprobs_from < 0:
+            return ()
+        following = self.token_ids[self.logprobs_from - self.start + 1 :]
+        return following if self.next_id < 0 else (*following, self.next_id)
+
+
+class LoraChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every stage does to its LoRAs: read the one in ``path`` as ``version``, then forget version ``drop``.
+
+    Versions count from 1 and none is used twice; 0 stands for none. ``name`` is for those who read the plan. When
+    ``drop`` is ``version`` itself, the LoRA is only read and checked.
+    """
+
+    name: str
+    version: int = 0
+    path: str | None = None
+    drop: int = 0
+
+
+class Copies(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every stage copies between its pages and its pages of host memory, before it computes anything.
+
+    First ``out``, pairs of a page and the host page that it is copied to; then ``into``, pairs of a host page and the
+    page that it is copied to.
+    """
+
+    out: tuple[tuple[int, int], ...]
+    into: tuple[tuple[int, int], ...]
+
+
+class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """What all stages do at one place of the pipeline: a forward pass, or a change that has no tokens.
+
+    ``id`` grows by one a launch and comes back in its ``Completion``. Each kind is a class of its own.
+    """
+
+    id: int
+
+    is_control: ClassVar[bool] = True
+
+    @property
+    def mode(self) -> ForwardMode:
+        return _MODES[type(self)]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The shares of requests, none where nothing is computed."""
+        return ()
+
+    @property
+    def copies(self) -> Copies | None:
+        """What is copied before the forward pass."""
+        return None
+
+    @property
+    def tokens(self) -> int:
+        return sum([len(segment.token_ids) for segment in self.segments])
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The number of drafts of each segment that has some."""
+        return tuple([segment.drafts for segment in self.segments if segment.drafts])
+
+    @property
+    def rids(self) -> tuple[str, ...]:
+        return tuple([segment.rid for segment in self.segments])
+
+
+class Forward(_Microbatch, frozen=True):
+    """One forward pass through all stages. In a mixed one prefill segments come before decode segments.
+
+    ``copies`` are between the pages of a stage and its host memory; one that fails has copied nothing of use.
+    """
+
+    mode: ForwardMode
+    segments: tuple[Segment, ...]
+    copies: Copies | None = None
+
+    is_control: ClassVar[bool] = False
+
+
+class WeightUpdate(_Microbatch, frozen=True):
+    """Other weights, from ``path``; None stands for those of the configured model.
+
+    Launched when nothing is in flight: all before it was computed with the old weights, all after it with the new ones.
+    """
+
+    path: str | None
+
+
+class ProfileSwitch(_Microbatch, frozen=True):
+    """Begin a profile whose traces go into ``folder``; None ends it."""
+
+    folder: str | None
+
+
+class SleepSwitch(_Microbatch, frozen=True):
+    """Give weights and KV back, or at ``level`` 0 take them again. Launched when nothing is in flight, as an update is.
+
+    The levels above differ in what the scheduler lets the stages wake with.
+    """
+
+    level: int
+
+
+class LoraUpdate(_Microbatch, frozen=True):
+    """A change of LoRAs. It may be launched while others are in flight: none of them uses what it drops."""
+
+    change: LoraChange
+
+
+Control = WeightUpdate | ProfileSwitch | LoraUpdate | SleepSwitch
+Microbatch = Forward | Control
+_MODES: Final = {
+    WeightUpdate: ForwardMode.UPDATE,
+    ProfileSwitch: ForwardMode.PROFILE,
+    LoraUpdate: ForwardMode.LORA,
+    SleepSwitch: ForwardMode.SLEEP,
+}

@@ -1,0 +1,157 @@
+"""The file of a recording: a header, a frame a step, an end. Length-prefixed msgpack: a torn tail costs only itself.
+
+Owns the bytes and their types. A step holds what went in, and check sums of what came out; never token values of
+replies, so that a redacted recording checks as the original does.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from engine.core.errors import EngineError
+from engine.core.frames import BadFrameError, decoder_of
+from engine.core.instruments import plan_shape
+from engine.core.limits import Limits
+from engine.core.messages import Event, Refusal, Reply, TokenOutput, encode
+from engine.core.recording.checkpoint import Checkpoint
+from engine.core.scheduler.ports import StepResult
+from lockstep.output_files import open_private
+
+FORMAT: Final = "lockstep-recording-3"
+_LENGTH: Final = struct.Struct(">I")
+# A frame holds the messages of one step; a larger one means that the file is something else.
+_FRAME_LIMIT_BYTES: Final = 1 << 30
+_BUFFER_BYTES: Final = 1 << 16
+
+
+class RecordingError(EngineError, ValueError):
+    """A file is not a recording, or cannot be used as one; the text names file, rule, value and remedy."""
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="header"):
+    """What was recorded. ``first_step`` is over 1 when older steps were dropped; a checkpoint may stand for them."""
+
+    format: str = FORMAT
+    limits: Limits
+    redacted: bool = False
+    first_step: int = 1
+
+
+class RecordedStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """One step: its events and time in seconds; ``plan`` and ``said`` are check sums of its microbatch and replies."""
+
+    step: int
+    now: float
+    events: tuple[Event, ...]
+    plan: int
+    said: int
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="end"):
+    """How it ended: ``error`` is the exception that the scheduler died of, as ``Type: text``, or None."""
+
+    step: int
+    plan_digest: str
+    digest: str
+    error: str | None = None
+
+
+Frame = Header | Checkpoint | RecordedStep | End
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A file read back; without an ``end`` its writer was killed.
+
+    ``checkpoint`` is what the scheduler was before the first of ``steps``; None for a new one, or if not known.
+    """
+
+    header: Header
+    steps: tuple[RecordedStep, ...]
+    end: End | None
+    checkpoint: Checkpoint | None = None
+
+
+class RecordingFile:
+    """A recording being written. Raises OSError like any file."""
+
+    # It begins with the first step.
+    wants_checkpoint: Final = False
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: BinaryIO = open_private(self.path, _BUFFER_BYTES)
+
+    def write(self, frame: bytes) -> None:
+        self._file.write(frame)
+
+    def mark(self, frame: Callable[[], bytes]) -> None:
+        pass
+
+    def close(self, *, failed: bool = False) -> None:  # noqa: ARG002 - it holds every step in any case
+        """Write out what is buffered; idempotent."""
+        self._file.close()
+
+
+def frame_bytes(frame: Frame) -> bytes:
+    data = encode(frame)
+    return _LENGTH.pack(len(data)) + data
+
+
+def checks_of(result: StepResult) -> tuple[int, int]:
+    """Check sums of a step's microbatch and of its replies, token values left out."""
+    plan = 0 if result.microbatch is None else zlib.crc32(encode(plan_shape(result.microbatch)))
+    said = zlib.crc32(encode([_reply_shape(reply) for reply in result.replies])) if result.replies else 0
+    return plan, said
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Read a recording; a frame that was cut off ends it. Raises RecordingError for anything else."""
+    frames = _frames(Path(path))
+    header = next(frames, None)
+    if not isinstance(header, Header) or header.format != FORMAT:
+        raise RecordingError(
+            f"{path} must begin with the header of a {FORMAT!r} recording, got {header!r:.80}; "
+            "give a file of `engine serve --record FILE`"
+        )
+    rest = list(frames)
+    steps = tuple(frame for frame in rest if isinstance(frame, RecordedStep))
+    end = next((frame for frame in rest if isinstance(frame, End)), None)
+    checkpoint = rest[0] if rest and isinstance(rest[0], Checkpoint) else None
+    return Recording(header, steps, end, checkpoint)
+
+
+def write_frames(path: Path, frames: Iterable[bytes]) -> None:
+    with open_private(path) as file:
+        file.writelines(frames)
+
+
+_frame_of: Callable[[bytes], Frame] = decoder_of(Frame)
+
+
+def _frames(path: Path) -> Iterator[Frame]:
+    with path.open("rb") as file:
+        while len(prefix := file.read(_LENGTH.size)) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(prefix)
+            data = file.read(length) if length <= _FRAME_LIMIT_BYTES else b""
+            if len(data) < length:
+                return
+            try:
+                yield _frame_of(data)
+            except BadFrameError as exc:
+                raise RecordingError(f"{path} is not a recording, or is damaged ({exc}); record again") from exc
+
+
+def _reply_shape(reply: Reply) -> tuple[object, ...]:
+    if isinstance(reply, TokenOutput):
+        reason = reply.finish_reason
+        counts = reply.cached_tokens, reply.completion_tokens, *([len(part)] if (part := reply.prompt_logprobs) else ())
+        return reply.rid, len(reply.token_ids), reason, reply.error, *counts
+    if isinstance(reply, Refusal):
+        return reply.rid, reply.kind, reply.message
+    return (reply,)

@@ -1,0 +1,507 @@
+"""Which replica a request goes to: loads, prefixes, the policy over both, and one router's memory of them.
+
+A machine without sockets, threads and clocks, deterministic and in virtual time too: what happened goes in, choices
+come out. Cache affinity that yields to a bound on imbalance is SGLang's router's. The bound relative to the mean is
+that of consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016), by which KubeAI routes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from itertools import chain as joined
+from itertools import groupby, takewhile
+from operator import itemgetter
+from typing import Any, Final
+
+from engine.core.memory.node import page_keys
+from engine.core.messages import salt_key
+from engine.core.routing.picture import FollowedCache
+
+# What orders replicas: weight, pending prefill tokens, free pages (more is better), how long ago it was chosen.
+Rank = tuple[int, int, int, int]
+
+# The heap is built again when it has this many entries for each replica; most of them are out of date by then.
+_ENTRIES_A_REPLICA = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """What a replica reports of itself: counts of requests, tokens still to be prefilled, pages that are free."""
+
+    running: int = 0
+    waiting: int = 0
+    pending_prefill_tokens: int = 0
+    free_pages: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    capacity: int
+    joined_at: int
+    # Both are numbers of turns, ``joined_at`` at first.
+    report_number: int
+    turn: int
+    accepting: bool = True
+    reported: int = 0
+    pending: int = 0
+    free_pages: int = 0
+    own: int = 0
+    own_at_report: int = 0
+    weight: int = 0
+    version: int = 0
+    is_counted: bool = False
+
+    @property
+    def open(self) -> int:
+        """Requests that it has: never fewer than this router sent there."""
+        return max(self.own, self.reported + self.own - self.own_at_report)
+
+
+class Fleet:
+    """Loads by replica. ``total_weight`` and ``available`` are of the replicas that can take a request.
+
+    A replica weighs one for each request that it has, and one for each ``tokens_a_request`` tokens that it must still
+    prefill. It can take a request while it accepts them and has fewer than its capacity.
+    """
+
+    def __init__(self, tokens_a_request: int) -> None:
+        self._tokens_a_request = tokens_a_request
+        self._members: dict[str, _Member] = {}
+        self._heap: list[tuple[Rank, int, str]] = []
+        self._turns = 0
+        self.total_weight = 0
+        self.available = 0
+
+    def join(self, name: str, capacity: int) -> None:
+        """Add a replica, idle and accepting; ``capacity`` is the most requests that it takes at once."""
+        if name in self._members:
+            raise ValueError(f"a replica joins once, got {name!r} again; let it leave first")
+        self._turns += 1
+        self._members[name] = _Member(capacity, self._turns, self._turns, self._turns)
+        self._refresh(name)
+
+    def leave(self, name: str) -> None:
+        member = self._members.pop(name)
+        self._uncount(member)
+
+    def report(self, name: str, load: ReplicaLoad, *, accepting: bool = True) -> None:
+        member = self._members[name]
+        member.reported = load.running + load.waiting
+        member.pending = load.pending_prefill_tokens
+        member.free_pages = load.free_pages
+        member.own_at_report = member.own
+        self._turns += 1
+        member.report_number = self._turns
+        member.accepting = accepting
+        self._refresh(name)
+
+    def sent(self, name: str, tokens: int) -> int:
+        """Count a request that was sent, with the tokens that it must prefill. Returns what ``ended`` wants back."""
+        member = self._members[name]
+        self._turns += 1
+        member.turn = self._turns
+        member.own += 1
+        member.pending += tokens
+        self._refresh(name)
+        return member.report_number
+
+    def ended(self, name: str, tokens: int, report_number: int) -> None:
+        """Count the end of a request that was sent, unless its replica has left since, even if one came back."""
+        member = self._members.get(name)
+        if member is None or report_number < member.joined_at:
+            return
+        member.own -= 1
+        # What was sent before the report is in the report, or was prefilled before it.
+        if member.report_number == report_number:
+            member.pending -= tokens
+        self._refresh(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All replicas, in the order in which they joined."""
+        return tuple(self._members)
+
+    def is_known(self, name: str) -> bool:
+        return name in self._members
+
+    def can_take(self, name: str) -> bool:
+        member = self._members.get(name)
+        return member is not None and member.is_counted
+
+    def accepts(self, name: str) -> bool:
+        return self._members[name].accepting
+
+    def weight(self, name: str) -> int:
+        return self._members[name].weight
+
+    def in_flight(self, name: str) -> int:
+        """Requests that this router has sent there and not seen end."""
+        return self._members[name].own
+
+    def rank(self, name: str) -> Rank:
+        """The order of replicas: the smaller one is preferred. No two are equal."""
+        member = self._members[name]
+        return member.weight, member.pending, -member.free_pages, member.turn
+
+    def least_loaded(self, left_out: Container[str] = ()) -> str | None:
+        """The replica of the smallest rank among those that can take a request; None when there is none."""
+        put_back = []
+        found = None
+        while self._heap:
+            entry = self._heap[0]
+            _, version, name = entry
+            member = self._members.get(name)
+            if member is None or not member.is_counted or member.version != version:
+                heapq.heappop(self._heap)
+            elif name in left_out:
+                put_back.append(heapq.heappop(self._heap))
+            else:
+                found = name
+                break
+        for entry in put_back:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def longest_without(self, left_out: Container[str] = ()) -> str | None:
+        """The replica that was chosen longest ago among those that can take a request; None when there is none."""
+        open_ones = [name for name, member in self._members.items() if member.is_counted and name not in left_out]
+        return min(open_ones, key=lambda name: self._members[name].turn, default=None)
+
+    def _refresh(self, name: str) -> None:
+        """Bring the sums and the order up to date with one replica."""
+        member = self._members[name]
+        self._uncount(member)
+        # Versions go on over the lives of one name, so that an entry of an earlier life is out of date as well.
+        self._turns += 1
+        member.version = self._turns
+        member.weight = member.open + member.pending // self._tokens_a_request
+        if not member.accepting or member.open >= member.capacity:
+            return
+        member.is_counted = True
+        self.available += 1
+        self.total_weight += member.weight
+        heapq.heappush(self._heap, (self.rank(name), member.version, name))
+        if len(self._heap) > _ENTRIES_A_REPLICA * max(8, len(self._members)):
+            self._rebuild()
+
+    def _uncount(self, member: _Member) -> None:
+        if member.is_counted:
+            member.is_counted = False
+            self.available -= 1
+            self.total_weight -= member.weight
+
+    def _rebuild(self) -> None:
+        counted = ((name, member) for name, member in self._members.items() if member.is_counted)
+        self._heap = [(self.rank(name), member.version, name) for name, member in counted]
+        heapq.heapify(self._heap)
+
+
+class PrefixIndex:
+    """The chunks of each replica. The least recently used are forgotten first, the end of a prefix before the rest.
+
+    ``capacity`` is the most chunks that are kept for one replica.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1 chunk, got {capacity}")
+        self._capacity = capacity
+        self._chunks: dict[str, OrderedDict[int, None]] = {}
+        self._holders: dict[int, list[str]] = {}
+
+    def add(self, replica: str, chain: Sequence[int]) -> None:
+        chunks = self._chunks.setdefault(replica, OrderedDict())
+        # From the end: the beginning of a prefix is then the last to be forgotten.
+        for chunk in reversed(chain):
+            if chunk in chunks:
+                chunks.move_to_end(chunk)
+            else:
+                chunks[chunk] = None
+                self._holders.setdefault(chunk, []).append(replica)
+        while len(chunks) > self._capacity:
+            forgotten, _ = chunks.popitem(last=False)
+            self._drop_holder(forgotten, replica)
+
+    def forget(self, replica: str) -> None:
+        """Forget all of a replica: it was restarted, flushed, or has left."""
+        for chunk in self._chunks.pop(replica, ()):
+            self._drop_holder(chunk, replica)
+
+    def longest_first(self, chain: Sequence[int]) -> Iterator[tuple[int, Sequence[str]]]:
+        """The prefixes of a prompt that any replica holds, longest first: their chunks, and who holds them."""
+        for length in range(len(chain), 0, -1):
+            holders = self._holders.get(chain[length - 1])
+            if holders:
+                yield length, holders
+
+    def size(self, replica: str) -> int:
+        return len(self._chunks.get(replica, ()))
+
+    def _drop_holder(self, chunk: int, replica: str) -> None:
+        holders = self._holders[chunk]
+        holders.remove(replica)
+        if not holders:
+            del self._holders[chunk]
+
+
+# Later chunks are not hashed: a common prefix of this length decides the choice anyway.
+MAX_CHUNKS: Final = 512
+_HASH_BYTES: Final = 8
+
+
+def chunk_hashes(prompt: bytes, chunk_bytes: int, namespace: bytes = b"") -> tuple[int, ...]:
+    """The chain of a prompt. Prompts of different namespaces (a model, a LoRA) share no prefix.
+
+    The rest that is shorter than a chunk has no hash.
+    """
+    if chunk_bytes < 1:
+        raise ValueError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
+    before = blake2b(namespace, digest_size=_HASH_BYTES).digest()
+    chain: list[int] = []
+    for end in range(chunk_bytes, min(len(prompt), MAX_CHUNKS * chunk_bytes) + 1, chunk_bytes):
+        before = blake2b(before + prompt[end - chunk_bytes : end], digest_size=_HASH_BYTES).digest()
+        chain.append(int.from_bytes(before, "big"))
+    return tuple(chain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The numbers of the policy.
+
+    A replica keeps its prefixes' requests while it weighs at most ``balance_percent`` of the mean, or ``balance_slack``
+    requests more than the mean, whichever is more. Of more than ``holders_seen`` holders of a prefix that many are
+    looked at. Without ``by_prefix`` replicas take turns, whatever they hold and however loaded they are.
+    """
+
+    balance_percent: int = 125
+    balance_slack: int = 4
+    tokens_a_request: int = 2048
+    holders_seen: int = 32
+    by_prefix: bool = True
+
+    def __post_init__(self) -> None:
+        least = {"balance_percent": 100, "balance_slack": 0, "tokens_a_request": 1, "holders_seen": 1}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}; raise it")
+
+    def heaviest(self, fleet: Fleet) -> int:
+        """The most that a replica may weigh to be chosen for what it holds."""
+        mean = fleet.total_weight // fleet.available
+        return max(fleet.total_weight * self.balance_percent // (100 * fleet.available), mean + self.balance_slack)
+
+
+class Refused(Enum):
+    """Why there is no replica for a request."""
+
+    FULL = "every replica that accepts requests has as many as it takes"
+    NONE = "no replica accepts requests"
+
+
+def choose(
+    chain: Sequence[int],
+    fleet: Fleet,
+    index: PrefixIndex,
+    rules: Rules,
+    *,
+    held: Mapping[str, int] | None = None,
+    left_out: Collection[str] = (),
+    seed: int = 0,
+) -> tuple[str, int] | Refused:
+    """The replica for a prompt with these chunk hashes, and how many of them it probably holds.
+
+    Equal inputs, equal choices; nothing is changed.
+
+    ``held`` are the chunks that replicas have by their own words; the others are looked up in the index.
+
+    A replica that is draining, unhealthy or full is never chosen, nor one that is ``left_out``. Of replicas that hold
+    equally much, the one of the smaller rank is: weight, pending tokens, free pages, longest without a request. Where
+    none that holds anything is light enough, the least loaded replica takes the request.
+    """
+    if fleet.available and not rules.by_prefix:
+        next_one = fleet.longest_without(left_out)
+        if next_one is not None:
+            return next_one, 0
+    elif fleet.available:
+        heaviest = rules.heaviest(fleet)
+        for length, holders in _longest_first(chain, index, held or {}):
+            seen = _seen(holders, rules.holders_seen, (chain[-1] if chain else 0) ^ seed)
+            fit = [
+                name
+                for name in seen
+                if name not in left_out and fleet.can_take(name) and fleet.weight(name) <= heaviest
+            ]
+            if fit:
+                return min(fit, key=fleet.rank), length
+        least = fleet.least_loaded(left_out)
+        if least is not None:
+            return least, 0
+    accepting = any(fleet.accepts(name) for name in fleet.names if name not in left_out)
+    return Refused.FULL if accepting else Refused.NONE
+
+
+def _longest_first(
+    chain: Sequence[int], index: PrefixIndex, held: Mapping[str, int]
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """The prefixes that any replica holds, longest first, by the index and by the replicas' own words."""
+    told = sorted(((length, (name,)) for name, length in held.items() if length), reverse=True)
+    if not told:
+        yield from index.longest_first(chain)
+        return
+    both = heapq.merge(told, index.longest_first(chain), key=itemgetter(0), reverse=True)
+    for length, found in groupby(both, key=itemgetter(0)):
+        yield length, [name for _, names in found for name in names]
+
+
+def _seen(holders: Sequence[str], most: int, draw: int) -> Sequence[str]:
+    """At most ``most`` holders of a prefix, from a place that the request draws, so that none is always first."""
+    if len(holders) <= most:
+        return holders
+    start = draw % len(holders)
+    end = start + most
+    return tuple(joined(holders[start:end], holders[: max(0, end - len(holders))]))
+
+
+# Later pages are not looked for: a common prefix of this length decides the choice anyway.
+MAX_PAGES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a router knows of a prompt: the ``chain`` of its chunks, and about how many ``tokens`` it has.
+
+    Its token ids, its LoRA and the key of its cache salt are there where a tokenizer is: then a chunk is a page.
+    """
+
+    chain: Sequence[int] = ()
+    tokens: int = 0
+    tokens_a_chunk: int = 1
+    ids: tuple[int, ...] = ()
+    lora: str = ""
+    salt: int = 0
+
+    @classmethod
+    def of_ids(cls, ids: tuple[int, ...], page_size: int, *, lora: str = "", salt: int = 0) -> Prompt:
+        """A prompt whose ids are known. Each engine numbers its LoRAs, so a LoRA's own name stands in the chain."""
+        ids = ids[: MAX_PAGES * page_size]
+        namespace = -1 - (salt_key(lora) >> 1) if lora else 0
+        chain = tuple(map(int.from_bytes, page_keys(ids, page_size, (namespace, salt))))
+        return cls(chain=chain, tokens=len(ids), tokens_a_chunk=page_size, ids=ids, lora=lora, salt=salt)
+
+
+NO_PROMPT: Final = Prompt()
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request that was placed; handed back when it has ended. ``flying`` are the chunks that were counted for it."""
+
+    replica: str
+    held_chunks: int
+    tokens: int
+    report_number: int
+    flying: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """An engine that tells what it caches. ``flying`` counts the chunks of its requests, which it will have."""
+
+    cache: FollowedCache
+    flying: Counter[int]
+
+
+class Placement:
+    """Places requests one by one. ``index_chunks`` bounds what is remembered of an engine that tells nothing."""
+
+    def __init__(self, rules: Rules, *, index_chunks: int, seed: int = 0) -> None:
+        self._rules = rules
+        self._seed = seed
+        self.fleet = Fleet(rules.tokens_a_request)
+        self.index = PrefixIndex(index_chunks)
+        self._followed: dict[str, _Followed] = {}
+        # What was cached at the last report of a load: pages, and the version of the weights that they are of.
+        self._cached: dict[str, tuple[int, int]] = {}
+
+    def join(self, name: str, capacity: int, cache: FollowedCache | None = None) -> None:
+        """Add an engine that takes requests: with an empty cache, or with what it tells of its cache."""
+        self.fleet.join(name, capacity)
+        if cache is not None:
+            self.follow(name, cache)
+
+    def follow(self, name: str, cache: FollowedCache) -> None:
+        """Place by what an engine tells of its cache from now on, where the ids of a prompt are known."""
+        self._followed[name] = _Followed(cache, Counter())
+
+    def leave(self, name: str) -> None:
+        """Remove an engine and all that is known of it."""
+        self.fleet.leave(name)
+        self.index.forget(name)
+        self._followed.pop(name, None)
+        self._cached.pop(name, None)
+
+    def lost(self, name: str) -> None:
+        """Place nothing there until its next report; what it is told to have cached may be that of an earlier life."""
+        self.fleet.report(name, ReplicaLoad(), accepting=False)
+        self.index.forget(name)
+        if name in self._followed:
+            self._followed[name].cache.doubt()
+
+    def report(self, name: str, load: ReplicaLoad, *, accepting: bool = True, is_flushed: bool = False) -> None:
+        """Take over an engine's report. One with ``is_flushed`` says that nothing is cached there any more."""
+        self.fleet.report(name, load, accepting=accepting)
+        if is_flushed:
+            self.index.forget(name)
+
+    def take_load(self, name: str, load: Mapping[str, Any]) -> None:
+        """Take over what an engine that takes requests says of its load: also that it has dropped its cache."""
+        pages, version = cached = load["cached_pages"], load["weights_version"]
+        pages_before, version_before = self._cached.get(name, cached)
+        self._cached[name] = cached
+        reported = ReplicaLoad(
+            running=load["num_running_reqs"],
+            waiting=load["num_waiting_reqs"],
+            pending_prefill_tokens=load["num_pending_tokens"],
+            free_pages=load["free_pages"],
+        )
+        self.report(name, reported, is_flushed=version != version_before or (pages_before > 0 and pages == 0))
+
+    def place(self, prompt: Prompt, left_out: Collection[str] = ()) -> Ticket | Refused:
+        """Choose an engine for a prompt, and count the request as sent there."""
+        told = self._followed if prompt.ids else {}
+        held = {name: self._held(followed, prompt) for name, followed in told.items()}
+        choice = choose(
+            prompt.chain, self.fleet, self.index, self._rules, held=held, left_out=left_out, seed=self._seed
+        )
+        if isinstance(choice, Refused):
+            return choice
+        replica, held_chunks = choice
+        to_compute = max(0, prompt.tokens - held_chunks * prompt.tokens_a_chunk)
+        report_number = self.fleet.sent(replica, to_compute)
+        followed = told.get(replica)
+        if followed is None:
+            self.index.add(replica, prompt.chain)
+        else:
+            followed.flying.update(prompt.chain)
+        return Ticket(replica, held_chunks, to_compute, report_number, () if followed is None else prompt.chain)
+
+    def ended(self, ticket: Ticket) -> None:
+        """Take a request's end into account, whatever it was."""
+        self.fleet.ended(ticket.replica, ticket.tokens, ticket.report_number)
+        followed = self._followed.get(ticket.replica)
+        if followed is None:
+            return
+        for chunk in ticket.flying:
+            followed.flying[chunk] -= 1
+            if followed.flying[chunk] <= 0:
+                del followed.flying[chunk]
+
+    def _held(self, followed: _Followed, prompt: Prompt) -> int:
+        """How many chunks of a prompt an engine has, by what it told, or will have when its live requests have come."""
+        told = followed.cache.cached_pages(prompt.ids, prompt.lora, prompt.salt)
+        return max(told, len([*takewhile(followed.flying.__contains__, prompt.chain)]))

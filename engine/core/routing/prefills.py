@@ -1,0 +1,255 @@
+"""Which prefill engine a decode engine asks for a prompt, and what becomes of what it asked.
+
+A machine without sockets, threads and clocks: requests, the scheduler's wishes, answers and looks at the prefill
+engines go in; choices and messages to the scheduler come out. Owns how well each prefill engine does. Whoever asks
+them is a shell around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from engine.core.messages import Generate, PrefillFailed, PrefillWanted, salt_key
+from engine.core.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
+
+# Pages of a prompt that the choice looks at, and pages that are remembered of each engine.
+CHOICE_PAGES: Final = 256
+INDEX_PAGES: Final = 32_768
+# After a failure an engine is asked again when this time is over, twice as long after each further one; then for one
+# prompt at a time, until one has come.
+FIRST_RETRY_S: Final = 1.0
+LONGEST_RETRY_S: Final = 30.0
+NEWS_INTERVAL_S: Final = 60.0
+# Statuses that say nothing about other prompts.
+_OF_THE_PROMPT: Final = frozenset({400, 409, 413})
+PREFILL: Final = "prefill"
+
+
+@dataclass(slots=True)
+class PrefillCounts:
+    """Totals. ``dropped`` prompts were of no more use; those that found no prefill engine are ``unasked``."""
+
+    asked: int = 0
+    answered: int = 0
+    failed: int = 0
+    dropped: int = 0
+    unasked: int = 0
+
+
+@dataclass(slots=True)
+class _Engine:
+    """``why_not`` is what the last look saw, empty for an engine that takes prompts."""
+
+    why_not: str = "was not met yet"
+    last_failure: str = ""
+    failures: int = 0
+    retry_at: float = 0.0
+    is_told: bool = False
+    told_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    at: str
+    asked_at: float
+
+
+class Prefills:
+    """The prefill engines of one decode engine, by their URLs. ``now`` are seconds of a clock that goes forward.
+
+    ``capacity`` is the most prompts that one of them is given at a time. With ``retry_s=0`` each is asked, whatever is
+    known of it.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        page_size: int,
+        capacity: int,
+        now: Callable[[], float],
+        retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self._page_size = page_size
+        self._retry_s = retry_s
+        self._now = now
+        self._placement = Placement(Rules(), index_chunks=INDEX_PAGES)
+        self._engines: dict[str, _Engine] = {}
+        for url in urls:
+            self._engines[url] = _Engine()
+            self._placement.join(url, capacity)
+            self._placement.lost(url)
+        # By rid, until the request's first output.
+        self._tickets: dict[str, Ticket] = {}
+        self._calls: dict[int, _Call] = {}
+        # The choices of an answer have the same prompt.
+        self._last_ids: tuple[int, ...] = ()
+        self._last_prompt = Prompt()
+        self.counts = PrefillCounts()
+
+    @property
+    def urls(self) -> Sequence[str]:
+        return tuple(self._engines)
+
+    @property
+    def open_calls(self) -> int:
+        return len(self._calls)
+
+    def in_flight(self, url: str) -> int:
+        """Requests without an output whose prompts an engine was chosen for."""
+        return self._placement.fleet.in_flight(url)
+
+    # -- requests --
+
+    def place(self, message: Generate) -> Generate:
+        """The request, with the prefill engine that is to compute its prompt, if there is one.
+
+        Not one whose prompt is computed here anyway: it has no full page before its last token, or a LoRA, or it asks
+        for the logprobs of its prompt.
+        """
+        pages = (len(message.prompt_ids) - 1) // self._page_size
+        if not pages or message.lora is not None or message.prompt_logprobs_from >= 0:
+            return message
+        ticket = self._placement.place(self._prompt_of(message), self._left_out())
+        if isinstance(ticket, Refused):
+            self.counts.unasked += 1
+            return message
+        self.heard(message.rid)
+        self._tickets[message.rid] = ticket
+        return msgspec.structs.replace(message, prefill_at=ticket.replica)
+
+    def heard(self, rid: str) -> None:
+        """A request has an output, or was refused: its prompt is no prefill engine's work any more."""
+        ticket = self._tickets.pop(rid, None)
+        if ticket is not None:
+            self._placement.ended(ticket)
+
+    # -- calls --
+
+    def wanted(self, wanted: PrefillWanted) -> PrefillFailed | None:
+        """The scheduler wants a prompt computed. Returns its answer where the engine is not to be asked now."""
+        self.counts.asked += 1
+        engine = self._engines.get(wanted.at)
+        why = "is no prefill engine of this one" if engine is None else self.why_not(wanted.at)
+        is_asked = any(call.at == wanted.at for call in self._calls.values())
+        if not why and engine is not None and engine.failures and is_asked:
+            why = f"is tried with another prompt: it {engine.last_failure}"
+        if why:
+            self.counts.failed += 1
+            return PrefillFailed(transfer=wanted.transfer, error=f"{wanted.at} {why}")
+        self._calls[wanted.transfer] = _Call(wanted.at, self._now())
+        return None
+
+    def dropped(self, transfer: int, *, is_late: bool = False) -> bool:
+        """What was wanted is of no more use, because it took too long if ``is_late``. True if it was asked for."""
+        call = self._calls.pop(transfer, None)
+        if call is None:
+            return False
+        self.counts.dropped += not is_late
+        self.counts.failed += is_late
+        if is_late:
+            self._fail(call.at, f"did not send a prompt's KV within {self._now() - call.asked_at:.1f} s")
+        return True
+
+    def answered(self, transfer: int) -> float | None:
+        """All was sent. Returns how long it took, in seconds; None for what was dropped meanwhile."""
+        call = self._calls.pop(transfer, None)
+        if call is None:
+            return None
+        self.counts.answered += 1
+        engine = self._engines[call.at]
+        engine.failures, engine.last_failure = 0, ""
+        return self._now() - call.asked_at
+
+    def failed(self, transfer: int, why: str, status: int | None = None) -> PrefillFailed | None:
+        """An engine answered with an error, or was lost without one: what the scheduler is told of it."""
+        call = self._calls.pop(transfer, None)
+        if call is None:
+            return None
+        self.counts.failed += 1
+        if status not in _OF_THE_PROMPT:
+            self._fail(call.at, why)
+        return PrefillFailed(transfer=transfer, error=f"{call.at} {why}")
+
+    def give_up(self) -> None:
+        """The scheduler is gone."""
+        self._calls.clear()
+        for rid in list(self._tickets):
+            self.heard(rid)
+
+    # -- prefill engines --
+
+    def met(self, url: str, load: Mapping[str, Any]) -> None:
+        """An engine has said its load."""
+        role = load.get("role")
+        if role != PREFILL:
+            self.lost(url, f"must be a prefill engine, got one with role={role!r}; start it with --role prefill")
+            return
+        if load["sleep_level"]:
+            self.lost(url, "is asleep")
+            return
+        self._engines[url].why_not = ""
+        self._placement.take_load(url, load)
+
+    def busy(self, url: str) -> None:
+        """An engine is there, and its scheduler has no time to say its load."""
+        engine = self._engines[url]
+        if engine.why_not:
+            engine.why_not = ""
+            self._placement.report(url, ReplicaLoad())
+
+    def lost(self, url: str, why: str) -> None:
+        """An engine does not answer, or can not be used."""
+        self._engines[url].why_not = why
+        self._placement.lost(url)
+
+    def why_not(self, url: str) -> str:
+        """Why an engine is not asked now; empty when it is."""
+        engine = self._engines[url]
+        if not self._retry_s:
+            return ""
+        return engine.why_not or (engine.last_failure if self._now() < engine.retry_at else "")
+
+    def news(self) -> list[tuple[str, str]]:
+        """Who is not asked any more and why, once a minute each, and who is asked again, with no words."""
+        now, told = self._now(), []
+        for url, engine in self._engines.items():
+            why = engine.why_not or engine.last_failure
+            is_due = engine.told_at is None or now - engine.told_at >= NEWS_INTERVAL_S
+            if (why and is_due) or (engine.is_told and not why):
+                engine.is_told, engine.told_at = bool(why), now if why else engine.told_at
+                told.append((url, why))
+        return told
+
+    # -- inside --
+
+    def _prompt_of(self, message: Generate) -> Prompt:
+        ids = message.prompt_ids
+        if ids is not self._last_ids:
+            begin = ids[: CHOICE_PAGES * self._page_size]
+            chain = Prompt.of_ids(begin, self._page_size, salt=salt_key(message.cache_salt)).chain
+            prompt = Prompt(chain=chain, tokens=len(ids), tokens_a_chunk=self._page_size)
+            self._last_ids, self._last_prompt = ids, prompt
+        return self._last_prompt
+
+    def _left_out(self) -> list[str]:
+        """Engines that are not asked now, and those that have failed and are tried with another prompt."""
+        fleet = self._placement.fleet
+        return [
+            url
+            for url, engine in self._engines.items()
+            if engine.why_not or (engine.failures and (self.why_not(url) or fleet.in_flight(url)))
+        ]
+
+    def _fail(self, url: str, why: str) -> None:
+        engine, now = self._engines[url], self._now()
+        engine.last_failure = why
+        if not self._retry_s:
+            return
+        # What failed with it is no further failure.
+        if now >= engine.retry_at:
+            engine.retry_at = now + min(self._retry_s * 2**engine.failures, LONGEST_RETRY_S)
+            engine.failures = min(engine.failures + 1, 8)

@@ -1,0 +1,150 @@
+"""The books: where every live request is, and which microbatches are in flight.
+
+One registry and one place for each request. ``is_quiescent`` and ``is_fully_idle`` are defined here and nowhere else;
+all that is destructive asks them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+
+import msgspec
+
+from engine.core.messages import PauseMode, Sleep, UpdateWeights, Wake
+from engine.core.plan import Microbatch
+from engine.core.scheduler.request import (
+    CHUNKED,
+    DELIVERING,
+    DISPATCHED,
+    RECEIVING,
+    RELEASING,
+    RETRACTING,
+    RUNNING,
+    WAITING,
+    Request,
+)
+
+
+class Launched(msgspec.Struct, frozen=True, gc=False):
+    """A microbatch in flight: ``requests`` are those of its segments, in the same order."""
+
+    microbatch: Microbatch
+    requests: tuple[Request, ...]
+    step: int
+
+
+class Books:
+    """Every request that is alive or whose memory is not yet free, each in exactly one place.
+
+    ``requests`` registers what has not ended, by rid. ``waiting`` is in order of arrival. Requests whose prompt is all
+    dispatched but whose result is not back are found through ``in_flight`` alone.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[Request] = []
+        self.chunked: Request | None = None
+        self.running: dict[str, Request] = {}
+        self.retracting: list[Request] = []
+        self.releasing: list[Request] = []
+        # Those whose prompt's KV comes from another engine, or the last of it goes to one; by rid, in the order in
+        # which they began to.
+        self.transferring: dict[str, Request] = {}
+        # Transfers that the stages have not ended, whatever became of their requests.
+        self.open_transfers = 0
+        self.in_flight: deque[Launched] = deque()
+        self.paused: PauseMode | None = None
+        # The weight update that is asked for or in flight. Nothing else is launched meanwhile.
+        self.update: UpdateWeights | None = None
+        # What KV is computed with, besides a LoRA: the path of the last update, '' for the configured model.
+        self.weights = ""
+        # Calls of sleep and wake that are not carried out; the first one may be in flight. See ``Sleeping``.
+        self.turns: list[Sleep | Wake] = []
+        self.sleep_level = 0
+        # No such call, and no sleep: requests may be computed.
+        self.is_awake = True
+
+    # -- the one idle predicate --
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Nothing in flight and no request owns memory. Requests that wait own nothing and do not count."""
+        prefills = self.chunked is not None or self.transferring
+        memory_is_owned = prefills or self.running or self.retracting or self.releasing
+        return not memory_is_owned and self.nothing_in_flight
+
+    @property
+    def is_fully_idle(self) -> bool:
+        """Quiescent, and nothing waits."""
+        return not self.waiting and self.is_quiescent
+
+    @property
+    def nothing_in_flight(self) -> bool:
+        """No dispatched microbatch is still to come back, and none that changes what the stages hold is about to be."""
+        return not self.in_flight and self.update is None and not (self.turns or self.open_transfers)
+
+    def what_is_busy(self) -> str:
+        """The counts that stand between the engine and idleness, as ``name=count`` pairs."""
+        transfers = len(self.transferring)
+        return (
+            f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
+            f"in_flight={len(self.in_flight) or int(self.update is not None or bool(self.turns))} "
+            f"releasing={len(self.retracting) + len(self.releasing)}{f' transferring={transfers}' if transfers else ''}"
+        )
+
+    # -- moving requests --
+
+    def enqueue(self, request: Request) -> None:
+        """Put a request into the queue at its place by arrival: one that was retracted does not lose it."""
+        request.place = WAITING
+        self.requests[request.rid] = request
+        bisect.insort(self.waiting, request, key=_arrival)
+
+    def take_out(self, request: Request) -> None:
+        """Remove a request from the place where it is, and from nothing else."""
+        place = request.place
+        if place is WAITING:
+            index = bisect.bisect_left(self.waiting, request.arrival, key=_arrival)
+            assert self.waiting[index] is request, f"{request} is not where its arrival puts it in the queue"
+            del self.waiting[index]
+        elif place is CHUNKED:
+            self.chunked = None
+        elif place is RUNNING:
+            del self.running[request.rid]
+        elif place is RETRACTING:
+            self.retracting.remove(request)
+        elif place is RELEASING:
+            self.releasing.remove(request)
+        elif place is RECEIVING or place is DELIVERING:
+            del self.transferring[request.rid]
+
+    def launch(self, launched: Launched) -> None:
+        """Book a microbatch as in flight, after the others."""
+        self.in_flight.append(launched)
+
+    def land(self) -> Launched:
+        """Take the microbatch that was launched first out of flight."""
+        return self.in_flight.popleft()
+
+    def in_flight_ids(self) -> tuple[int, ...]:
+        """Ids of the microbatches in flight, in launch order."""
+        return tuple([launched.microbatch.id for launched in self.in_flight])
+
+    # -- looking at all of them --
+
+    def live(self) -> list[Request]:
+        """Every request in every place; one that is in two places is in the list twice.
+
+        One that is dispatched is found only in the microbatches in flight.
+        """
+        place = DISPATCHED
+        dispatched = [one for launched in self.in_flight for one in launched.requests if one.place is place]
+        chunked = () if self.chunked is None else (self.chunked,)
+        owners = (*self.running.values(), *self.transferring.values(), *self.retracting, *self.releasing)
+        others = (*self.waiting, *chunked, *owners)
+        return [*others, *dict.fromkeys(dispatched)] if dispatched else [*others]
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival

@@ -1,0 +1,444 @@
+"""The planner: decides what the next microbatch computes, within the token budget and the free memory.
+
+Prefill goes before decode, or both go together. It admits from the queue, splits prompts, and retracts when decode
+runs out of pages. It launches nothing and replies nothing; it moves requests between the places of the books.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from engine.core.limits import Limits
+from engine.core.memory import KVMemory
+from engine.core.plan import DECODE, MIXED, PREFILL, UNKNOWN_TOKEN, Segment
+from engine.core.scheduler.books import Books
+from engine.core.scheduler.chunk_sizes import ChunkSizes
+from engine.core.scheduler.counters import Counters
+from engine.core.scheduler.drafts import Drafts
+from engine.core.scheduler.grammars import Grammars
+from engine.core.scheduler.policy import policy_named
+from engine.core.scheduler.prompt_logprobs import NOTHING, next_asked
+from engine.core.scheduler.request import CHUNKED, DISPATCHED, NO_LOGPROBS_DUE, RECEIVING, RETRACTING, RUNNING, Request
+from engine.core.scheduler.shared_prompts import is_worth_waiting
+from engine.core.scheduler.time_limits import TimeLimits
+from engine.core.scheduler.transfers import Transfers
+
+# This many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
+ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
+
+
+class Plan:
+    """A microbatch in the making: ``requests`` are those of ``segments``, in the same order.
+
+    ``budget`` is how many tokens its parts of prompts may have, ``seats`` how many parts it may have, and ``cost`` what
+    they cost where that is bounded.
+    """
+
+    __slots__ = ("budget", "cost", "mode", "requests", "seats", "segments", "tokens")
+
+    def __init__(self, budget: int, seats: int) -> None:
+        self.budget = budget
+        self.seats = seats
+        self.mode = PREFILL
+        self.segments: list[Segment] = []
+        self.requests: list[Request] = []
+        self.tokens = 0
+        self.cost = 0
+
+    @property
+    def room(self) -> int:
+        """Tokens of prompts that still fit."""
+        return self.budget - self.tokens
+
+
+class Planner:
+    """Plans one microbatch at a time over the books and the memory of one scheduler."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        books: Books,
+        memory: KVMemory,
+        counters: Counters,
+        time_limits: TimeLimits,
+        grammars: Grammars,
+        transfers: Transfers,
+    ) -> None:
+        self._limits = limits
+        self._transfers = transfers
+        self._time_limits = time_limits
+        self._books = books
+        self._memory = memory
+        self._counters = counters
+        self._grammars = grammars
+        self.policy = policy_named(limits.schedule_policy)
+        self._drafts = Drafts(limits, memory) if limits.draft_tokens else None
+        budget, parity = limits.prefill_budget_tokens, limits.chunk_parity_tokens
+        self.chunk_sizes = ChunkSizes(budget, parity, limits.page_size) if limits.dynamic_chunking else None
+        # Once, because they are computed and every step asks.
+        self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
+        self._plans_ahead = limits.async_scheduling
+        self._now = 0.0
+        # What stands for a token that is not known yet; without planning ahead all are.
+        self._unknown = (UNKNOWN_TOKEN,) if limits.async_scheduling else ()
+
+    @property
+    def may_plan(self) -> bool:
+        """Awake, not paused, no update, a free slot, and work for it: without these there is nothing to plan."""
+        books = self._books
+        if not books.is_awake or books.paused is not None or books.update is not None:
+            return False
+        if len(books.in_flight) >= self._limits.depth:
+            return False
+        if books.chunked is not None or books.waiting:
+            return True
+        if books.transferring and self._transfers.next_received() is not None:
+            return True
+        return bool(books.running and (self._ready() or (self._plans_ahead and self._ahead())))
+
+    def plan(self, now: float) -> Plan | None:
+        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute.
+
+        ``now`` is in seconds.
+        """
+        if not self.may_plan:
+            return None
+        self._now = now
+        books, plan = self._books, Plan(self._limits.prefill_budget_tokens, self._most_requests)
+        if books.chunked is not None or books.waiting or books.transferring:
+            if self._limits.mixed_chunk:
+                self._add_both(plan)
+            else:
+                self._add_prefill(plan)
+        if not plan.tokens:
+            plan.mode = DECODE
+            self._add_decodes(plan, self._decode_share())
+        return plan if plan.tokens else None
+
+    def check_budget(self, plan: Plan) -> None:
+        """No microbatch is larger than what the stages were sized for."""
+        most = self._most_decodes if plan.mode is DECODE else self._limits.prefill_budget_tokens
+        assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
+        assert len(plan.requests) <= self._most_requests, f"{plan.requests} are in one microbatch"
+
+    def _add_both(self, plan: Plan) -> None:
+        """Decodes first, prompts into the rest of the budget: no stream waits while a long prompt is computed.
+
+        A page of the budget, or half of a smaller one, is left to prompts, so that neither keeps the other out. A
+        prompt that may not be split is left all of it.
+        """
+        budget = plan.budget
+        least = max(1, min(self._limits.page_size, budget // 2)) if self._limits.chunking else budget
+        decodes = len(self._choose_decodes(min(self._decode_share(), budget - least, plan.seats - 1)))
+        plan.budget -= decodes
+        plan.seats -= decodes
+        self._add_prefill(plan)
+        if plan.tokens:
+            # Chosen again, because an admission may have sent one of them back to the queue.
+            seats = decodes + plan.seats - len(plan.requests)
+            self._add_decodes(plan, min(self._decode_share(), decodes + plan.room, seats))
+
+    def retract(self, request: Request) -> None:
+        """Send a request that is in no microbatch back to the queue, to compute prompt and output again."""
+        assert not request.in_flight, f"{request} is retracted while it is in flight"
+        assert request.lease is not None, f"{request} is retracted, but owns no memory"
+        self._books.take_out(request)
+        self._memory.release(request.lease)
+        request.lease = None
+        request.prefill_tokens = request.planned_tokens = 0
+        request.guesses = ()
+        request.retractions += 1
+        self._counters.retractions += 1
+        self._books.enqueue(request)
+
+    def retract_all(self) -> None:
+        """Send every request that owns memory back to the queue: at once, or when its last microbatch is back."""
+        for request in list(self._books.requests.values()):
+            if request.lease is None or request.place is RETRACTING:
+                continue
+            if not request.in_flight:
+                self.retract(request)
+                continue
+            if request.place is RECEIVING:
+                self._transfers.stop(request)
+            self._books.take_out(request)
+            request.place = RETRACTING
+            self._books.retracting.append(request)
+
+    # -- prefill --
+
+    def _add_prefill(self, plan: Plan) -> None:
+        """Add the next chunk of the partly prefilled request, then requests whose KV has come, then new ones.
+
+        While the budget lasts.
+        """
+        chunked = self._books.chunked
+        if chunked is not None:
+            self._add_chunk(plan, chunked)
+        if self._books.transferring:
+            self._add_received(plan)
+        for request in self._admissions():
+            if not self._may_start(request, plan):
+                break
+            if not self._waits_for_another(request, plan) and self._admit(request):
+                self._add_chunk(plan, request)
+
+    def _add_received(self, plan: Plan) -> None:
+        """Those whose KV has come compute the rest of their prompts: all of it, or of the first one a part."""
+        while (request := self._transfers.next_received()) is not None:
+            rest = request.prefill_tokens - request.planned_tokens
+            if plan.tokens and (rest > plan.room or len(plan.requests) >= plan.seats):
+                return
+            self._books.take_out(request)
+            request.place = CHUNKED
+            self._books.chunked = request
+            self._add_chunk(plan, request)
+
+    def _admissions(self) -> Iterator[Request]:
+        """The waiting requests to try, in order; past those that do not fit until one that waits is overdue.
+
+        None while a prompt is partly prefilled.
+        """
+        books = self._books
+        if books.chunked is not None or not (self._memory.rows.free or self._limits.priority_preemption):
+            return
+        policy, waiting, missed = self.policy, self._grammars.startable(books.waiting), 0
+        for request in tuple(policy.order(waiting, self._memory)):
+            if request.lacks_lora:
+                if policy.is_overdue(request):
+                    return
+                continue
+            if not self._can_take_a_row(request):
+                return
+            yield request
+            if request.lease is None:
+                missed += 1
+                if missed >= ADMISSION_TRIES_LIMIT_REQUESTS or policy.is_overdue(request):
+                    return
+            elif books.chunked is not None or any(map(policy.is_overdue, policy.overtaken_by(request, waiting))):
+                return
+
+    def _waits_for_another(self, request: Request, plan: Plan) -> bool:
+        """Whether what it would compute is on its way: launched or in this very microbatch, or received as it would be.
+
+        What this engine would compute waits for no transfer, which may be late.
+        """
+        launched = (one for flight in self._books.in_flight for one in flight.requests)
+        received = self._books.transferring.values() if self._transfers.may_receive(request) else ()
+        return is_worth_waiting(request, itertools.chain(launched, plan.requests, received), self._memory)
+
+    def _can_take_a_row(self, request: Request) -> bool:
+        return self._memory.rows.free > 0 or bool(self._limits.priority_preemption and self._victims_of(request))
+
+    def _may_start(self, request: Request, plan: Plan) -> bool:
+        """Whether the rest of the budget is worth a start: all of the prompt, or a part that is not a sliver."""
+        tokens = len(request.ids)
+        if len(plan.requests) >= plan.seats:
+            return False
+        if not plan.tokens or tokens <= plan.room:
+            return True
+        # A prompt that is longer than the whole budget is split even with chunking off: a retracted request can be so.
+        may_split = self._limits.chunking or tokens > self._limits.prefill_budget_tokens
+        return may_split and plan.room >= self._limits.page_size
+
+    def _admit(self, request: Request) -> bool:
+        """Lease memory for all of a request's tokens, and leave one page to each running request that may need one."""
+        if self._limits.priority_preemption:
+            self._preempt_for(request)
+        spare, most = len(self._books.running), request.hit_limit_tokens
+        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most, kv_key=request.kv_key)
+        if lease is None:
+            return False
+        self._books.take_out(request)
+        self._time_limits.start(request)
+        request.lease = lease
+        request.prefill_start = request.planned_tokens = len(lease.pages) * self._limits.page_size
+        request.prefill_tokens = len(request.ids)
+        if not request.retractions:
+            # Reported and counted once. After a retraction a request finds its own pages; that is no hit.
+            request.cached_tokens = request.prefill_start
+            self._counters.cached_tokens += request.cached_tokens
+            self._counters.host_hit_tokens += len(lease.held_pages) * self._limits.page_size
+        request.place = CHUNKED
+        if not self._transfers.begin(request, self._now):
+            self._books.chunked = request
+        request.overtaken = 0
+        for other in self.policy.overtaken_by(request, self._grammars.startable(self._books.waiting)):
+            other.overtaken += 1
+        return True
+
+    def _add_chunk(self, plan: Plan, request: Request) -> None:
+        """Add the next part of a prompt that fits the budget, if there is memory for it.
+
+        With its last part a request leaves ``chunked``. None of a prompt whose KV is received.
+        """
+        if request.place is RECEIVING:
+            return
+        start = request.planned_tokens
+        end = start + self._part(plan, start, request.prefill_tokens - start)
+        lease = request.lease
+        assert lease is not None, f"{request} is being prefilled, but owns no memory"
+        if not self._memory.extend(lease, end):
+            return
+        last = end == request.prefill_tokens
+        if not (last and start == request.prefill_start):
+            request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
+        if last:
+            request.place = DISPATCHED
+            self._books.chunked = None
+        emits = last and end < request.limit_tokens
+        asked = NOTHING if request.logprobs_due == NO_LOGPROBS_DUE else next_asked(request, start, end)
+        self._add_segment(plan, request, start, end, emits=emits, asked=asked)
+
+    def _part(self, plan: Plan, start: int, rest: int) -> int:
+        """How much of the rest of a prompt comes next: as much as there is room for, or as keeps the stages even."""
+        if self.chunk_sizes is None:
+            return min(rest, plan.room)
+        tokens = self.chunk_sizes.part(start, rest, room=plan.room, spent=plan.cost)
+        plan.cost += self.chunk_sizes.cost(start, tokens)
+        return tokens
+
+    # -- decode --
+
+    def _decode_share(self) -> int:
+        """Running requests in one microbatch: spread over the stages, so that no stage idles while one has them all."""
+        return min(self._most_requests, -(-len(self._books.running) // self._limits.pp_size))
+
+    def _add_decodes(self, plan: Plan, most: int) -> None:
+        """Add one token of each of up to ``most`` running requests."""
+        running, before = self._books.running, plan.tokens
+        # None beside prompts: the budget is theirs.
+        drafts = None if before else self._drafts
+        for request in self._choose_decodes(most):
+            # To the end, so that the next microbatch takes those that were launched longest ago.
+            running[request.rid] = running.pop(request.rid)
+            start = request.planned_tokens
+            guesses = () if drafts is None else drafts.take(request, spare_pages=len(running))
+            self._add_segment(plan, request, start, start + 1, emits=True, drafts=guesses)
+        if before and plan.tokens > before:
+            plan.mode = MIXED
+
+    def _choose_decodes(self, most: int) -> list[Request]:
+        """Running requests with a place for their next token's KV: those in no microbatch, then what goes ahead."""
+        chosen: list[Request] = []
+        one_waits = False
+        for request in self._ready():
+            if len(chosen) >= most:
+                break
+            # It may have been retracted to make room for another one of this microbatch.
+            if request.place is RUNNING and self._make_room(request, chosen):
+                chosen.append(request)
+            elif request.place is RUNNING:
+                one_waits = True
+        # What is to give way to one that waits has to come back first.
+        if self._plans_ahead and not one_waits:
+            self._choose_ahead(most, chosen)
+        return chosen
+
+    def _choose_ahead(self, most: int, chosen: list[Request]) -> None:
+        for request in self._ahead():
+            if len(chosen) >= most:
+                break
+            assert request.lease is not None, f"{request} is running, but owns no memory"
+            if self._memory.extend(request.lease, request.planned_tokens + 1):
+                chosen.append(request)
+
+    def _ready(self) -> list[Request]:
+        """Running requests that are in no microbatch, those launched longest ago first."""
+        return [request for request in self._books.running.values() if not request.in_flight]
+
+    def _ahead(self) -> Sequence[Request]:
+        """Running requests that may be planned before their last token is back, those launched longest ago first.
+
+        None while a request waits that could preempt them: in a microbatch they cannot be preempted.
+        """
+        if self._limits.priority_preemption and self._books.waiting:
+            return ()
+        return [request for request in self._books.running.values() if request.may_go_ahead]
+
+    def _make_room(self, request: Request, chosen: list[Request]) -> bool:
+        """Extend a request by one token, retracting others, latest first, until it fits; False when it does not yet.
+
+        Then it has been retracted itself, or the one that is to give way is in flight, planned ahead.
+        """
+        lease = request.lease
+        assert lease is not None, f"{request} is running, but owns no memory"
+        while not self._memory.extend(lease, request.planned_tokens + 1):
+            running = self._books.running.values()
+            victim = self._latest(other for other in running if self._plans_ahead or not other.in_flight)
+            if victim.in_flight:
+                return False
+            if victim in chosen:
+                # A victim that was planned earlier in this step leaves the plan as well.
+                chosen.remove(victim)
+            self.retract(victim)
+            if victim is request:
+                return False
+        return True
+
+    # -- who gives way --
+
+    def _latest(self, candidates: Iterable[Request]) -> Request:
+        """The one to retract: of the lowest priority, the latest to arrive."""
+        return min(candidates, key=lambda request: (request.priority, -request.arrival))
+
+    def _victims_of(self, request: Request) -> list[Request]:
+        """Running requests of lower priority that could be retracted now."""
+        return [
+            other for other in self._books.running.values() if other.priority < request.priority and not other.in_flight
+        ]
+
+    def _preempt_for(self, request: Request) -> None:
+        """Retract requests of lower priority until this one fits, if retracting all of them would be enough."""
+        memory, victims = self._memory, self._victims_of(request)
+        tokens, spare = len(request.ids), len(self._books.running)
+        owned = [victim.lease for victim in victims if victim.lease is not None]
+        if not victims or not memory.has_room(tokens, spare_pages=spare, without=owned):
+            return
+        while victims and not (memory.rows.free and memory.has_room(tokens, spare_pages=spare)):
+            victim = self._latest(victims)
+            victims.remove(victim)
+            self.retract(victim)
+
+    def _add_segment(
+        self,
+        plan: Plan,
+        request: Request,
+        start: int,
+        end: int,
+        *,
+        emits: bool,
+        drafts: tuple[int, ...] = (),
+        asked: tuple[int, int] = NOTHING,
+    ) -> None:
+        """Add one request's share of the microbatch, with what the stages do not know yet of its pages.
+
+        ``asked`` are the prompt logprobs that it asks for.
+        """
+        lease = request.lease
+        assert lease is not None, f"{request} is planned, but owns no memory"
+        unsent, window = lease.unsent, self._memory.sliding_window
+        lease.unsent = len(lease.pages)
+        request.planned_tokens = end + len(drafts)
+        request.in_flight += 1
+        segment = Segment(
+            rid=request.rid,
+            row=lease.row,
+            start=start,
+            token_ids=(tuple(request.ids[start:end]) or self._unknown) + drafts,
+            page_start=unsent,
+            pages=tuple(lease.pages[unsent:]),
+            emits=emits,
+            # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
+            sampling=request.spec if start == request.prefill_start else None,
+            window_pages=() if window is None else window.window_pages_of(lease, unsent),
+            drafts=len(drafts),
+            logprobs_from=asked[0],
+            next_id=asked[1],
+            lora=0 if request.lora is None else request.lora.use(self._counters.forward_ct),
+        )
+        plan.segments.append(segment)
+        plan.requests.append(request)
+        plan.tokens += request.planned_tokens - start

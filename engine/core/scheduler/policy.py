@@ -1,0 +1,125 @@
+"""The policies: in which order waiting requests are offered memory, and how often one may be overtaken.
+
+A policy orders; it never admits. Ties are broken by arrival, so that every order is total and deterministic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from engine.core.memory import KVMemory
+from engine.core.scheduler.request import Request
+
+# A request that waits is overtaken by this many later ones; then it takes its turn by arrival.
+OVERTAKEN_LIMIT_REQUESTS: Final = 16
+# Matching every waiting prompt against the tree costs a walk each; a longer queue than this is served by arrival.
+LPM_QUEUE_LIMIT_REQUESTS: Final = 128
+
+
+class Policy(ABC):
+    """An order, and the bound on being overtaken that goes with it.
+
+    A request is *overtaken* when one that arrived later starts while it waits; ``Request.overtaken`` counts that since
+    it last started. Once it is *overdue* it goes before all that are not, and when it does not fit, no other may start.
+    """
+
+    @abstractmethod
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+        """The waiting requests, given in order of arrival, in the order in which they are to be tried."""
+
+    def is_overdue(self, request: Request) -> bool:
+        """Whether a waiting request was overtaken as often as it may be."""
+        return request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
+
+    def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
+        """The requests of a queue, in order of arrival, against whose bound this start counts: all that came before."""
+        for request in waiting:
+            if request.arrival > started.arrival:
+                return
+            yield request
+
+
+class FirstCome(Policy):
+    """First come, first served. A request is overtaken only while it does not fit."""
+
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002
+        return waiting
+
+
+class LongestPrefix(Policy):
+    """The prompt of which most tokens are cached goes first."""
+
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+        """By cached tokens; a queue that is too long for that, as they arrived."""
+        if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
+            return waiting
+        cached = {
+            one: 0 if self.is_overdue(one) else -memory.cached_tokens(one.ids, one.hit_limit_tokens, one.kv_key)
+            for one in waiting
+        }
+        return sorted(waiting, key=lambda one: (not self.is_overdue(one), cached[one], one.arrival))
+
+
+class DepthFirst(Policy):
+    """Prompts that share a cached prefix go one after another, those of the prefix that most of them share first."""
+
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+        """By a walk through the tree; a queue that is too long for that, as they arrived."""
+        if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
+            return waiting
+        due = [one for one in waiting if self.is_overdue(one)]
+        return due + depth_first([one for one in waiting if not self.is_overdue(one)], memory)
+
+
+def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
+    """The requests, given in order of arrival, in the order of a walk through the prefix tree, depth first, by weight.
+
+    A node weighs as much as requests hit it. Of its children the heaviest comes first, of equal ones that of the
+    earliest request. What hits a longer part of a prefix comes before what ends there; what hits nothing comes last.
+    """
+    hits = {one: memory.cached_nodes(one.ids, one.hit_limit_tokens, one.kv_key) for one in waiting}
+    weight: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for one, nodes in hits.items():
+        for node, _ in nodes:
+            weight[node] = weight.get(node, 0) + 1
+            first.setdefault(node, one.arrival)
+
+    def key(one: Request) -> list[tuple[int, int, int]]:
+        nodes = hits[one]
+        # No node weighs nothing, so a walk that goes on sorts before one that ends.
+        end = 0, -sum([pages for _, pages in nodes]), one.arrival
+        return [*[(-weight[node], first[node], 0) for node, _ in nodes], end]
+
+    return sorted(waiting, key=key)
+
+
+class HighestPriority(Policy):
+    """The highest number goes first.
+
+    The bound protects the request that has waited longest, and only that one: of a backlog of low priority at most
+    every seventeenth start is one out of turn, so that urgent requests stay urgent.
+    """
+
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002
+        return sorted(waiting, key=lambda one: (not self.is_overdue(one), -one.priority, one.arrival))
+
+    def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
+        """The request that has waited longest, if it came before."""
+        if waiting and waiting[0].arrival < started.arrival:
+            yield waiting[0]
+
+
+_POLICIES: Final[dict[str, Policy]] = {
+    "fcfs": FirstCome(),
+    "lpm": LongestPrefix(),
+    "priority": HighestPriority(),
+    "dfs-weight": DepthFirst(),
+}
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of this name. Raises KeyError for a name that the configuration should have refused."""
+    return _POLICIES[name]

@@ -1,0 +1,137 @@
+"""The ports of the scheduler's loop: the step gate, the pipeline and the outbox, and what passes through them.
+
+The gate decides which events the next step sees and when it runs. It is where the loop waits, so it is where the loop
+can be frozen; the production scheduler exposes this hook and nothing else. Implementations live where they are
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from engine.core.messages import CacheEvent, Event, GrammarReady, PipelineEvent, Reply, TransferEvent
+from engine.core.plan import GrammarOrder, Microbatch, TransferOrder
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """The input of one scheduler step: events in the order in which they apply, and the time in seconds."""
+
+    events: tuple[Event, ...]
+    now: float
+
+
+class StepResult(msgspec.Struct, frozen=True, gc=False):
+    """The output of one scheduler step.
+
+    ``again`` says that another step without events may do more (the pipeline has a free slot and there is work), so a
+    gate must not wait for an event. ``deadline`` is the time in seconds, on the clock of ``Step.now``, at which a step
+    is due even if nothing happens. ``grammars`` is what the last stage is to do before the microbatch,
+    ``cache_events`` what entered and left the prefix cache, where that is published, ``transfers`` what every stage is
+    to send to other engines and to receive.
+    """
+
+    step: int
+    microbatch: Microbatch | None
+    replies: tuple[Reply, ...]
+    again: bool
+    deadline: float | None
+    grammars: tuple[GrammarOrder, ...] = ()
+    cache_events: tuple[CacheEvent, ...] = ()
+    transfers: tuple[TransferOrder, ...] = ()
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step written down: what went in, what came out, and the sizes of everything afterwards.
+
+    ``in_flight`` holds microbatch ids in launch order; pages are counts; ``digest`` is the digest chain after the step.
+    ``waiting_rids`` and ``running_rids`` name the counted requests where the recorder keeps names. ``error``
+    is the exception, as ``Type: text``, of the step that the scheduler died in.
+    """
+
+    step: int
+    now: float
+    events: tuple[Event, ...]
+    microbatch: Microbatch | None
+    replies: tuple[Reply, ...]
+    waiting: int
+    chunked: str | None
+    running: int
+    in_flight: tuple[int, ...]
+    pages_free: int
+    pages_cached: int
+    pages_held: int
+    digest: str
+    waiting_rids: tuple[str, ...] = ()
+    running_rids: tuple[str, ...] = ()
+    error: str | None = None
+    transfers: tuple[TransferOrder, ...] = ()
+    transferring: tuple[str, ...] = ()
+
+
+class Gate(Protocol):
+    """Feeds the loop.
+
+    Entered before the first step and left after the last, with the exception if the loop died of one.
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """Wait until a step is due and return its events; None ends the loop.
+
+        ``previous`` is what the last step returned (None before the first).
+        """
+
+
+class Pipeline(Protocol):
+    """Runs microbatches in launch order and returns their completions in that same order."""
+
+    def launch(self, microbatch: Microbatch) -> None:
+        """Hand a microbatch to the first stage. Never blocks on the computation."""
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
+        """The next completion in launch order; waits up to ``timeout_s`` seconds (None: for ever, 0: not at all).
+
+        A pipeline that computes in this process computes here. Returns None when the time is up.
+        """
+
+    @property
+    def ready(self) -> bool:
+        """True when ``next_completion(0)`` would return one without a readable wake source: work in this process."""
+
+    @property
+    def takes_more(self) -> bool:
+        """True when that work is better waited for after more is launched: what is planned ahead of its result."""
+
+    def wake_sources(self) -> Sequence[Any]:
+        """What to register with a ``zmq.Poller`` to learn that ``next_completion(0)`` may return something."""
+
+    def order_grammar(self, order: GrammarOrder) -> None:
+        """Have the last stage compile or forget a grammar. Never blocks on the compilation."""
+
+    def order_transfer(self, order: TransferOrder) -> None:
+        """Have every stage send or receive KV, or end that. Never blocks on the other engine."""
+
+    def answers(self) -> Sequence[GrammarReady | TransferEvent]:
+        """The answers to orders that are there, without waiting; they wake as completions do."""
+
+    def answer_source(self) -> int | None:
+        """A file descriptor that is readable when ``answers`` has some, where ``wake_sources`` do not tell."""
+
+    def close(self) -> None: ...
+
+
+class Outbox(Protocol):
+    def send(self, replies: Sequence[Reply]) -> None:
+        """Hand over the replies of one step, in order. Never blocks on the receiver."""
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Hand over what changed in the prefix cache in one step, after its replies. Never blocks on the receiver."""

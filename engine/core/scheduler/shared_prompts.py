@@ -1,0 +1,44 @@
+"""Prompts that arrive together and begin alike: the first is computed or received, the others wait and hit it.
+
+KV is hit only when its result has confirmed it. So one that fails, is aborted or is sent back leaves nothing to undo:
+it is not waited for any more, and the next one is computed in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from engine.core.memory import KVMemory
+from engine.core.scheduler.request import DISPATCHED, RECEIVING, Request
+
+# A wait lasts as long as the microbatches in flight. Computing fewer tokens again takes about as long as that.
+LEAST_SPARED_TOKENS: Final = 512
+
+
+def is_worth_waiting(request: Request, others: Iterable[Request], memory: KVMemory) -> bool:
+    """Whether one of ``others``, whose whole prompt is on its way, spares a request most of what it has to compute.
+
+    On its way is what is computed to its end, or received from another engine.
+    """
+    most = request.hit_limit_tokens
+    if most < LEAST_SPARED_TOKENS:
+        return False
+    begins = request.ids[:LEAST_SPARED_TOKENS]
+    shared = 0
+    for other in others:
+        is_coming = other.place is DISPATCHED or other.place is RECEIVING
+        if is_coming and other.kv_key == request.kv_key and other.ids[:LEAST_SPARED_TOKENS] == begins:
+            shared = max(shared, _alike(request.ids, other.ids, min(most, len(other.ids))))
+    if not shared:
+        return False
+    hit = memory.cached_tokens(request.ids, most, request.kv_key)
+    spared = memory.cacheable_tokens(shared) - hit
+    return spared >= LEAST_SPARED_TOKENS and 2 * spared >= len(request.ids) - hit
+
+
+def _alike(ids: Sequence[int], others: Sequence[int], most: int) -> int:
+    """How many of the first ``most`` tokens are the same."""
+    if ids[:most] == others[:most]:
+        return most
+    return next(place for place in range(most) if ids[place] != others[place])

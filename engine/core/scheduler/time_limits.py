@@ -1,0 +1,94 @@
+"""Time limits: when a request ends by itself, because it was not started in time or took too long.
+
+Owns the deadlines of live requests, in order, and the sentence that a client is told. It ends nothing, and holds
+nothing of a request without limits or of one that has ended.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from engine.core.messages import Generate
+from engine.core.scheduler.request import Request
+
+
+class Allowed(NamedTuple):
+    """The times of one request, in seconds. ``waits_s`` is None from its first start on."""
+
+    since: float
+    total_s: float | None
+    waits_s: float | None
+
+    @property
+    def rule(self) -> tuple[float, str, float]:
+        """The first deadline, the name of its limit, and the limit; of two at the same time the request's own."""
+        waits_s, total_s = self.waits_s, self.total_s
+        if waits_s is not None and (total_s is None or waits_s < total_s):
+            return self.since + waits_s, "waiting_timeout_s", waits_s
+        assert total_s is not None, "only requests with a limit are kept"
+        return self.since + total_s, "timeout_s", total_s
+
+
+class TimeLimits:
+    """The deadlines of one scheduler's requests. ``waiting_s`` is how long any request may wait for its first start.
+
+    Of that and a request's own ``waiting_timeout_s`` the shorter one counts. Only the first start is bound by it: a
+    request that was sent back to the queue has ``timeout_s`` alone. A deadline is over when the time has reached it.
+    ``deadline`` is the first of all, in seconds; None when there is none.
+    """
+
+    def __init__(self, waiting_s: float | None) -> None:
+        self._waiting_s = waiting_s
+        self._allowed: dict[str, Allowed] = {}
+        # Deadline and arrival of each request in ``_allowed``, in this order.
+        self._queue: list[tuple[float, int, Request]] = []
+        # An attribute, because every step asks.
+        self.deadline: float | None = None
+
+    def enter(self, request: Request, message: Generate, now: float) -> None:
+        """A request enters the queue; its time begins."""
+        own_s, engine_s = message.waiting_timeout_s, self._waiting_s
+        waits_s = engine_s if own_s is None else own_s if engine_s is None else min(own_s, engine_s)
+        if waits_s is not None or message.timeout_s is not None:
+            self._put(request, Allowed(now, message.timeout_s, waits_s))
+
+    def start(self, request: Request) -> None:
+        """A request has memory: from now on it can only run out of its own time."""
+        allowed = self._allowed.get(request.rid)
+        if allowed is not None and allowed.waits_s is not None:
+            self.leave(request)
+            if allowed.total_s is not None:
+                self._put(request, allowed._replace(waits_s=None))
+
+    def leave(self, request: Request) -> None:
+        """A request has ended."""
+        allowed = self._allowed.pop(request.rid, None)
+        if allowed is not None:
+            del self._queue[bisect.bisect_left(self._queue, (allowed.rule[0], request.arrival))]
+            self.deadline = self._queue[0][0] if self._queue else None
+
+    def over(self, now: float) -> list[Request]:
+        """The requests whose time is over, by deadline, then by arrival."""
+        return [request for _, _, request in self._queue[: bisect.bisect_right(self._queue, (now, math.inf))]]
+
+    def why(self, request: Request, now: float) -> str:
+        """What the client of a request whose time is over is told, with the numbers."""
+        allowed = self._allowed[request.rid]
+        _, name, limit_s = allowed.rule
+        passed, tokens = now - allowed.since, len(request.ids) - request.prompt_tokens
+        if name == "waiting_timeout_s":
+            return f"not started after {passed:g} s, {name} is {limit_s:g}; come back later or allow more time"
+        return f"not ended after {passed:g} s, with {tokens} tokens, {name} is {limit_s:g}; allow more time"
+
+    def entries(self) -> Iterator[tuple[Request, bool]]:
+        """Each request with a limit, in order of deadlines, and whether it is bound to start in time. For the audit."""
+        for _, _, request in self._queue:
+            yield request, self._allowed[request.rid].waits_s is not None
+
+    def _put(self, request: Request, allowed: Allowed) -> None:
+        self._allowed[request.rid] = allowed
+        bisect.insort(self._queue, (allowed.rule[0], request.arrival, request))
+        self.deadline = self._queue[0][0]
