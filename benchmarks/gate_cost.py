@@ -21,16 +21,16 @@ import zmq
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 
 from benchmarks.measurement import Measurement, in_turn, median_interval
-from engine.clock import MonotonicClock
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import ClientMessage, Event, Generate, Refusal, Reply, SamplingParams, encode
 from engine.core.scheduler import Scheduler, StepResult, run_loop
 from engine.core.scheduler.ports import Pipeline
+from engine.process.clock import MonotonicClock
 from engine.process.control import Control
+from engine.process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.process.settings import ServerSettings
 from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate
-from engine.settings import ServerSettings
 
 __all__ = ["measure"]
 

@@ -40,10 +40,10 @@ from engine.pipeline.channel import StageChannel, StageChannels
 from engine.pipeline.wire import Launch, decode_stage_message, stage_address
 from engine.process.control import Shutdown
 from engine.process.private_dir import replies_address, requests_address
+from engine.process.settings import ServerSettings
 from engine.scheduler_process.gate_context import GateContext, SchedulerPlace
 from engine.scheduler_process.live_gate import LiveGate
 from engine.scheduler_process.main import run_scheduler
-from engine.settings import ServerSettings
 
 __all__ = ["TimedGate", "measure"]
 

@@ -29,7 +29,7 @@ from engine.core.messages import Event, Generate, SamplingParams
 from engine.core.recording import RecordingFile, RecordingGate
 from engine.core.scheduler import Gate, Scheduler, Step, StepResult
 from engine.launch.preload import PreloadedParent
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 __all__ = ["measure"]
 

@@ -24,16 +24,16 @@ import psutil
 from benchmarks.measurement import Measurement, in_turn
 from engine.launch.child import fork_child
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.links.connection import LinkAddress
-from engine.links.endpoint import Endpoint
-from engine.links.listener import LinkListener, bound_at
-from engine.links.proof import Claim, Role
-from engine.links.secret import Secret
 from engine.pipeline.channel import StageChannel, StageChannels, hand_over
 from engine.pipeline.wires import Address
 from engine.placement.messages import StageOrder
 from engine.process.control import Serving
-from engine.settings import ServerSettings
+from engine.process.links.connection import LinkAddress
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import LinkListener, bound_at
+from engine.process.links.proof import Claim, Role
+from engine.process.links.secret import Secret
+from engine.process.settings import ServerSettings
 
 __all__ = ["measure"]
 

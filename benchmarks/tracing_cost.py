@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from benchmarks.measurement import Measurement
-from engine.clock import MonotonicClock
 from engine.core.messages import FinishReason, Generate, RequestTrace, SamplingParams
+from engine.process.clock import MonotonicClock
 
 __all__ = ["measure"]
 

@@ -21,7 +21,7 @@ from engine.bench.plan import BenchPlan
 from engine.bench.results import Summary
 from engine.bench.run import run_bench
 from engine.launch.preload import PreloadedParent
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 __all__ = ["measure_overlap"]
 

@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 PARTS: Final = (
     Part("scheduler", "gate: waiting, taking events", ("engine.scheduler_process.live_gate:LiveGate.next_step",)),
-    Part("scheduler", "messages of clients", ("engine.scheduler_process.inbox:Inbox.drain",)),
+    Part("scheduler", "messages of clients", ("engine.process.inbox:Inbox.drain",)),
     Part("scheduler", "scheduler's step", ("engine.core.scheduler.scheduler:Scheduler.step",)),
     Part("scheduler", "replies: encoding, sending", ("engine.scheduler_process.main:ReplySocket.send",)),
     Part("scheduler", "runner", ("engine.model.runner:StageRunner.forward",)),

@@ -14,7 +14,7 @@ from engine.cli.flags import GroupedCommand, with_settings_flags
 from engine.cli.route import route
 from engine.cli.serve import serve, show_configuration
 from engine.cli.stage import stage
-from engine.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
+from engine.process.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
 from lockstep.output_files import print_every_character, told_of
 from lockstep.usage_errors import WordedGroup
 

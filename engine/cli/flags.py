@@ -26,8 +26,8 @@ from pydantic.fields import FieldInfo
 from engine.cli.foreign_flags import translated
 from engine.core.config import ELSEWHERE
 from engine.core.errors import ConfigError
-from engine.settings import ServerSettings
-from engine.settings_sources import TracedSettings, trace_settings, unread_variables
+from engine.process.settings import ServerSettings
+from engine.process.settings_sources import TracedSettings, trace_settings, unread_variables
 from lockstep.broken_rules import nearest
 from lockstep.errors import UnwritableFileError
 

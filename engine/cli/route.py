@@ -10,7 +10,7 @@ import typer
 
 from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
 from engine.core.routing.placement import Rules
-from engine.settings_sources import read_settings
+from engine.process.settings_sources import read_settings
 
 DEFAULT_PORT = 8000
 RULES = Rules()

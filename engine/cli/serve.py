@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from engine.settings_sources import TracedSettings
+from engine.process.settings_sources import TracedSettings
 from lockstep.interruption import EXIT_INTERRUPTED
 
 PLAIN_WIDTH_COLUMNS: Final = 1000

@@ -9,9 +9,9 @@ import typer
 
 from engine.cli.flags import refuse_bad_configuration
 from engine.core.errors import ConfigError
-from engine.links.endpoint import parse_endpoint
-from engine.links.secret import read_secret
 from engine.placement.messages import StageOrder
+from engine.process.links.endpoint import parse_endpoint
+from engine.process.links.secret import read_secret
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_NODE_CHARS = 80

@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from engine import __version__
-from engine.clock import MonotonicClock
 from engine.frontend.auth import Access, HostCheck
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
@@ -31,7 +30,8 @@ from engine.frontend.routes.administration import add_administration
 from engine.frontend.routes.generation import GenerationRoutes, order_works
 from engine.frontend.routes.information import ServerState, add_health, add_information, add_models
 from engine.frontend.routes.tokens import add_tokenization, token_works
-from engine.settings import ServerSettings
+from engine.process.clock import MonotonicClock
+from engine.process.settings import ServerSettings
 
 # Paths of vLLM, SGLang, llama.cpp and Ollama, and what does the same here.
 _ELSEWHERE = {

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.responses import JSON_TYPE, error_answer
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 SCHEME = "bearer"
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?")

@@ -25,7 +25,7 @@ from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.responses import RETRY_AFTER_S
 from engine.frontend.routes.generation import PART_WRITER
 from engine.process.logs import OncePerMinute
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 # File descriptors that connections leave alone: sockets to the scheduler and to the processes that read long bodies,
 # files that are opened for a moment, and the connection that is refused for lack of room.

@@ -26,7 +26,7 @@ from engine.frontend.reasoning import (
 )
 from engine.frontend.tools.call_grammar import CallForm
 from engine.frontend.tools.families import FAMILIES, CallParser, family_of_template
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 
 class AnswerParser:

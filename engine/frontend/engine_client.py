@@ -36,8 +36,8 @@ from engine.core.stats import EngineStats
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.kv_events import KvEvents
 from engine.frontend.sessions import Sessions
+from engine.process.inbox import UNBOUNDED
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
-from engine.scheduler_process.inbox import UNBOUNDED
 
 if TYPE_CHECKING:
     from engine.frontend.peers import PrefillClient

@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from engine.clock import Clock
 from engine.core.limits import Limits
 from engine.core.messages import Grammar
 from engine.frontend.errors import ApiError
@@ -27,6 +26,7 @@ from engine.frontend.forked_work import (
 )
 from engine.frontend.requests import Order
 from engine.grammar.source import Fault, fault_of
+from engine.process.clock import Clock
 
 # The kind of work that a check is.
 GRAMMAR: Final = "grammar"

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.clock import Clock
 from engine.core.messages import FAILURES, FinishReason, TokenOutput
 from engine.core.routing.prefills import PrefillCounts
 from engine.core.stats import EngineStats
 from engine.frontend.request_log import RequestRecord, current_record
+from engine.process.clock import Clock
 
 PREFIX = "engine_"
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)

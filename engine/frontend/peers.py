@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from engine.core.messages import ClientMessage, PrefillDropped, PrefillWanted
 from engine.core.routing.prefills import Prefills
 from engine.frontend.prefill_bodies import PREFILL
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 MAX_PEER_ANSWER_BYTES: Final = 4 * 2**20
 KEPT_CONNECTIONS: Final = 64

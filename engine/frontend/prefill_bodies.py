@@ -29,7 +29,7 @@ from engine.frontend.protocol import (
 )
 from engine.frontend.requests import Order, ServedModel, check_fits, check_vocabulary
 from engine.frontend.sessions import Shape, Shaping
-from engine.pipeline.kv_addresses import parse_kv_address
+from engine.process.kv_addresses import parse_kv_address
 
 PREFILL: Final = "/prefill"
 MAX_ADDRESS_CHARS: Final = 512

@@ -20,7 +20,6 @@ import uvicorn
 from pydantic import ValidationError
 from starlette.types import ASGIApp
 
-from engine.clock import MonotonicClock
 from engine.core.errors import CheckpointError, ProcessDiedError
 from engine.core.limits import Limits
 from engine.core.routing.prefills import Prefills
@@ -37,12 +36,13 @@ from engine.frontend.protocol import SamplingFields
 from engine.frontend.requests import ServedModel, served_model
 from engine.frontend.routes.information import ServerState
 from engine.model.checkpoint import read_sampling_defaults, resolve_folder
-from engine.pipeline.kv_addresses import kv_addresses
+from engine.process.clock import MonotonicClock
 from engine.process.control import Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.process.death import DeathReport
+from engine.process.kv_addresses import kv_addresses
 from engine.process.logs import failure_line
 from engine.process.private_dir import PrivateDir
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 if TYPE_CHECKING:
     from engine.frontend.tracing import Tracing

@@ -15,8 +15,8 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.clock import Clock
 from engine.core.messages import TokenOutput
+from engine.process.clock import Clock
 from engine.process.logs import REQUEST_LOGGER, fields_of
 
 REQUEST_ID_HEADER: Final = "x-request-id"

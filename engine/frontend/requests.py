@@ -20,7 +20,7 @@ from engine.frontend.dialect import PLAIN, Dialect, Parsing
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.protocol import GenerateBody, parse_body
 from engine.frontend.tokenizer import ChatTemplate, load_tokenizer
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -24,9 +24,9 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from engine import __version__
-from engine.clock import Clock
 from engine.core.messages import FAILURES, Generate, RequestTrace
 from engine.frontend.request_log import current_record
+from engine.process.clock import Clock
 
 PROVIDER: Final = "lockstep"
 CHAT, TEXT_COMPLETION = "chat", "text_completion"

@@ -26,11 +26,6 @@ from engine.core.frames import BadFrameError
 from engine.core.limits import Limits
 from engine.launch.child import Child, fork_child
 from engine.launch.imports import import_stage
-from engine.links.connection import LinkAddress
-from engine.links.endpoint import Endpoint
-from engine.links.listener import LinkListener, bound_at
-from engine.links.proof import Claim, Role
-from engine.links.secret import Secret
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.stage_process import run_stage_process
 from engine.pipeline.wires import StageWires
@@ -53,10 +48,15 @@ from engine.placement.messages import (
 from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
 from engine.process.death import EXIT_FAILED, describe_status
 from engine.process.inheritance import die_with_parent, take_no_input
+from engine.process.links.connection import LinkAddress
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import LinkListener, bound_at
+from engine.process.links.proof import Claim, Role
+from engine.process.links.secret import Secret
 from engine.process.logs import configure_logging
 from engine.process.private_dir import PrivateDir
+from engine.process.settings import ServerSettings
 from engine.process.signals import SignalWatch
-from engine.settings import ServerSettings
 from lockstep.output_files import keep_private
 
 EXIT_OK: Final = 0

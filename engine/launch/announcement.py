@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from engine.core.limits import Limits, ModelFacts
 from engine.process.control import Gathering, Loading, Serving
 from engine.process.logs import JsonFormatter, fields_of
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 Announce = Callable[[Serving | Gathering], None]
 

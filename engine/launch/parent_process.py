@@ -37,11 +37,11 @@ from engine.launch.preload import (
     decode_order,
 )
 from engine.launch.supervisor import supervise
-from engine.links.secret import read_secret
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import adopt_orphans, close_inherited_files, die_with_parent
+from engine.process.links.secret import read_secret
+from engine.process.settings import ServerSettings
 from engine.process.signals import SignalWatch
-from engine.settings import ServerSettings
 from lockstep.interruption import EXIT_INTERRUPTED
 
 # What a supervisor needs to take its own processes down.

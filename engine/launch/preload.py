@@ -23,7 +23,7 @@ from engine.core.frames import decoder_of
 from engine.placement.messages import StageOrder
 from engine.process.control import Gathering, Serving
 from engine.process.death import read_death_report
-from engine.settings import REVEAL_KEYS, ServerSettings
+from engine.process.settings import REVEAL_KEYS, ServerSettings
 
 PARENT_MODULE = "engine.launch.parent_process"
 CLOSE_TIMEOUT_S = 5.0

@@ -15,8 +15,8 @@ from pathlib import Path
 from engine.core.config import embedded_seed, loras_of, require_lora_names
 from engine.core.errors import ConfigError, StartupError
 from engine.core.limits import Limits, ModelFacts, embedded_facts
-from engine.links.secret import read_secret
-from engine.settings import ServerSettings
+from engine.process.links.secret import read_secret
+from engine.process.settings import ServerSettings
 from lockstep.extras import INSTALL_TRACING, TRACE_EXPORTER, is_importable
 from lockstep.output_files import require_writable
 

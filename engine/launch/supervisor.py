@@ -26,7 +26,6 @@ from engine.launch.child import Child, fork_child
 from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.meeting import Meeting, MeetingPlace
 from engine.launch.resolution import openvino_is_likely, refuse_early, require_descriptors, resolve
-from engine.links.listener import base_url, bind_server
 from engine.pipeline.stage_process import run_stage_process
 from engine.placement.joined import JoinedStage
 from engine.placement.ray_order import RAY
@@ -42,13 +41,14 @@ from engine.process.control import (
     SupervisorMessage,
 )
 from engine.process.death import EXIT_FAILED, DeathReport
+from engine.process.links.listener import base_url, bind_server
 from engine.process.logs import configure_logging, failure_line
 from engine.process.private_dir import PrivateDir
+from engine.process.settings import ServerSettings
 from engine.process.signals import SignalWatch
 from engine.process.watched import WatchedProcess, first_death, is_cause
 from engine.scheduler_process.gate_context import SchedulerPlace, load_attribute
 from engine.scheduler_process.main import run_scheduler
-from engine.settings import ServerSettings
 from lockstep.errors import LockstepError
 from lockstep.interruption import EXIT_INTERRUPTED
 from lockstep.output_files import keep_private

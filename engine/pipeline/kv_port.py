@@ -13,12 +13,12 @@ from typing import Protocol
 from engine.core.config import EngineConfig
 from engine.core.messages import TransferEvent
 from engine.core.plan import TransferOrder
-from engine.links.endpoint import Endpoint, parse_endpoint
-from engine.links.secret import Secret, read_secret
 from engine.model.page_image import PageImages
 from engine.pipeline.kv_receiver import KVReceiver
 from engine.pipeline.kv_sender import KVSender
-from engine.settings import ServerSettings
+from engine.process.links.endpoint import Endpoint, parse_endpoint
+from engine.process.links.secret import Secret, read_secret
+from engine.process.settings import ServerSettings
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,7 @@ from engine.core.errors import StepFailedError
 from engine.core.frames import BadFrameError
 from engine.core.messages import PagesReceived
 from engine.core.plan import ReceivePages, StopTransfer, TransferOrder
-from engine.links.endpoint import Endpoint
-from engine.links.listener import LinkListener, bound_at
-from engine.links.proof import Claim, Role
-from engine.links.secret import Secret
 from engine.model.page_image import PageImages, PageLayout
-from engine.pipeline.kv_addresses import KVAddress, forget_kv_address, kv_socket, note_kv_address
 from engine.pipeline.kv_frames import (
     END,
     HEADER,
@@ -45,6 +40,11 @@ from engine.pipeline.kv_frames import (
     send_frame,
 )
 from engine.pipeline.wires import listening
+from engine.process.kv_addresses import KVAddress, forget_kv_address, kv_socket, note_kv_address
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import LinkListener, bound_at
+from engine.process.links.proof import Claim, Role
+from engine.process.links.secret import Secret
 
 # A peer greets at once; the rest is the network's. It also reads its verdicts at once.
 GREETING_TIMEOUT_S: Final = 5.0

@@ -21,11 +21,7 @@ import torch
 from engine.core.errors import ConfigError, EngineError, StepFailedError
 from engine.core.messages import PagesSent
 from engine.core.plan import SendPages, StopTransfer, TransferOrder
-from engine.links.connection import LinkAddress
-from engine.links.proof import Claim, Role
-from engine.links.secret import Secret
 from engine.model.page_image import PageImages, PageLayout
-from engine.pipeline.kv_addresses import KVAddress, parse_kv_address
 from engine.pipeline.kv_frames import (
     END,
     HEADER,
@@ -38,6 +34,10 @@ from engine.pipeline.kv_frames import (
     read_frame,
     send_frame,
 )
+from engine.process.kv_addresses import KVAddress, parse_kv_address
+from engine.process.links.connection import LinkAddress
+from engine.process.links.proof import Claim, Role
+from engine.process.links.secret import Secret
 
 # A send without any progress for so long fails, as does a peer that does not confirm.
 PROGRESS_TIMEOUT_S: Final = 10.0

@@ -13,10 +13,10 @@ from typing import Final
 
 from engine.core.errors import ConfigError, ProcessDiedError
 from engine.core.limits import Limits
-from engine.links.endpoint import Endpoint
 from engine.pipeline.wires import StageWires
 from engine.process.control import Control, Ready, Serving
-from engine.settings import ServerSettings
+from engine.process.links.endpoint import Endpoint
+from engine.process.settings import ServerSettings
 
 # Also the longest that a stage waits for hidden states: as long as a server may be idle. A death ends the wait by the
 # watch below, not by this.

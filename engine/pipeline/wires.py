@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.links.connection import LinkAddress
-from engine.links.listener import LinkListener
-from engine.links.proof import Claim, Role
 from engine.pipeline.wire import hidden_address, stage_address
+from engine.process.links.connection import LinkAddress
+from engine.process.links.listener import LinkListener
+from engine.process.links.proof import Claim, Role
 
 CONNECT_INTERVAL_S: Final = 0.005
 LINK_INTERVAL_S: Final = 0.05

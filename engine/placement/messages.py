@@ -12,7 +12,6 @@ import msgspec
 
 from engine.core.frames import decoder_of
 from engine.core.limits import Limits
-from engine.links.endpoint import Endpoint
 from engine.process.control import (
     Drain,
     Drained,
@@ -23,6 +22,7 @@ from engine.process.control import (
     Serving,
     Shutdown,
 )
+from engine.process.links.endpoint import Endpoint
 
 # ---- from an agent ----
 

@@ -26,15 +26,15 @@ import psutil
 
 from engine import __version__
 from engine.core.errors import PlacementError
-from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.placement.ray_actor import AgentEnd, Place, StageHost
 from engine.placement.ray_order import NICENESS, RAY, RayOrder
 from engine.process.control import Control, Dying, Ready, Serving
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import name_process
+from engine.process.links.endpoint import Endpoint, parse_endpoint
 from engine.process.logs import configure_logging
+from engine.process.settings import ServerSettings
 from engine.process.signals import STACK_SIGNAL, leave_stops_to_the_supervisor
-from engine.settings import ServerSettings
 from lockstep.output_files import keep_private
 
 LOOPBACK: Final = "127.0.0.1"

@@ -18,16 +18,16 @@ import msgspec
 from engine import __version__
 from engine.core.frames import BadFrameError
 from engine.core.limits import Limits
-from engine.links.endpoint import Endpoint
-from engine.links.listener import Link, LinkListener
-from engine.links.proof import Role
 from engine.pipeline.channel import hand_over
 from engine.pipeline.progress import StageProgress
 from engine.placement.control_link import ControlLink, LinkOver
 from engine.placement.joined import JoinedStage
 from engine.placement.messages import AgentMessage, Assigned, Begin, Join, Refused, decode_agent_message
 from engine.process.control import STAGE_PREFIX, Shutdown
-from engine.settings import ServerSettings
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import Link, LinkListener
+from engine.process.links.proof import Role
+from engine.process.settings import ServerSettings
 
 # An agent introduces itself at once.
 JOIN_TIMEOUT_S: Final = 5.0

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.core.errors import EngineError, ProcessDiedError
 from engine.core.frames import BadFrameError, decoder_of
-from engine.links.endpoint import Endpoint
+from engine.process.links.endpoint import Endpoint
 
 SUPERVISOR = "supervisor"
 # A stage's process is named so, with the stage's number.

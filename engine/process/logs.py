@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 # One line a request, written by the front end. On and off by a setting of its own.
 REQUEST_LOGGER: Final = "engine.requests"
 TEXT_FORMAT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(processName)s %(name)s: %(message)s"
 _FIELDS: Final = "fields"
 # What strangers and clients can cause lines of.
-EXPOSED_LOGGERS: Final = ("engine.frontend.connection", "engine.links.listener", "uvicorn.error")
+EXPOSED_LOGGERS: Final = ("engine.frontend.connection", "engine.process.links.listener", "uvicorn.error")
 LOG_INTERVAL_S: Final = 60.0
 
 

@@ -27,7 +27,7 @@ from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.metrics import PREFIX
 from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.frontend.responses import RETRY_AFTER_S, json_answer
-from engine.links.endpoint import parse_engine_url
+from engine.process.links.endpoint import parse_engine_url
 from engine.router.front import ENGINE_HEADER
 from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
 

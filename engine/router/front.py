@@ -30,8 +30,8 @@ from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_handlers, error_of_route
 from engine.frontend.routes.generation import CLIENT_PATHS
 from engine.frontend.sessions import written
+from engine.process.settings import ServerSettings
 from engine.router.proxy import Engines, Head, Headers, PassedRequest, ReplicaLostError
-from engine.settings import ServerSettings
 
 # The clients' routes. One engine answers as well as any other.
 PASSED_ON: Final = frozenset(

@@ -1,7 +1,7 @@
 """The operators' routes of a router: one call for all engines, done by all or by none.
 
-Drives the pure state machine of ``engine.core.routing.operators``: sends its calls to the engines over HTTP, feeds it the
-answers, and bounds each stage in time. Decides nothing.
+Drives the pure state machine of ``engine.core.routing.operators``: sends its calls to the engines over HTTP, feeds
+it the answers, and bounds each stage in time. Decides nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engine.frontend.operator_routes import NoBody, PauseBody, SleepBody, Update
 from engine.frontend.peers import words_of
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
 from engine.frontend.routes.administration import MAX_BODY_BYTES
+from engine.process.settings import ServerSettings
 from engine.router.engines import RoutedEngines, RouterPlan
 from engine.router.proxy import ReplicaLostError
-from engine.settings import ServerSettings
 
 # The routes that are of all engines when none is named.
 VERBS: Final = {

@@ -16,22 +16,22 @@ import httpx
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from engine.clock import MonotonicClock
 from engine.core.errors import EngineError
 from engine.core.routing.placement import Placement
 from engine.frontend.auth import Access
 from engine.frontend.connection import quiet_resource_errors
 from engine.frontend.process import EventServer, uvicorn_config
 from engine.frontend.request_log import RequestLog
-from engine.links.listener import base_url, bind_server
+from engine.process.clock import MonotonicClock
+from engine.process.links.listener import base_url, bind_server
 from engine.process.logs import configure_logging
+from engine.process.settings import ServerSettings
 from engine.router.engines import RoutedEngine, RoutedEngines, RouterPages, RouterPlan
 from engine.router.front import front_app
 from engine.router.operators import VERBS, FleetOperators
 from engine.router.prompt_reader import PromptReader, ReadsPrompts
 from engine.router.proxy import EngineProxy
 from engine.router.watch import EngineWatch
-from engine.settings import ServerSettings
 
 # Pages that are remembered of an engine which does not tell what it has cached.
 INDEX_PAGES: Final = 32_768

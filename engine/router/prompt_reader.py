@@ -21,7 +21,7 @@ from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import is_long
 from engine.frontend.requests import Order, ServedModel, served_model
 from engine.frontend.routes.generation import GENERATING, ROUTES, orders_of
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 
 class ReadsPrompts(Protocol):

@@ -16,7 +16,7 @@ import msgspec
 from engine.core.routing.placement import NO_PROMPT, Prompt
 from engine.frontend.errors import ApiError, ErrorBody, ErrorType
 from engine.frontend.peers import Peer, load_in
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 Headers = tuple[tuple[str, str], ...]
 

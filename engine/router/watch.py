@@ -22,10 +22,10 @@ from engine.core.routing.picture import Batch, FollowedCache
 from engine.core.routing.placement import ReplicaLoad
 from engine.frontend.errors import ApiError
 from engine.frontend.kv_events import END, batch_of, written
-from engine.links.endpoint import parse_engine_url
+from engine.process.links.endpoint import parse_engine_url
+from engine.process.settings import ServerSettings
 from engine.router.engines import RoutedEngines
 from engine.router.prompt_reader import ReadsPrompts
-from engine.settings import ServerSettings
 
 # An engine answers at once, with 64 MiB at most.
 ANSWER_S: Final = 5.0

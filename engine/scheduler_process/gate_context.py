@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from engine.clock import Clock
 from engine.core.errors import ConfigError
 from engine.core.limits import Limits
 from engine.core.scheduler.ports import Gate, Outbox, Pipeline
 from engine.core.scheduler.scheduler import Scheduler
+from engine.process.clock import Clock
 from engine.process.control import Control
-from engine.scheduler_process.inbox import Inbox
-from engine.settings import ServerSettings
+from engine.process.inbox import Inbox
+from engine.process.settings import ServerSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,16 +12,16 @@ from typing import Any, Final, Self
 
 import zmq
 
-from engine.clock import Clock
 from engine.core.audit import audit
 from engine.core.errors import ProcessDiedError
 from engine.core.messages import Event, PipelineEvent, PipelineFailed
 from engine.core.plan import Microbatch
 from engine.core.scheduler.ports import Step, StepResult
 from engine.core.scheduler.scheduler import Scheduler
+from engine.process.clock import Clock
 from engine.process.control import STAGE_PREFIX, Dying, ProcessDied, Serving, Shutdown
+from engine.process.inbox import MAX_MESSAGES_A_STEP
 from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
 from engine.scheduler_process.step_watch import StepWatch
 
 # One look at the sources waits no longer: what the kernel takes as a number of milliseconds has a limit.

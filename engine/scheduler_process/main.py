@@ -14,19 +14,19 @@ from pathlib import Path
 
 import zmq
 
-from engine.clock import MonotonicClock
 from engine.core.errors import ConfigError
 from engine.core.messages import Aside, CacheEvent, Reply, TransferEvent, encode
 from engine.core.recording import FlightRecorder, Header, RecordingFile, RecordingGate, Redactor, Sink
 from engine.core.scheduler.loop import run_loop
 from engine.core.scheduler.ports import Gate, Pipeline
 from engine.core.scheduler.scheduler import Scheduler
+from engine.process.clock import MonotonicClock
 from engine.process.control import Control, Ready
+from engine.process.inbox import UNBOUNDED, Inbox
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
+from engine.process.settings import ServerSettings
 from engine.scheduler_process.gate_context import GateContext, SchedulerPlace, load_gate
-from engine.scheduler_process.inbox import UNBOUNDED, Inbox
 from engine.scheduler_process.traced_gate import StageTimes, TracedGate
-from engine.settings import ServerSettings
 from lockstep.output_files import told_of
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from engine.core.errors import ConfigError
-from engine.settings import ServerSettings
-from engine.settings_sources import read_settings, unread_variables
+from engine.process.settings import ServerSettings
+from engine.process.settings_sources import read_settings, unread_variables
 
 VARIABLE_PREFIX: Final = "ENGINE_SERVE_"
 # What one engine has and a replica cannot: Serve listens, and several engines cannot write one file.

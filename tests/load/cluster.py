@@ -34,7 +34,7 @@ from scripted_lockstep.server.ray_cluster import LocalCluster
 
 from engine.launch.preload import PreloadedParent
 from engine.process.control import STAGE_PREFIX
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 STAGES = 4
 START_BOUND_S = 400.0

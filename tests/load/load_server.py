@@ -16,7 +16,7 @@ from auditing_gate import AUDITING_GATE
 from scripted_lockstep.server.placed import PlacedStages
 
 from engine.launch.preload import PreloadedParent
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 # Stages of Ray import everything by themselves, on cores that they share.
 START_BOUND_S = 400.0

@@ -40,7 +40,7 @@ from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import ChatTemplate
 from engine.model.embedded import embedded_folder
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 KEY = "sesame"
 # What belongs to the machine and not to the answer.

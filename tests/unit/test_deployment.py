@@ -22,8 +22,8 @@ from engine.cli import app
 from engine.core.messages import FinishReason
 from engine.core.stats import EngineStats
 from engine.frontend.metrics import Metrics
-from engine.settings import ServerSettings
-from engine.settings_sources import ENVIRONMENT_PREFIX
+from engine.process.settings import ServerSettings
+from engine.process.settings_sources import ENVIRONMENT_PREFIX
 from scripted.core.clock import VirtualClock
 
 ROOT = Path(__file__).parents[2]

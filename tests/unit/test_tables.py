@@ -20,8 +20,8 @@ from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMP
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.protocol import GenerateBody, SamplingBody
+from engine.process.settings import ServerSettings
 from engine.serve_app.options import AppOptions
-from engine.settings import ServerSettings
 from scripted.core.clock import VirtualClock
 
 TABLES = Path(__file__).parents[2] / "docs/tables"

@@ -21,8 +21,8 @@ from engine.core.frames import LENGTH_BYTES, framed
 from engine.core.messages import Abort, Generate, PrefillDropped, PrefillFailed, PrefillWanted, encode
 from engine.core.plan import SendPages
 from engine.model.page_image import PageLayout
-from engine.pipeline.kv_addresses import KVAddress, parse_kv_address
 from engine.pipeline.kv_frames import END, HEADER, KV_PROTOCOL, PAGE, Greeting, Verdict, decode_greeting, decode_verdict
+from engine.process.kv_addresses import KVAddress, parse_kv_address
 from scripted.core.violation import Violation
 from scripted_lockstep.script.fleet import role_of
 from scripted_lockstep.script.fleet_ends import Heard, WiredEngine, Wires

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.links.endpoint import Endpoint
 from engine.placement.messages import StageOrder
+from engine.process.links.endpoint import Endpoint
 from scripted_lockstep.server.links import LOOPBACK, Relay, Route
 from scripted_lockstep.server.ray_cluster import LocalCluster
 

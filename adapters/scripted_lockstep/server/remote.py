@@ -35,9 +35,9 @@ from engine.core.messages import Reply as EngineReply
 from engine.core.plan import ReceivePages, SendPages, StopTransfer
 from engine.core.scheduler import Step, StepResult
 from engine.frontend.answer import Decoder
-from engine.pipeline.kv_addresses import kv_addresses
 from engine.pipeline.wire import StageView
 from engine.process.death import read_death_report
+from engine.process.kv_addresses import kv_addresses
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, NoAnswer
 from scripted.script.clients import ClientView

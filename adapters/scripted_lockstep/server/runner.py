@@ -28,7 +28,7 @@ from engine.core.scheduler import StepRecord
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.report.failure import FailureKind, FailureReport, ProcessStack, ScriptError

@@ -40,7 +40,7 @@ from engine.frontend.operator_routes import (
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, Body, parse_body, read_timeout
 from engine.frontend.requests import check_lora_name
 from engine.frontend.routes.information import ServerState
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 ADMIN = "administration"
 # The longest that an operator has to say is a path.

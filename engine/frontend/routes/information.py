@@ -23,7 +23,7 @@ from engine.frontend.openai.requests import require_model
 from engine.frontend.protocol import read_timeout
 from engine.frontend.requests import ServedModel
 from engine.frontend.responses import json_answer
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 INFORMATION = "information"
 OPENAI = "openai"

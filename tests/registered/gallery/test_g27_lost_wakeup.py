@@ -13,13 +13,13 @@ import pytest
 import zmq
 
 from ci.register import register_cpu_ci
-from engine.clock import MonotonicClock
 from engine.core.messages import Abort, encode
 from engine.core.scheduler.ports import StepResult
+from engine.process.clock import MonotonicClock
 from engine.process.control import Control
-from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.process.settings import ServerSettings
 from engine.scheduler_process.live_gate import LiveGate
-from engine.settings import ServerSettings
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 

@@ -18,7 +18,7 @@ import pytest
 from ci.register import register_cpu_ci
 from engine.core.errors import StartupError
 from engine.launch.preload import PreloadedParent
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 register_cpu_ci(est_time=440, suite="ray-cpu")
 

@@ -15,8 +15,8 @@ from engine.cli import app
 from engine.cli.flags import GROUPS, USUAL, kind_of
 from engine.core.errors import ConfigError
 from engine.core.limits import Limits
-from engine.settings import ServerSettings
-from engine.settings_sources import read_settings, trace_settings
+from engine.process.settings import ServerSettings
+from engine.process.settings_sources import read_settings, trace_settings
 
 ENGINE = Path(__file__).resolve().parents[3] / "engine"
 FORMATS = {

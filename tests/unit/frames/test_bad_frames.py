@@ -27,7 +27,6 @@ from engine.core.messages import (
 )
 from engine.core.plan import Forward, ForwardMode, Segment
 from engine.launch.preload import ServeRequest, decode_order
-from engine.links.endpoint import Endpoint
 from engine.pipeline.wire import (
     ControlDone,
     Launch,
@@ -36,6 +35,7 @@ from engine.pipeline.wire import (
 )
 from engine.placement.messages import Begin, StagePulse, decode_agent_message, decode_to_agent
 from engine.process.control import Dying, decode_child_message
+from engine.process.links.endpoint import Endpoint
 from scripted.script.wire import RunScript
 
 PLAN = Forward(1, ForwardMode.PREFILL, (Segment("rid", 0, 0, (1, 2), 0, (0,), True),))

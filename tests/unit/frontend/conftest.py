@@ -24,7 +24,7 @@ from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import ChatTemplate
 from engine.launch.preload import PreloadedParent
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 
 class ByteTokenizer:

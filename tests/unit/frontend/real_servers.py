@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 START_BOUND_S = 60.0
 END_BOUND_S = 5.0

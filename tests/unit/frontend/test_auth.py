@@ -8,8 +8,8 @@ import pytest
 
 from engine.core.errors import ConfigError
 from engine.core.messages import CallAnswer
-from engine.settings import REVEAL_KEYS, ServerSettings
-from engine.settings_sources import read_settings
+from engine.process.settings import REVEAL_KEYS, ServerSettings
+from engine.process.settings_sources import read_settings
 
 KEY = "client-key-123"
 ADMIN = "admin-key-456"

@@ -29,7 +29,7 @@ from engine.frontend.connection import (
 from engine.frontend.process import KEEP_ALIVE_S, uvicorn_config
 from engine.frontend.routes.generation import PART_WRITER
 from engine.process.logs import OncePerMinute
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 PATIENCE_S = 5.0
 SHORT_S = 0.15

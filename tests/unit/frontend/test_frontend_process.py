@@ -35,7 +35,7 @@ from engine.process.control import (
 )
 from engine.process.death import read_death_report
 from engine.process.private_dir import PrivateDir
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 PATIENCE_S = 10.0
 

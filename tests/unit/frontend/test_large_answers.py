@@ -28,7 +28,7 @@ from engine.frontend.requests import ServedModel, native_order
 from engine.frontend.sessions import NativeShape, Session, Sessions
 from engine.frontend.tokenizer import ChatTemplate
 from engine.frontend.tools.families import FAMILIES
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 # The longest that the event loop may be kept, in CPU time.
 MOST_S = 0.05

@@ -24,7 +24,7 @@ from engine.frontend.requests import Order, ServedModel, request_of, unpacked
 from engine.frontend.routes.generation import order_works, orders_of
 from engine.frontend.tokenizer import load_tokenizer
 from engine.model.embedded import embedded_folder
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"\u20ac": {}}}}}]
 NATIVE, COMPLETION, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"

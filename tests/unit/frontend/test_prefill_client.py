@@ -27,7 +27,7 @@ from engine.core.routing.prefills import Prefills
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
 from engine.frontend.peers import MAX_CALLS, PrefillClient
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 AT = "http://127.0.0.1:1"
 TO = ("unix:/x/kv-0#r",)

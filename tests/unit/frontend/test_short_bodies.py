@@ -16,7 +16,7 @@ from engine.frontend.forked_work import LONG_BODY_BYTES, is_long
 from engine.frontend.openai import bodies, requests
 from engine.frontend.requests import ServedModel
 from engine.frontend.tokenizer import ChatTemplate
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}

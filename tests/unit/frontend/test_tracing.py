@@ -27,9 +27,9 @@ from engine.frontend.request_log import RequestRecord
 from engine.frontend.tracing import NS_A_SECOND, Tracing, _Once
 from engine.launch.resolution import refuse_early
 from engine.pipeline.progress import _KEPT, Phase, StageProgress
+from engine.process.settings import ServerSettings
+from engine.process.settings_sources import trace_settings
 from engine.scheduler_process.traced_gate import TracedGate
-from engine.settings import ServerSettings
-from engine.settings_sources import trace_settings
 from scripted.core.clock import VirtualClock
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

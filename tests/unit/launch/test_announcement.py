@@ -9,9 +9,9 @@ import pytest
 
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.launch.announcement import Announce, Phases, StartView
-from engine.links.endpoint import Endpoint
 from engine.process.control import Gathering, Loading, Serving
-from engine.settings import ServerSettings
+from engine.process.links.endpoint import Endpoint
+from engine.process.settings import ServerSettings
 
 SERVING = Serving(base_url="http://127.0.0.1:7", pids={})
 

@@ -22,7 +22,7 @@ import pytest
 
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.death import read_death_report
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 START_BOUND_S = 60.0
 END_BOUND_S = 4.0

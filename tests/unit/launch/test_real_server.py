@@ -26,7 +26,7 @@ from engine.core.errors import StartupError
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.process.death import read_death_report
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 # The bar is 2 s from a death to the exit of everything; starting may be slow on a busy machine.
 END_BOUND_S = 2.0

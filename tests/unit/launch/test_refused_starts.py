@@ -12,13 +12,13 @@ import pytest
 from engine.core.errors import ConfigError
 from engine.launch import resolution
 from engine.launch.resolution import refuse_early
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 START = """
 import sys
 from engine.launch.supervisor import supervise
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 wrong = {wrong}
 print([supervise(ServerSettings(port=0, log_format="json", **one)) for one in wrong])
 print([name for name in ("torch", "transformers") if name in sys.modules])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.errors import ConfigError
-from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.process.links.endpoint import Endpoint, parse_endpoint
 
 
 @pytest.mark.parametrize(

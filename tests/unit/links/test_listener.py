@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from engine.core.errors import StartupError
-from engine.links import connection, listener
-from engine.links.connection import LinkAddress
-from engine.links.endpoint import Endpoint
-from engine.links.listener import MAX_UNPROVED, PROOF_TIMEOUT_S, Link, LinkListener, bound_at
-from engine.links.proof import ANSWER_BYTES, GREETING_BYTES, Claim, LinkError, Role, answer_to
-from engine.links.secret import Secret
+from engine.process.links import connection, listener
+from engine.process.links.connection import LinkAddress
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import MAX_UNPROVED, PROOF_TIMEOUT_S, Link, LinkListener, bound_at
+from engine.process.links.proof import ANSWER_BYTES, GREETING_BYTES, Claim, LinkError, Role, answer_to
+from engine.process.links.secret import Secret
 
 SECRET = Secret("a secret of the run, for tests")
 CLAIM = Claim(Role.HIDDEN, 1)

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from engine.links.proof import (
+from engine.process.links.proof import (
     ANSWER_BYTES,
     GREETING_BYTES,
     PROTOCOL,
@@ -17,7 +17,7 @@ from engine.links.proof import (
     answer_to,
     confirms,
 )
-from engine.links.secret import MAC_BYTES, Secret
+from engine.process.links.secret import MAC_BYTES, Secret
 
 SECRET = Secret("a secret of the run, for tests")
 OTHER = Secret("another secret, for tests")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import ConfigError
-from engine.links.secret import Secret, read_secret
+from engine.process.links.secret import Secret, read_secret
 
 
 def test_a_new_one_is_written_for_its_owner_alone_and_read_back(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from engine.core.plan import ReceivePages, SendPages
 from engine.model.kv_pool import KVPool
 from engine.model.page_image import PageImages, PageLayout
 from engine.model.slot_record import SlotRecord
-from engine.pipeline.kv_addresses import KVAddress
 from engine.pipeline.kv_frames import (
     END,
     HEADER,
@@ -35,6 +34,7 @@ from engine.pipeline.kv_frames import (
 )
 from engine.pipeline.kv_receiver import KVReceiver
 from engine.pipeline.kv_sender import KVSender
+from engine.process.kv_addresses import KVAddress
 
 WAIT_S = 10.0
 PAGES = 8

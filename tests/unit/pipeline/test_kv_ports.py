@@ -26,16 +26,16 @@ from kv_peers import (
 from engine.core.errors import ConfigError, StartupError
 from engine.core.messages import PagesReceived, PagesSent
 from engine.core.plan import SendPages, StopTransfer
-from engine.links.connection import LinkAddress
-from engine.links.endpoint import Endpoint
-from engine.links.listener import bound_at
-from engine.links.proof import Claim, Role
-from engine.links.secret import Secret
 from engine.model.page_image import PageImages
 from engine.pipeline import kv_receiver, kv_sender
-from engine.pipeline.kv_addresses import KVAddress, kv_addresses, parse_kv_address
 from engine.pipeline.kv_receiver import KVReceiver
 from engine.pipeline.kv_sender import KVSender
+from engine.process.kv_addresses import KVAddress, kv_addresses, parse_kv_address
+from engine.process.links.connection import LinkAddress
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import bound_at
+from engine.process.links.proof import Claim, Role
+from engine.process.links.secret import Secret
 
 SECRET = Secret("a secret of the fleet, for tests")
 LOCAL = Endpoint("127.0.0.1", 0)

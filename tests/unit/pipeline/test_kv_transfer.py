@@ -19,10 +19,10 @@ from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import Completion, GrammarReady, PagesReceived, PagesSent, TransferEvent
 from engine.core.plan import Forward, ForwardMode, ReceivePages, SamplingSpec, Segment, SendPages, StopTransfer
 from engine.model.runner import StageRunner
-from engine.pipeline.kv_addresses import kv_addresses
 from engine.pipeline.kv_port import KVLinks, open_kv_port
 from engine.pipeline.local import LocalPipeline
 from engine.pipeline.staged import StagedPipeline
+from engine.process.kv_addresses import kv_addresses
 
 PAGE = 32
 PROMPT = tuple(b"one two three, one two three, one two three: a prompt of two full pages of KV and a bit more")

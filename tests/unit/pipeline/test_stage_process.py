@@ -15,7 +15,7 @@ from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.pipeline import stage, stage_process
 from engine.pipeline.kv_port import KVLinks
 from engine.process.control import Control, Loading, ProcessDied, Ready, Serving, Shutdown, decode_child_message
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 
 class _Ended(Exception):

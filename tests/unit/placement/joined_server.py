@@ -15,7 +15,7 @@ import psutil
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.placement.messages import StageOrder
 from engine.process.control import Gathering
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 __all__ = ["END_BOUND_S", "STAGES", "JoinedServer"]
 

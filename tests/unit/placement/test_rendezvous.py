@@ -14,11 +14,6 @@ import pytest
 
 from engine import __version__
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.links.connection import LinkAddress
-from engine.links.endpoint import Endpoint
-from engine.links.listener import LinkListener, bound_at
-from engine.links.proof import Claim, Role
-from engine.links.secret import Secret
 from engine.placement.control_link import ControlLink, LinkOver
 from engine.placement.messages import (
     Assigned,
@@ -34,7 +29,12 @@ from engine.placement.messages import (
 )
 from engine.placement.rendezvous import JOIN_TIMEOUT_S, Rendezvous
 from engine.process.control import Dying, Loading, Ready, Shutdown
-from engine.settings import ServerSettings
+from engine.process.links.connection import LinkAddress
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import LinkListener, bound_at
+from engine.process.links.proof import Claim, Role
+from engine.process.links.secret import Secret
+from engine.process.settings import ServerSettings
 
 SECRET = Secret("a secret of the run, for tests")
 SETTINGS = ServerSettings(pp_size=2, placement="join", api_key="a-key-of-a-client")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import ConfigError, StartupError
-from engine.links.listener import base_url, bind_server
 from engine.process.death import DeathReport, describe_status, read_death_report
+from engine.process.links.listener import base_url, bind_server
 from engine.process.private_dir import MAX_PATH_BYTES, PrivateDir
 from engine.scheduler_process.gate_context import load_attribute
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.frontend.app import build_app
 from engine.frontend.auth import Access
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 
 @pytest.fixture

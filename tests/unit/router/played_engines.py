@@ -14,10 +14,10 @@ import msgspec
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.routing.placement import NO_PROMPT, Prompt, Rules
 from engine.frontend.auth import Access
+from engine.process.settings import ServerSettings
 from engine.router.engines import RouterPlan
 from engine.router.operators import VERBS
 from engine.router.process import Router
-from engine.settings import ServerSettings
 
 NAMES = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 SIZE = 16

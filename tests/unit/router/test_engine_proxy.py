@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from engine.frontend.errors import ApiError
+from engine.process.settings import ServerSettings
 from engine.router.proxy import EngineProxy, Head, PassedRequest, ReplicaLostError
-from engine.settings import ServerSettings
 
 Handler = Callable[[httpx.Request], httpx.Response]
 ASKED = PassedRequest(

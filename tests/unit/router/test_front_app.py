@@ -11,10 +11,10 @@ import pytest
 
 from engine.core.routing.placement import NO_PROMPT, Prompt
 from engine.frontend.errors import ApiError, ErrorType
+from engine.process.settings import ServerSettings
 from engine.router.front import OF_ALL, OF_ONE_ENGINE, PASSED_ON, front_app
 from engine.router.prompt_reader import prompt_in
 from engine.router.proxy import Head, Headers, PassedRequest, ReplicaLostError
-from engine.settings import ServerSettings
 
 EVENTS: Headers = (("content-type", "text/event-stream"), ("x-request-id", "r-1"))
 JSON: Headers = (("content-type", "application/json"),)

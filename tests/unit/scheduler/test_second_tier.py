@@ -12,7 +12,7 @@ from engine.core.errors import ConfigError
 from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
 from engine.core.messages import EvictCache, PipelineFailed
 from engine.model import capacity
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 
 def test_a_small_pool_with_a_host_says_what_a_large_one_says() -> None:

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from engine.core.messages import Abort, CallAnswer, decode_replies, encode
-from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.main import ReplySocket
 
 ADDRESS = "inproc://requests"

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import zmq
 
-from engine.clock import MonotonicClock
 from engine.core.config import EngineConfig
 from engine.core.errors import IntegrityError, ProcessDiedError
 from engine.core.limits import EMBEDDED_FACTS, Limits
@@ -21,10 +20,11 @@ from engine.core.messages import Abort, Completion, GrammarReady, PipelineEvent,
 from engine.core.plan import Forward, ForwardMode, GrammarOrder, Microbatch, WeightUpdate
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler.ports import Step, StepResult
+from engine.process.clock import MonotonicClock
 from engine.process.control import Control, ProcessDied, Serving, Shutdown
-from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.process.settings import ServerSettings
 from engine.scheduler_process.live_gate import LiveGate
-from engine.settings import ServerSettings
 
 DEPTH = 3
 NOTHING = StepResult(step=1, microbatch=None, replies=(), again=False, deadline=None)

@@ -16,7 +16,7 @@ from engine.frontend.errors import ApiError
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.operator_routes import AbortBody, PauseBody, UpdateWeightsBody
 from engine.frontend.protocol import GenerateBody, parse_body
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 from lockstep.broken_rules import RULES, broken_rule, joined_rules, nearest
 
 THE_VALIDATOR_S = re.compile(r"Input|should|Field required|valid (string|integer|number|boolean|list|dict)|Object")

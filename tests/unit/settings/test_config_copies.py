@@ -8,7 +8,7 @@ import pytest
 
 from engine import EngineConfig
 from engine.core.errors import ConfigError
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 
 
 @pytest.mark.parametrize("kind", [EngineConfig, ServerSettings])

@@ -6,8 +6,8 @@ import pytest
 
 from engine import EngineConfig
 from engine.core.errors import ConfigError
-from engine.settings import LIVE_GATE, ServerSettings
-from engine.settings_sources import read_settings, unread_variables
+from engine.process.settings import LIVE_GATE, ServerSettings
+from engine.process.settings_sources import read_settings, unread_variables
 
 
 def test_defaults_serve_the_embedded_model_on_loopback() -> None:

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from engine.core.config import EngineConfig
-from engine.links.endpoint import MAX_PORT, Endpoint, parse_endpoint, parse_engine_url
+from engine.process.links.endpoint import MAX_PORT, Endpoint, parse_endpoint, parse_engine_url
 
 LIVE_GATE = "engine.scheduler_process.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine.core.errors import StartupError
-from engine.links.connection import tune
-from engine.links.endpoint import Endpoint
-from engine.links.proof import ANSWER_BYTES, Challenge, Claim, LinkError
-from engine.links.secret import Secret
+from engine.process.links.connection import tune
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.proof import ANSWER_BYTES, Challenge, Claim, LinkError
+from engine.process.links.secret import Secret
 
 # A peer sends its answer at once; the rest is the network's.
 PROOF_TIMEOUT_S: Final = 5.0

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from engine.core.errors import EngineError
-from engine.links.secret import MAC_BYTES, Secret
+from engine.process.links.secret import MAC_BYTES, Secret
 
 # Counted up whenever the messages between machines change.
 PROTOCOL: Final = 2

@@ -9,9 +9,9 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from engine.links.endpoint import Endpoint
-from engine.links.proof import GREETING_BYTES, Claim, LinkError, answer_to, confirms
-from engine.links.secret import MAC_BYTES, Secret
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.proof import GREETING_BYTES, Claim, LinkError, answer_to, confirms
+from engine.process.links.secret import MAC_BYTES, Secret
 
 CONNECT_TIMEOUT_S: Final = 10.0
 _PROBES: Final = 4

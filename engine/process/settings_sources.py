@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 import yaml
 
 from engine.core.errors import ConfigError
-from engine.settings import ServerSettings
+from engine.process.settings import ServerSettings
 from lockstep.broken_rules import nearest
 
 ENVIRONMENT_PREFIX = "ENGINE_"

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from engine.core.errors import ConfigError
-from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.process.links.endpoint import Endpoint, parse_endpoint
 from engine.process.private_dir import ADDRESS_SUFFIX
 
 _UNIX: Final = "unix"
