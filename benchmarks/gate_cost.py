@@ -29,8 +29,8 @@ from engine.process.clock import MonotonicClock
 from engine.process.control import Control
 from engine.process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.process.settings import ServerSettings
-from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.live_gate import LiveGate
+from engine.server.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.live_gate import LiveGate
 
 __all__ = ["measure"]
 

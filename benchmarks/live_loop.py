@@ -34,16 +34,16 @@ from engine.core.messages import (
     encode,
 )
 from engine.core.scheduler.ports import Step, StepResult
-from engine.launch.child import fork_child
-from engine.launch.preload import PreloadedParent
 from engine.pipeline.channel import StageChannel, StageChannels
 from engine.pipeline.wire import Launch, decode_stage_message, stage_address
 from engine.process.control import Shutdown
 from engine.process.private_dir import replies_address, requests_address
 from engine.process.settings import ServerSettings
-from engine.scheduler_process.gate_context import GateContext, SchedulerPlace
-from engine.scheduler_process.live_gate import LiveGate
-from engine.scheduler_process.main import run_scheduler
+from engine.server.launch.child import fork_child
+from engine.server.launch.preload import PreloadedParent
+from engine.server.scheduler_process.gate_context import GateContext, SchedulerPlace
+from engine.server.scheduler_process.live_gate import LiveGate
+from engine.server.scheduler_process.main import run_scheduler
 
 __all__ = ["TimedGate", "measure"]
 

@@ -28,8 +28,8 @@ from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import Event, Generate, SamplingParams
 from engine.core.recording import RecordingFile, RecordingGate
 from engine.core.scheduler import Gate, Scheduler, Step, StepResult
-from engine.launch.preload import PreloadedParent
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent
 
 __all__ = ["measure"]
 

@@ -16,7 +16,7 @@ import msgspec
 from scripted_lockstep.server.runner import ScriptedServer
 
 from benchmarks.measurement import Measurement
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted.demo.race import flush_race
 from scripted.script.decorator import spec_of
 

@@ -22,11 +22,8 @@ import httpx
 import psutil
 
 from benchmarks.measurement import Measurement, in_turn
-from engine.launch.child import fork_child
-from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.pipeline.channel import StageChannel, StageChannels, hand_over
 from engine.pipeline.wires import Address
-from engine.placement.messages import StageOrder
 from engine.process.control import Serving
 from engine.process.links.connection import LinkAddress
 from engine.process.links.endpoint import Endpoint
@@ -34,6 +31,9 @@ from engine.process.links.listener import LinkListener, bound_at
 from engine.process.links.proof import Claim, Role
 from engine.process.links.secret import Secret
 from engine.process.settings import ServerSettings
+from engine.server.launch.child import fork_child
+from engine.server.launch.preload import PreloadedParent, ServerProcess
+from engine.server.placement.messages import StageOrder
 
 __all__ = ["measure"]
 

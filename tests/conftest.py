@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scripted_lockstep.server.parent import start_parent
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 SPOILING = str(Path(__file__).parent / "unit" / "spoiling")
 

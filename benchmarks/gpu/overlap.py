@@ -20,8 +20,8 @@ from benchmarks.measurement import in_turn
 from engine.bench.plan import BenchPlan
 from engine.bench.results import Summary
 from engine.bench.run import run_bench
-from engine.launch.preload import PreloadedParent
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent
 
 __all__ = ["measure_overlap"]
 

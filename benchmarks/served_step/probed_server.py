@@ -32,10 +32,12 @@ class Part(NamedTuple):
 
 
 PARTS: Final = (
-    Part("scheduler", "gate: waiting, taking events", ("engine.scheduler_process.live_gate:LiveGate.next_step",)),
+    Part(
+        "scheduler", "gate: waiting, taking events", ("engine.server.scheduler_process.live_gate:LiveGate.next_step",)
+    ),
     Part("scheduler", "messages of clients", ("engine.process.inbox:Inbox.drain",)),
     Part("scheduler", "scheduler's step", ("engine.core.scheduler.scheduler:Scheduler.step",)),
-    Part("scheduler", "replies: encoding, sending", ("engine.scheduler_process.main:ReplySocket.send",)),
+    Part("scheduler", "replies: encoding, sending", ("engine.server.scheduler_process.main:ReplySocket.send",)),
     Part("scheduler", "runner", ("engine.model.runner:StageRunner.forward",)),
     Part(
         "scheduler",
@@ -124,7 +126,7 @@ def main() -> None:
     """``MARKS engine-arguments...``: run the engine's command with its parts timed."""
     marks = marks_of(Path(sys.argv[1]))
     sys.argv = ["engine", *sys.argv[2:]]
-    from engine.launch.imports import import_engine
+    from engine.server.launch.imports import import_engine
 
     import_engine()
     for name in _EARLY:

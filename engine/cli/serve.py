@@ -19,7 +19,7 @@ PLAIN_WIDTH_COLUMNS: Final = 1000
 
 def serve(traced: TracedSettings) -> None:
     """Serve a model over HTTP. With no arguments: the embedded model, which needs no download."""
-    from engine.launch.supervisor import supervise  # --help and bad flags need none of it
+    from engine.server.launch.supervisor import supervise  # --help and bad flags need none of it
 
     try:
         status = supervise(traced.settings)

@@ -9,9 +9,9 @@ import typer
 
 from engine.cli.flags import refuse_bad_configuration
 from engine.core.errors import ConfigError
-from engine.placement.messages import StageOrder
 from engine.process.links.endpoint import parse_endpoint
 from engine.process.links.secret import read_secret
+from engine.server.placement.messages import StageOrder
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_NODE_CHARS = 80
@@ -45,7 +45,7 @@ def stage(
     ] = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Run one stage of a server on this machine. The server was started with `engine serve --placement join`."""
-    from engine.launch.agent import run_agent  # --help and bad flags need none of it
+    from engine.server.launch.agent import run_agent  # --help and bad flags need none of it
 
     with refuse_bad_configuration():
         _check_node(node)

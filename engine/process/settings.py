@@ -23,7 +23,7 @@ from pydantic import (
 from engine.core.config import EngineConfig
 from engine.process.links.endpoint import MAX_PORT, Endpoint, parse_endpoint, parse_engine_url
 
-LIVE_GATE = "engine.scheduler_process.live_gate:LiveGate"
+LIVE_GATE = "engine.server.scheduler_process.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 _VISIBLE = re.compile(r"[!-~]+")
 # A name, an IPv4 address or an IPv6 one.

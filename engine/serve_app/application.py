@@ -29,13 +29,13 @@ from engine.core.errors import EngineError, ProcessDiedError, StartupError
 from engine.core.limits import Limits
 from engine.core.routing.placement import Prompt
 from engine.frontend.errors import ApiError
-from engine.launch.preload import PreloadedParent
 from engine.process.settings import REVEAL_KEYS, ServerSettings
 from engine.router.front import front_app
 from engine.router.prompt_reader import PromptReader, prompt_in
 from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
 from engine.serve_app.options import AppOptions, read_options
 from engine.serve_app.request_router import PrefixRequestRouter
+from engine.server.launch.preload import PreloadedParent
 
 # Where this process's stderr goes, as a path: Ray keeps it in a log file of the replica, and the server's with it.
 _LOG: Final = Path("/proc/self/fd/2")

@@ -22,7 +22,7 @@ from scripted_lockstep.bugs import Mutant, mutant_named
 from scripted_lockstep.server.parent import start_parent
 from scripted_lockstep.server.runner import ScriptedServer
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from lockstep.output_files import write_output
 from scripted.api import RecordedRun, run_script
 from scripted.core.phrases import printable

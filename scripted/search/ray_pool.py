@@ -47,7 +47,7 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
 
     Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
     """
-    from engine.placement.ray_order import (
+    from engine.server.placement.ray_order import (
         heed_environment,
         ray_defaults,
     )  # a search of another scheduler imports nothing of the engine

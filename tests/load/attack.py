@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from victim import Victim
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 # Before there were bounds a large body stopped every stream for 3 to 25 s. A machine that is busy stops them for less.
 STALL_BOUND_S = 2.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from engine.core.audit import audit
 from engine.core.scheduler.ports import Step, StepResult
-from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.live_gate import LiveGate
+from engine.server.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.live_gate import LiveGate
 
 # An audit costs as much as all that is cached and alive: with a full cache of 1,000 pages about as much as ten steps.
 # Of a small tree it is done after every step.

@@ -32,9 +32,9 @@ from scripted_lockstep.server.links import order_link
 from scripted_lockstep.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
 from scripted_lockstep.server.ray_cluster import LocalCluster
 
-from engine.launch.preload import PreloadedParent
 from engine.process.control import STAGE_PREFIX
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent
 
 STAGES = 4
 START_BOUND_S = 400.0

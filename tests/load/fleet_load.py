@@ -28,7 +28,7 @@ from rich.console import Console
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.launch.preload import PreloadedParent  # noqa: E402 - found from the repository's root
+from engine.server.launch.preload import PreloadedParent  # noqa: E402 - found from the repository's root
 from tests.unit.frontend.real_servers import RealServer  # noqa: E402
 from tests.unit.router.test_router_on_servers import router_before  # noqa: E402
 from tests.unit.server.fleets import fleet_of, left, signal_all, stats, until, until_asked  # noqa: E402

@@ -31,7 +31,7 @@ from rich.table import Table
 from scripted_lockstep.server.placed import PlacedStages
 from workload import Workload
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted.core.phrases import plural
 
 # Given the pids of processes by their names, in order of preference; returns the name of the one that it hit, and for

@@ -15,8 +15,8 @@ import psutil
 from auditing_gate import AUDITING_GATE
 from scripted_lockstep.server.placed import PlacedStages
 
-from engine.launch.preload import PreloadedParent
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent
 
 # Stages of Ray import everything by themselves, on cores that they share.
 START_BOUND_S = 400.0

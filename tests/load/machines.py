@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import psutil
 
-from engine.launch.preload import PreloadedParent, ServerProcess
+from engine.server.launch.preload import PreloadedParent, ServerProcess
 
 # What a command is prefixed with, so that it is root of a user namespace with an empty network.
 IN_A_NAMESPACE: Final = ("unshare", "--user", "--map-root-user", "--net")

@@ -26,7 +26,7 @@ from odd_requests import RIGHT_KEY, OddRequest, odd_requests
 from rich.console import Console
 from rich.table import Table
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 CLIENTS = 4
 SHOWN_COMPLAINTS = 20

@@ -11,7 +11,7 @@ from bad_bodies import nearly_right
 from engine.frontend.errors import ApiError
 from engine.frontend.operator_routes import PauseBody
 from engine.frontend.protocol import parse_body
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 SHORT = AttackPlan(
     bodies=150,

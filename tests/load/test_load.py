@@ -19,7 +19,7 @@ from engine.core.errors import IntegrityError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import Generate, SamplingParams
 from engine.core.scheduler.scheduler import Scheduler
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 CLIENTS = 24
 LOAD_S = 3.0

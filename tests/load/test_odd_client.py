@@ -11,7 +11,7 @@ from odd_client import SERVERS, run_odd
 from odd_judge import OddAnswer, complaint_about
 from odd_requests import OddRequest, odd_requests
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 REQUESTS = 100
 SEED = 3

@@ -126,13 +126,13 @@ def _world() -> Iterator[Callable[[str], str]]:
             "os.fork",
             "os.posix_spawn",
             "subprocess.Popen.__init__",
-            "engine.launch.supervisor.import_models",
+            "engine.server.launch.supervisor.import_models",
         ):
             stack.enter_context(patch(name, _forbidden))
         for name in ("keep_private", "configure_logging", "limit_imports"):  # They change this process.
             stack.enter_context(patch(f"engine.launch.supervisor.{name}"))
-        stack.enter_context(patch("engine.launch.resolution._has_gpu_driver", lambda: True))
-        stack.enter_context(patch("engine.launch.resolution._visible_gpus", lambda: 1))
+        stack.enter_context(patch("engine.server.launch.resolution._has_gpu_driver", lambda: True))
+        stack.enter_context(patch("engine.server.launch.resolution._visible_gpus", lambda: 1))
         port = str(taken.getsockname()[1])
         yield lambda typed: typed.replace(FOLDER, folder).replace(PORT_IN_USE, port)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.launch import parent_process
-from engine.launch.preload import ServeRequest
+from engine.server.launch import parent_process
+from engine.server.launch.preload import ServeRequest
 from lockstep.interruption import EXIT_INTERRUPTED
 
 ROOT = Path(__file__).parents[2]

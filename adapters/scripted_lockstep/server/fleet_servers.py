@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from engine.core.config import EngineConfig
-from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.process.settings import LIVE_GATE, ServerSettings
+from engine.server.launch.preload import PreloadedParent, ServerProcess
 from scripted.core.violation import Violation
 from scripted_lockstep.server.growth import ServerGrowth
 from scripted_lockstep.server.parent import FOLLOWER_GATE, no_process_left

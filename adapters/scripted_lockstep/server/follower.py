@@ -16,7 +16,7 @@ from engine.core.errors import EngineError, ProcessDiedError
 from engine.core.messages import encode
 from engine.core.scheduler import Step, StepResult
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
-from engine.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.gate_context import GateContext
 from scripted.errors import NoAnswer
 from scripted_lockstep.machine import EngineMachine
 from scripted_lockstep.server.wire import (

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
-from engine.placement.ray_order import RAY
 from engine.process.control import Serving
+from engine.server.placement.ray_order import RAY
 from scripted.core.violation import Violation
 
 # A front end that has just sent a client its final message still has the connection to close.

@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 SCRIPTED_GATE: Final = "scripted_lockstep.server.gate:scripted_gate"
 FOLLOWER_GATE: Final = "scripted_lockstep.server.follower:follower_gate"

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.placement.messages import StageOrder
 from engine.process.links.endpoint import Endpoint
+from engine.server.launch.preload import PreloadedParent, ServerProcess
+from engine.server.placement.messages import StageOrder
 from scripted_lockstep.server.links import LOOPBACK, Relay, Route
 from scripted_lockstep.server.ray_cluster import LocalCluster
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from engine.core.config import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted_lockstep.server.parent import start_parent
 from scripted_lockstep.server.placed import RAY_CPUS
 from scripted_lockstep.server.ray_cluster import LocalCluster

@@ -16,8 +16,8 @@ import zmq
 
 from engine.core.config import EngineConfig, embedded_seed
 from engine.core.scheduler import Scheduler, StepResult
-from engine.launch.preload import PreloadedParent
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent
 from scripted.core.clock import VirtualClock
 from scripted.core.violation import Violation
 from scripted.report.failure import FailureKind, FailureReport

@@ -25,10 +25,10 @@ from engine.core.frames import BadFrameError
 from engine.core.limits import Limits
 from engine.core.messages import encode
 from engine.core.scheduler import StepRecord
-from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent, ServerProcess
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.report.failure import FailureKind, FailureReport, ProcessStack, ScriptError

@@ -26,7 +26,9 @@ _QUIET_S: Final = 0.05
 # A process that uses more than this share of a core while the stacks are taken computes; one that waits uses none.
 _BUSY_SHARE: Final = 0.2
 # From these lines of a stack on is how the process or the thread was started, which is the same for all of them.
-_START_OF_PROCESS: Final = re.compile(r'engine/launch/child\.py"|runpy|threading\.py", line \d+ in (run|_bootstrap)')
+_START_OF_PROCESS: Final = re.compile(
+    r'engine/server/launch/child\.py"|runpy|threading\.py", line \d+ in (run|_bootstrap)'
+)
 # A thread of every stage that does nothing but wait for the supervisor's end.
 _IDLE_THREAD: Final = "_end_with_supervisor"
 _STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)

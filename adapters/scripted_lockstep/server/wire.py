@@ -15,7 +15,7 @@ from engine.core.limits import Limits
 from engine.core.messages import ClientMessage, Refusal
 from engine.core.scheduler import Step, StepRecord
 from engine.process.private_dir import RECONNECT_INTERVAL_MS
-from engine.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.gate_context import GateContext
 from scripted.report.frames import Frame
 from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
 from scripted_lockstep.bugs import mutant_named

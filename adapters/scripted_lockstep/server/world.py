@@ -32,7 +32,7 @@ from engine.frontend.answer import Decoder
 from engine.frontend.tokenizer import load_tokenizer
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.process.settings import ServerSettings
-from engine.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.gate_context import GateContext
 from scripted.core.sizes import sizes_of
 from scripted.errors import BadCall, NoAnswer
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S

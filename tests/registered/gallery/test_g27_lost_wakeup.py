@@ -19,7 +19,7 @@ from engine.process.clock import MonotonicClock
 from engine.process.control import Control
 from engine.process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.process.settings import ServerSettings
-from engine.scheduler_process.live_gate import LiveGate
+from engine.server.scheduler_process.live_gate import LiveGate
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 

@@ -17,8 +17,8 @@ import pytest
 
 from ci.register import register_cpu_ci
 from engine.core.errors import StartupError
-from engine.launch.preload import PreloadedParent
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent
 
 register_cpu_ci(est_time=440, suite="ray-cpu")
 

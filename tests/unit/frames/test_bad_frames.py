@@ -26,16 +26,16 @@ from engine.core.messages import (
     encode,
 )
 from engine.core.plan import Forward, ForwardMode, Segment
-from engine.launch.preload import ServeRequest, decode_order
 from engine.pipeline.wire import (
     ControlDone,
     Launch,
     decode_stage_message,
     decode_stage_report,
 )
-from engine.placement.messages import Begin, StagePulse, decode_agent_message, decode_to_agent
 from engine.process.control import Dying, decode_child_message
 from engine.process.links.endpoint import Endpoint
+from engine.server.launch.preload import ServeRequest, decode_order
+from engine.server.placement.messages import Begin, StagePulse, decode_agent_message, decode_to_agent
 from scripted.script.wire import RunScript
 
 PLAN = Forward(1, ForwardMode.PREFILL, (Segment("rid", 0, 0, (1, 2), 0, (0,), True),))

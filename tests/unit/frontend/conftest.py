@@ -23,8 +23,8 @@ from engine.frontend.forked_work import Ask, LongBodies, body_work
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import ChatTemplate
-from engine.launch.preload import PreloadedParent
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent
 
 
 class ByteTokenizer:

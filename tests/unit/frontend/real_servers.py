@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent, ServerProcess
 
 START_BOUND_S = 60.0
 END_BOUND_S = 5.0

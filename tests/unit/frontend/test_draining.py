@@ -14,7 +14,7 @@ import psutil
 import pytest
 from real_servers import RealServer, running
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 END_BOUND_S = 2.0
 # Far more than any wait here may take: a drain that ends by its bound would be noticed.

@@ -19,9 +19,9 @@ from reciting_model import write_reciting_model
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError, ConfigError
 from engine.core.limits import Limits
-from engine.launch.preload import PreloadedParent
 from engine.model.checkpoint import read_facts
 from engine.model.pooling import PoolingKind, read_pooling
+from engine.server.launch.preload import PreloadedParent
 
 TEXTS = ["the first text", "x", "another one, longer than a page and than a chunk of the prompt " * 3]
 LAST, MEAN = "pooling_mode_lasttoken", "pooling_mode_mean_tokens"

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 EXAMPLES = 5
 # Far above what the longest answer takes in the small context of this server.

@@ -18,8 +18,8 @@ from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, PagesRemoved, PagesStored
 from engine.frontend import kv_events
 from engine.frontend.kv_events import KvEvents
-from engine.launch.preload import PreloadedParent
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent
 
 PATIENCE_MS = 20_000
 STORED = PagesStored(parent=None, keys=(b"k" * 16,), tokens=(1, 2, 3, 4), kv_key=(2, 5), lora_name="x")

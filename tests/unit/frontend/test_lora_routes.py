@@ -14,8 +14,8 @@ import pytest
 from real_servers import RealServer, running
 
 from engine.core.messages import CallAnswer, FinishReason, LoadLora, Refusal, RefusalKind, TokenOutput, UnloadLora
-from engine.launch.preload import PreloadedParent
 from engine.model.embedded_lora import embedded_lora_folder
+from engine.server.launch.preload import PreloadedParent
 
 CHAT = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}

@@ -13,7 +13,7 @@ import pytest
 from real_servers import RealServer, running
 from reciting_model import write_reciting_model
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 AGENT = Path(__file__).parents[3] / "examples/agent/agent.py"
 CALLS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from real_servers import running
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 
 BODY = {"text": "hello", "sampling_params": {"max_new_tokens": 4}}
 

@@ -13,8 +13,8 @@ from real_servers import RealServer, running
 
 from engine.core.messages import FinishReason, TokenOutput
 from engine.frontend.sessions import Sessions
-from engine.launch.preload import PreloadedParent
 from engine.process.logs import REQUEST_LOGGER, JsonFormatter, fields_of
+from engine.server.launch.preload import PreloadedParent
 
 PAGE = "https://chat.example"
 

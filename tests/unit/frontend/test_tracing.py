@@ -25,11 +25,11 @@ from engine.core.scheduler.ports import Step, StepResult
 from engine.frontend import request_log
 from engine.frontend.request_log import RequestRecord
 from engine.frontend.tracing import NS_A_SECOND, Tracing, _Once
-from engine.launch.resolution import refuse_early
 from engine.pipeline.progress import _KEPT, Phase, StageProgress
 from engine.process.settings import ServerSettings
 from engine.process.settings_sources import trace_settings
-from engine.scheduler_process.traced_gate import TracedGate
+from engine.server.launch.resolution import refuse_early
+from engine.server.scheduler_process.traced_gate import TracedGate
 from scripted.core.clock import VirtualClock
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -187,6 +187,6 @@ def test_tracing_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert trace_settings({"otlp_traces_endpoint": "http://d"}, {name: url}).settings.otlp_traces_endpoint == "http://d"
     with pytest.raises(ConfigError, match=f"{name} must be such as 'http://localhost:4318/v1/traces', got 'c:1'"):
         trace_settings({}, {name: "c:1"})
-    monkeypatch.setattr("engine.launch.resolution.is_importable", lambda module: "telemetry" not in module)
+    monkeypatch.setattr("engine.server.launch.resolution.is_importable", lambda module: "telemetry" not in module)
     with pytest.raises(ConfigError, match=r"otlp_traces_endpoint needs .* 'lockstep-engine\[tracing\]"):
         refuse_early(ServerSettings(otlp_traces_endpoint=url))

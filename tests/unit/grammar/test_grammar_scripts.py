@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import RequestRefused, ScriptedServer, ScriptedSim
 
 

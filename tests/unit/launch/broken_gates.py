@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine.core.messages import Generate
 from engine.core.scheduler.ports import Step, StepResult
-from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.live_gate import LiveGate
+from engine.server.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.live_gate import LiveGate
 
 
 class BreakingGate(LiveGate):

@@ -9,8 +9,8 @@ import torch
 
 from engine.core.plan import Microbatch
 from engine.pipeline.local import LocalPipeline
-from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.live_gate import LiveGate
+from engine.server.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.live_gate import LiveGate
 
 POISON = "poison-"
 ERRORS: dict[str, Callable[[], BaseException]] = {

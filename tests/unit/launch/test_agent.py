@@ -9,10 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.launch.agent import EXIT_OK, _Agent
-from engine.placement.messages import Ended
 from engine.process.control import ProcessDied, Shutdown
 from engine.process.death import EXIT_FAILED
+from engine.server.launch.agent import EXIT_OK, _Agent
+from engine.server.placement.messages import Ended
 
 
 def _agent(status: int) -> Any:

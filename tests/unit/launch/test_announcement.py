@@ -8,10 +8,10 @@ import time
 import pytest
 
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.launch.announcement import Announce, Phases, StartView
 from engine.process.control import Gathering, Loading, Serving
 from engine.process.links.endpoint import Endpoint
 from engine.process.settings import ServerSettings
+from engine.server.launch.announcement import Announce, Phases, StartView
 
 SERVING = Serving(base_url="http://127.0.0.1:7", pids={})
 

@@ -15,14 +15,14 @@ import pytest
 
 from engine.core.errors import ProcessDiedError
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.launch import supervisor
-from engine.launch.announcement import Phases, StartView
-from engine.launch.child import fork_child
 from engine.process.control import Control, ProcessDied, Ready
 from engine.process.death import read_death_report
 from engine.process.links.listener import bind_server
 from engine.process.private_dir import PrivateDir
 from engine.process.settings import ServerSettings
+from engine.server.launch import supervisor
+from engine.server.launch.announcement import Phases, StartView
+from engine.server.launch.child import fork_child
 
 PATIENCE_S = 5.0
 

@@ -20,9 +20,9 @@ import httpx
 import psutil
 import pytest
 
-from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.death import read_death_report
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent, ServerProcess
 
 START_BOUND_S = 60.0
 END_BOUND_S = 4.0

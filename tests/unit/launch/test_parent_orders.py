@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine.launch.parent_process import _Parent
-from engine.launch.preload import Forked, ServeRequest, ServerProcess
 from engine.process.control import Gathering
 from engine.process.links.endpoint import Endpoint
+from engine.server.launch.parent_process import _Parent
+from engine.server.launch.preload import Forked, ServeRequest, ServerProcess
 
 
 def test_an_order_of_a_client_that_was_killed_starts_nothing_and_leaves_no_folder(tmp_path: Path) -> None:

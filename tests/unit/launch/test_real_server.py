@@ -23,10 +23,10 @@ import psutil
 import pytest
 
 from engine.core.errors import StartupError
-from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.control import Serving
 from engine.process.death import read_death_report
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent, ServerProcess
 
 # The bar is 2 s from a death to the exit of everything; starting may be slow on a busy machine.
 END_BOUND_S = 2.0

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import ConfigError
-from engine.launch import resolution
-from engine.launch.resolution import refuse_early
 from engine.process.settings import ServerSettings
+from engine.server.launch import resolution
+from engine.server.launch.resolution import refuse_early
 
 ROOT = Path(__file__).resolve().parents[3]
 START = """
 import sys
-from engine.launch.supervisor import supervise
+from engine.server.launch.supervisor import supervise
 from engine.process.settings import ServerSettings
 wrong = {wrong}
 print([supervise(ServerSettings(port=0, log_format="json", **one)) for one in wrong])

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import psutil
 
-from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.placement.messages import StageOrder
 from engine.process.control import Gathering
 from engine.process.settings import ServerSettings
+from engine.server.launch.preload import PreloadedParent, ServerProcess
+from engine.server.placement.messages import StageOrder
 
 __all__ = ["END_BOUND_S", "STAGES", "JoinedServer"]
 

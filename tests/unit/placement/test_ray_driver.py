@@ -21,13 +21,13 @@ import pytest
 
 from engine import __version__
 from engine.core.errors import ConfigError, PlacementError
-from engine.placement import ray_actor, ray_driver
-from engine.placement.messages import StageOrder
-from engine.placement.ray_actor import Place, StageHost
-from engine.placement.ray_order import RayOrder, ray_defaults, require_ray
 from engine.process.control import Control, Shutdown
 from engine.process.links.endpoint import Endpoint, parse_endpoint
 from engine.process.settings import ServerSettings
+from engine.server.placement import ray_actor, ray_driver
+from engine.server.placement.messages import StageOrder
+from engine.server.placement.ray_actor import Place, StageHost
+from engine.server.placement.ray_order import RayOrder, ray_defaults, require_ray
 
 SECRET = "0123456789abcdef0123456789abcdef"
 HERE = Place(node_id="a" * 56, address="127.0.0.2", host=socket.gethostname(), version=__version__)

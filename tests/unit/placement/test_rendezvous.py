@@ -14,8 +14,15 @@ import pytest
 
 from engine import __version__
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.placement.control_link import ControlLink, LinkOver
-from engine.placement.messages import (
+from engine.process.control import Dying, Loading, Ready, Shutdown
+from engine.process.links.connection import LinkAddress
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import LinkListener, bound_at
+from engine.process.links.proof import Claim, Role
+from engine.process.links.secret import Secret
+from engine.process.settings import ServerSettings
+from engine.server.placement.control_link import ControlLink, LinkOver
+from engine.server.placement.messages import (
     Assigned,
     Begin,
     Ended,
@@ -27,14 +34,7 @@ from engine.placement.messages import (
     ToAgent,
     decode_to_agent,
 )
-from engine.placement.rendezvous import JOIN_TIMEOUT_S, Rendezvous
-from engine.process.control import Dying, Loading, Ready, Shutdown
-from engine.process.links.connection import LinkAddress
-from engine.process.links.endpoint import Endpoint
-from engine.process.links.listener import LinkListener, bound_at
-from engine.process.links.proof import Claim, Role
-from engine.process.links.secret import Secret
-from engine.process.settings import ServerSettings
+from engine.server.placement.rendezvous import JOIN_TIMEOUT_S, Rendezvous
 
 SECRET = Secret("a secret of the run, for tests")
 SETTINGS = ServerSettings(pp_size=2, placement="join", api_key="a-key-of-a-client")

@@ -12,7 +12,7 @@ from engine.core.errors import ConfigError, StartupError
 from engine.process.death import DeathReport, describe_status, read_death_report
 from engine.process.links.listener import base_url, bind_server
 from engine.process.private_dir import MAX_PATH_BYTES, PrivateDir
-from engine.scheduler_process.gate_context import load_attribute
+from engine.server.scheduler_process.gate_context import load_attribute
 
 
 def test_free_port_is_found_and_named() -> None:
@@ -77,7 +77,7 @@ def test_statuses_are_sentences(status: int, text: str) -> None:
     assert text in describe_status(status)
 
 
-@pytest.mark.parametrize("path", ["no.such.module:Gate", "engine.scheduler_process.live_gate:NoSuchGate"])
+@pytest.mark.parametrize("path", ["no.such.module:Gate", "engine.server.scheduler_process.live_gate:NoSuchGate"])
 def test_gate_that_is_not_there_is_named(path: str) -> None:
     with pytest.raises(ConfigError, match=path):
         load_attribute(path)

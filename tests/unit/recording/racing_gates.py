@@ -6,8 +6,8 @@ import contextlib
 
 from scripted_lockstep.bugs import mutant_named
 
-from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.live_gate import LiveGate
+from engine.server.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.live_gate import LiveGate
 
 MUTANT = "flush-ignores-in-flight"
 _for_life = contextlib.ExitStack()

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from engine.core.recording import read_recording
-from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.process.settings import ServerSettings
-from engine.scheduler_process.main import flight_path
+from engine.server.launch.preload import PreloadedParent, ServerProcess
+from engine.server.scheduler_process.main import flight_path
 from scripted.replay import rerun
 
 START_BOUND_S = 60.0

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from tests.unit.frontend.real_servers import RealServer, running
 
 PATIENCE_S = 30.0

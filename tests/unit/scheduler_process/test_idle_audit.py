@@ -9,7 +9,7 @@ from engine.core.errors import IntegrityError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import Generate, SamplingParams
 from engine.core.scheduler import Scheduler
-from engine.scheduler_process.live_gate import AUDIT_INTERVAL_S, IdleAudit
+from engine.server.scheduler_process.live_gate import AUDIT_INTERVAL_S, IdleAudit
 from scripted.core.clock import VirtualClock
 
 

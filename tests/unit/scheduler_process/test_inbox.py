@@ -10,7 +10,7 @@ import zmq
 
 from engine.core.messages import Abort, CallAnswer, decode_replies, encode
 from engine.process.inbox import MAX_MESSAGES_A_STEP, Inbox
-from engine.scheduler_process.main import ReplySocket
+from engine.server.scheduler_process.main import ReplySocket
 
 ADDRESS = "inproc://requests"
 

@@ -24,7 +24,7 @@ from engine.process.clock import MonotonicClock
 from engine.process.control import Control, ProcessDied, Serving, Shutdown
 from engine.process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.process.settings import ServerSettings
-from engine.scheduler_process.live_gate import LiveGate
+from engine.server.scheduler_process.live_gate import LiveGate
 
 DEPTH = 3
 NOTHING = StepResult(step=1, microbatch=None, replies=(), again=False, deadline=None)

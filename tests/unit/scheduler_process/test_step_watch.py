@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from engine.scheduler_process.step_watch import StepWatch
+from engine.server.scheduler_process.step_watch import StepWatch
 
 STUCK = """
 import sys, time
-from engine.scheduler_process.step_watch import StepWatch
+from engine.server.scheduler_process.step_watch import StepWatch
 
 def never_returns():
     time.sleep(60)

@@ -15,7 +15,7 @@ from damages import IN_SERVERS, OPTIONS, do, finds_a_whole_engine
 from scripted_lockstep.server.pool import ServerPool
 
 from engine import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptError, ServerDied
 
 SHARED = EngineConfig()

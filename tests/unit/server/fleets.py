@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from tests.unit.frontend.real_servers import RealServer, running
 from tests.unit.router.test_router_on_servers import free_port
 

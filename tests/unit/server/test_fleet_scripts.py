@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from engine import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import BadCall, ScriptedServer, ScriptedSim, ScriptFailed
 from tests.unit.server.fleets import until
 from tests.unit.server.test_tiers_agree import differences, numbers_of

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from engine import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ServerDied
 
 REPOSITORY = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ import pytest
 from scripted_lockstep.server.survivor import result_of_survivor
 
 from engine import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptedSim, ScriptFailed, ServerDied
 
 CONFIG = EngineConfig(chunked_prefill_size=64)

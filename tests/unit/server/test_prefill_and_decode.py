@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from tests.unit.frontend.real_servers import RealServer
 from tests.unit.router.test_router_on_servers import router_before
 from tests.unit.server.fleets import (

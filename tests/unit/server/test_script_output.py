@@ -12,7 +12,7 @@ from scripted_lockstep.server import runner
 
 from engine import EngineConfig
 from engine.core.frames import decoder_of
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ServerDied
 
 

@@ -9,7 +9,7 @@ import pytest
 from scripted_lockstep.server.role_runner import ScriptedRole
 
 from engine import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed
 
 CONFIG = EngineConfig(chunked_prefill_size=64)

@@ -19,7 +19,7 @@ from scripted_lockstep.server.pool import ServerPool
 from engine import EngineConfig
 from engine.core.errors import EngineError
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ScriptTimeout, ServerDied, ServerDirty
 
 PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from engine import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptOptions, ScriptTimeout
 
 PP2 = EngineConfig(pp_size=2, chunked_prefill_size=64)

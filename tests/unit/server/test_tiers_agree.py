@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from engine import EngineConfig
-from engine.launch.preload import PreloadedParent
+from engine.server.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptedSim
 
 SEEDS = range(2)

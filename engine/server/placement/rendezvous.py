@@ -20,14 +20,14 @@ from engine.core.frames import BadFrameError
 from engine.core.limits import Limits
 from engine.pipeline.channel import hand_over
 from engine.pipeline.progress import StageProgress
-from engine.placement.control_link import ControlLink, LinkOver
-from engine.placement.joined import JoinedStage
-from engine.placement.messages import AgentMessage, Assigned, Begin, Join, Refused, decode_agent_message
 from engine.process.control import STAGE_PREFIX, Shutdown
 from engine.process.links.endpoint import Endpoint
 from engine.process.links.listener import Link, LinkListener
 from engine.process.links.proof import Role
 from engine.process.settings import ServerSettings
+from engine.server.placement.control_link import ControlLink, LinkOver
+from engine.server.placement.joined import JoinedStage
+from engine.server.placement.messages import AgentMessage, Assigned, Begin, Join, Refused, decode_agent_message
 
 # An agent introduces itself at once.
 JOIN_TIMEOUT_S: Final = 5.0

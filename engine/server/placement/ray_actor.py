@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from engine import __version__
-from engine.placement.messages import StageOrder
+from engine.server.placement.messages import StageOrder
 
 # A layer above this one, in a process of its own.
-CHILD_MODULE: Final = "engine.launch.agent"
+CHILD_MODULE: Final = "engine.server.launch.agent"
 KEPT_LINES: Final = 12
 
 

@@ -1,4 +1,4 @@
-"""The driver: the process that talks to Ray for the supervisor. ``python -m engine.placement.ray_driver FD FD``.
+"""The driver: the process that talks to Ray for the supervisor. ``python -m engine.server.placement.ray_driver FD FD``.
 
 Connects to a cluster or starts one, reserves a bundle a stage, runs an actor in each, and removes all of it at the end.
 It computes nothing and carries nothing of a request. Ray's threads are here, so that no other process has them.
@@ -26,8 +26,6 @@ import psutil
 
 from engine import __version__
 from engine.core.errors import PlacementError
-from engine.placement.ray_actor import AgentEnd, Place, StageHost
-from engine.placement.ray_order import NICENESS, RAY, RayOrder
 from engine.process.control import Control, Dying, Ready, Serving
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import name_process
@@ -35,6 +33,8 @@ from engine.process.links.endpoint import Endpoint, parse_endpoint
 from engine.process.logs import configure_logging
 from engine.process.settings import ServerSettings
 from engine.process.signals import STACK_SIGNAL, leave_stops_to_the_supervisor
+from engine.server.placement.ray_actor import AgentEnd, Place, StageHost
+from engine.server.placement.ray_order import NICENESS, RAY, RayOrder
 from lockstep.output_files import keep_private
 
 LOOPBACK: Final = "127.0.0.1"

@@ -25,8 +25,8 @@ from engine.process.control import Control, Ready
 from engine.process.inbox import UNBOUNDED, Inbox
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
 from engine.process.settings import ServerSettings
-from engine.scheduler_process.gate_context import GateContext, SchedulerPlace, load_gate
-from engine.scheduler_process.traced_gate import StageTimes, TracedGate
+from engine.server.scheduler_process.gate_context import GateContext, SchedulerPlace, load_gate
+from engine.server.scheduler_process.traced_gate import StageTimes, TracedGate
 from lockstep.output_files import told_of
 
 

@@ -20,12 +20,12 @@ import msgspec
 
 from engine.core.errors import StartupError
 from engine.core.frames import decoder_of
-from engine.placement.messages import StageOrder
 from engine.process.control import Gathering, Serving
 from engine.process.death import read_death_report
 from engine.process.settings import REVEAL_KEYS, ServerSettings
+from engine.server.placement.messages import StageOrder
 
-PARENT_MODULE = "engine.launch.parent_process"
+PARENT_MODULE = "engine.server.launch.parent_process"
 CLOSE_TIMEOUT_S = 5.0
 FRAME_BYTES = 65_536
 

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import msgspec
 
-from engine.launch.child import Child, fork_child
 from engine.pipeline.progress import StageProgress
-from engine.placement.messages import StageOrder
-from engine.placement.ray_order import RAY, RayOrder, become_driver, require_ray
-from engine.placement.rendezvous import Rendezvous
 from engine.process.control import Gathering
 from engine.process.links.endpoint import Endpoint, parse_endpoint
 from engine.process.links.listener import LinkListener, bound_at
 from engine.process.links.secret import Secret, read_secret
 from engine.process.private_dir import SECRET_FILE, PrivateDir
 from engine.process.settings import ServerSettings
+from engine.server.launch.child import Child, fork_child
+from engine.server.placement.messages import StageOrder
+from engine.server.placement.ray_order import RAY, RayOrder, become_driver, require_ray
+from engine.server.placement.rendezvous import Rendezvous
 
 
 class RayStages:

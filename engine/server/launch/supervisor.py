@@ -21,14 +21,7 @@ import msgspec
 
 from engine.core.errors import EngineError, StartupError
 from engine.core.limits import Limits, ModelFacts
-from engine.launch.announcement import Announce, Phases, StartView
-from engine.launch.child import Child, fork_child
-from engine.launch.imports import import_frontend, import_models, limit_imports
-from engine.launch.meeting import Meeting, MeetingPlace
-from engine.launch.resolution import openvino_is_likely, refuse_early, require_descriptors, resolve
 from engine.pipeline.stage_process import run_stage_process
-from engine.placement.joined import JoinedStage
-from engine.placement.ray_order import RAY
 from engine.process.control import (
     STAGE_PREFIX,
     SUPERVISOR,
@@ -47,8 +40,15 @@ from engine.process.private_dir import PrivateDir
 from engine.process.settings import ServerSettings
 from engine.process.signals import SignalWatch
 from engine.process.watched import WatchedProcess, first_death, is_cause
-from engine.scheduler_process.gate_context import SchedulerPlace, load_attribute
-from engine.scheduler_process.main import run_scheduler
+from engine.server.launch.announcement import Announce, Phases, StartView
+from engine.server.launch.child import Child, fork_child
+from engine.server.launch.imports import import_frontend, import_models, limit_imports
+from engine.server.launch.join_port import Meeting, MeetingPlace
+from engine.server.launch.resolution import openvino_is_likely, refuse_early, require_descriptors, resolve
+from engine.server.placement.joined import JoinedStage
+from engine.server.placement.ray_order import RAY
+from engine.server.scheduler_process.gate_context import SchedulerPlace, load_attribute
+from engine.server.scheduler_process.main import run_scheduler
 from lockstep.errors import LockstepError
 from lockstep.interruption import EXIT_INTERRUPTED
 from lockstep.output_files import keep_private

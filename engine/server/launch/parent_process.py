@@ -1,4 +1,4 @@
-"""The preloaded parent itself: ``python -m engine.launch.parent_process FD``, started by PreloadedParent.
+"""The preloaded parent itself: ``python -m engine.server.launch.parent_process FD``, started by PreloadedParent.
 
 Imports the engine, then forks a supervisor for each order that comes on its socket, and reaps it. Stays
 single-threaded, computes nothing, and ends when its client is gone.
@@ -24,9 +24,14 @@ import msgspec
 import psutil
 
 from engine.core.frames import BadFrameError
-from engine.launch.agent import run_agent
-from engine.launch.imports import import_engine
-from engine.launch.preload import (
+from engine.process.death import EXIT_FAILED
+from engine.process.inheritance import adopt_orphans, close_inherited_files, die_with_parent
+from engine.process.links.secret import read_secret
+from engine.process.settings import ServerSettings
+from engine.process.signals import SignalWatch
+from engine.server.launch.agent import run_agent
+from engine.server.launch.imports import import_engine
+from engine.server.launch.preload import (
     FRAME_BYTES,
     Exited,
     Forked,
@@ -36,12 +41,7 @@ from engine.launch.preload import (
     StageRequest,
     decode_order,
 )
-from engine.launch.supervisor import supervise
-from engine.process.death import EXIT_FAILED
-from engine.process.inheritance import adopt_orphans, close_inherited_files, die_with_parent
-from engine.process.links.secret import read_secret
-from engine.process.settings import ServerSettings
-from engine.process.signals import SignalWatch
+from engine.server.launch.supervisor import supervise
 from lockstep.interruption import EXIT_INTERRUPTED
 
 # What a supervisor needs to take its own processes down.

@@ -21,8 +21,8 @@ from engine.core.scheduler.scheduler import Scheduler
 from engine.process.clock import Clock
 from engine.process.control import STAGE_PREFIX, Dying, ProcessDied, Serving, Shutdown
 from engine.process.inbox import MAX_MESSAGES_A_STEP
-from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.step_watch import StepWatch
+from engine.server.scheduler_process.gate_context import GateContext
+from engine.server.scheduler_process.step_watch import StepWatch
 
 # One look at the sources waits no longer: what the kernel takes as a number of milliseconds has a limit.
 MAX_WAIT_MS = 86_400_000

@@ -17,7 +17,7 @@ THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 # What the frameworks import when they look at the first parameter of a route, and send the first large answer.
 FRONTEND_MODULES = ("engine.frontend.process", "pydantic.v1", "anyio._backends._asyncio")
-SCHEDULER_MODULES = ("engine.scheduler_process.main", "engine.pipeline.staged")
+SCHEDULER_MODULES = ("engine.server.scheduler_process.main", "engine.pipeline.staged")
 MODEL_MODULES = (
     "engine.model.checkpoint",
     "engine.model.runner",

@@ -12,8 +12,10 @@ from typing import Final
 
 from engine.core.frames import BadFrameError
 from engine.pipeline.progress import Phase, StageProgress
-from engine.placement.control_link import ControlLink, LinkOver
-from engine.placement.messages import (
+from engine.process.control import STAGE_PREFIX, ChildMessage, Drained, Dying, Loading, Ready, SupervisorMessage
+from engine.process.watched import WatchedProcess
+from engine.server.placement.control_link import ControlLink, LinkOver
+from engine.server.placement.messages import (
     AgentMessage,
     Assigned,
     Begin,
@@ -26,8 +28,6 @@ from engine.placement.messages import (
     StagePulse,
     Started,
 )
-from engine.process.control import STAGE_PREFIX, ChildMessage, Drained, Dying, Loading, Ready, SupervisorMessage
-from engine.process.watched import WatchedProcess
 
 EXIT_LOST: Final = 1
 

@@ -1,6 +1,6 @@
 """The agent of one stage on a machine of its own: joins a server, starts the stage's process, watches it, ends it.
 
-``python -m engine.launch.agent PID`` runs one for another process, with its order and the secret on stdin.
+``python -m engine.server.launch.agent PID`` runs one for another process, with its order and the secret on stdin.
 Single-threaded and event-driven, because it forks. Ends with the server, and the stage ends with it.
 When the agent dies, or either side no longer hears the other, both sides end and leave nothing.
 """
@@ -24,13 +24,25 @@ from engine import __version__
 from engine.core.errors import EngineError, StartupError, death_words
 from engine.core.frames import BadFrameError
 from engine.core.limits import Limits
-from engine.launch.child import Child, fork_child
-from engine.launch.imports import import_stage
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.stage_process import run_stage_process
 from engine.pipeline.wires import StageWires
-from engine.placement.control_link import ControlLink, LinkOver
-from engine.placement.messages import (
+from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
+from engine.process.death import EXIT_FAILED, describe_status
+from engine.process.inheritance import die_with_parent, take_no_input
+from engine.process.links.connection import LinkAddress
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.listener import LinkListener, bound_at
+from engine.process.links.proof import Claim, Role
+from engine.process.links.secret import Secret
+from engine.process.logs import configure_logging
+from engine.process.private_dir import PrivateDir
+from engine.process.settings import ServerSettings
+from engine.process.signals import SignalWatch
+from engine.server.launch.child import Child, fork_child
+from engine.server.launch.imports import import_stage
+from engine.server.placement.control_link import ControlLink, LinkOver
+from engine.server.placement.messages import (
     Assigned,
     Begin,
     Ended,
@@ -45,18 +57,6 @@ from engine.placement.messages import (
     ToAgent,
     decode_to_agent,
 )
-from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
-from engine.process.death import EXIT_FAILED, describe_status
-from engine.process.inheritance import die_with_parent, take_no_input
-from engine.process.links.connection import LinkAddress
-from engine.process.links.endpoint import Endpoint
-from engine.process.links.listener import LinkListener, bound_at
-from engine.process.links.proof import Claim, Role
-from engine.process.links.secret import Secret
-from engine.process.logs import configure_logging
-from engine.process.private_dir import PrivateDir
-from engine.process.settings import ServerSettings
-from engine.process.signals import SignalWatch
 from lockstep.output_files import keep_private
 
 EXIT_OK: Final = 0

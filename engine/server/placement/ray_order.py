@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from engine.core.errors import ConfigError
-from engine.placement.messages import StageOrder
 from engine.process.control import Control
+from engine.server.placement.messages import StageOrder
 
 # The driver's process is named so.
 RAY: Final = "ray"
@@ -25,7 +25,7 @@ RAY: Final = "ray"
 NICENESS: Final = "RAY_worker_niceness"
 _TOKEN_VARIABLES: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _TOKEN_FILE: Final = Path("~/.ray/auth_token")
-DRIVER_MODULE: Final = "engine.placement.ray_driver"
+DRIVER_MODULE: Final = "engine.server.placement.ray_driver"
 
 
 class RayOrder(msgspec.Struct, frozen=True, kw_only=True):
