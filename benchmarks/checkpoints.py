@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from engine.bench.plan import WORDS
+from engine.cli.bench.plan import WORDS
 
 __all__ = ["EXPERTS", "SHAPES", "checkpoint", "make_checkpoint", "vocabulary_of"]
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 from benchmarks.gpu.results import Table
 from benchmarks.gpu.setting import Setting
 from benchmarks.measurement import in_turn
-from engine.bench.plan import BenchPlan
-from engine.bench.results import Summary
-from engine.bench.run import run_bench
+from engine.cli.bench.plan import BenchPlan
+from engine.cli.bench.results import Summary
+from engine.cli.bench.run import run_bench
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent
 

@@ -15,9 +15,9 @@ import msgspec
 
 from benchmarks.peers.results import FIRST_TOKENS, PeerResult
 from benchmarks.processes import Family, free_port
-from engine.bench.plan import BenchPlan
-from engine.bench.results import Summary
-from engine.bench.run import run_bench
+from engine.cli.bench.plan import BenchPlan
+from engine.cli.bench.results import Summary
+from engine.cli.bench.run import run_bench
 
 __all__ = ["Served", "ServedPeer", "Workload", "started"]
 

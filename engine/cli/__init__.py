@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engine import __version__
-from engine.cli.bench import bench_app
+from engine.cli.bench.command import bench_app
 from engine.cli.flags import GroupedCommand, with_settings_flags
 from engine.cli.route import route
 from engine.cli.serve import serve, show_configuration

@@ -41,8 +41,8 @@ def route(
     period_s: Annotated[float, typer.Option(min=0.05, help="seconds between two looks at each engine")] = 1.0,
 ) -> None:
     """Route requests to engines by what they have cached. Keys and limits come from the environment, as for serve."""
-    from engine.router.engines import RouterPlan
-    from engine.router.process import run_router  # --help and bad flags need none of it
+    from engine.cluster.router.engines import RouterPlan
+    from engine.cluster.router.process import run_router  # --help and bad flags need none of it
 
     warn_of_unread_variables()
     with refuse_bad_configuration():

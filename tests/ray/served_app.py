@@ -68,7 +68,7 @@ class ServedApp:
         )
         self.wait(lambda: _answers(NODE, gcs), "the node")
         self._call("serve", "start", f"--address={self._address}", "--http-host=127.0.0.1", f"--http-port={http}")
-        self._start("serve", "run", "engine.serve_app:build", *arguments)
+        self._start("serve", "run", "engine.cluster.serve_app:build", *arguments)
 
     @property
     def log(self) -> str:

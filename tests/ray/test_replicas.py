@@ -1,4 +1,4 @@
-"""``serve run engine.serve_app:build`` with two engines: streams, prefixes, refusals, a drain and a death.
+"""``serve run engine.cluster.serve_app:build`` with two engines: streams, prefixes, refusals, a drain and a death.
 
 Goal: several engines keep the guarantees of one; the end of one engine ends its own streams alone.
 Method: the openai client and plain HTTP against Serve's proxy; engines are ended by the signals that end them outside

@@ -17,13 +17,13 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 from ray.serve.request_router import PendingRequest
 
 from ci.register import register_cpu_ci
+from engine.cluster.router.proxy import PassedRequest
+from engine.cluster.serve_app.request_router import PrefixRequestRouter
 from engine.core.memory.node import page_keys
 from engine.core.messages import PagesStored
 from engine.core.routing.placement import Prompt
 from engine.frontend.errors import ApiError
 from engine.frontend.kv_events import KvEvents
-from engine.router.proxy import PassedRequest
-from engine.serve_app.request_router import PrefixRequestRouter
 
 register_cpu_ci(est_time=8, suite="ray-cpu")
 

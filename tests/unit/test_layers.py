@@ -49,9 +49,9 @@ ROOMS = (
     "engine.server.scheduler_process",
     "engine.frontend",
     "engine.server.launch",
-    "engine.router",
-    "engine.serve_app",
-    "engine.bench",
+    "engine.cluster.router",
+    "engine.cluster.serve_app",
+    "engine.cli.bench",
     "engine.cli",
     "engine.__main__",
     "scripted.core",
@@ -124,7 +124,7 @@ PURE = (
     "scripted_lockstep.simulated.pipeline",
     "scripted_lockstep.simulated.transfers",
 )
-WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.router", "engine.serve_app")
+WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.cluster.router", "engine.cluster.serve_app")
 
 
 def modules(package: str) -> list[Path]:
@@ -170,7 +170,7 @@ def known_modules() -> frozenset[str]:
 
 
 def targets(node: ast.Import | ast.ImportFrom, known: frozenset[str]) -> Iterator[str]:
-    """The project's modules that a statement imports: ``from engine import bench`` imports ``engine.bench``."""
+    """The project's modules that a statement imports: ``from engine import bench`` imports ``engine.cli.bench``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name in known)
         return

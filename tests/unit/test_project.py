@@ -108,7 +108,7 @@ def test_a_module_says_what_it_is_in_a_few_lines():
 # Folders whose modules are imported only where a package is installed that they are about.
 ABOUT = {
     "engine/model/openvino": "openvino",
-    "engine/serve_app": "ray.serve",
+    "engine/cluster/serve_app": "ray.serve",
     "adapters/scripted_sglang": "sglang",
     "adapters/scripted_vllm": "vllm",
 }

@@ -15,13 +15,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from engine.cli.flags import GROUPS, kind_of, range_of
+from engine.cluster.serve_app.options import AppOptions
 from engine.core.stats import EngineStats
 from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.protocol import GenerateBody, SamplingBody
 from engine.process.settings import ServerSettings
-from engine.serve_app.options import AppOptions
 from scripted.core.clock import VirtualClock
 
 TABLES = Path(__file__).parents[2] / "docs/tables"
@@ -39,7 +39,7 @@ def settings_page() -> str:
         group: {name: ServerSettings.model_fields[name] for name in names if name in ServerSettings.model_fields}
         for group, names in GROUPS.items()
     }
-    tables["Replicas (`engine.serve_app`, `ENGINE_SERVE_...`)"] = AppOptions.model_fields
+    tables["Replicas (`engine.cluster.serve_app`, `ENGINE_SERVE_...`)"] = AppOptions.model_fields
     for group, fields in tables.items():
         rows = [
             _row(f"`{name}`", _shown(field.default), _values(field), field.description or "")

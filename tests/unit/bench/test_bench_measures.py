@@ -12,8 +12,8 @@ import httpx
 import pytest
 from rich.console import Console
 
-from engine.bench.plan import Arrivals, BenchPlan, BenchRequest, arrival_times, requests_of
-from engine.bench.results import (
+from engine.cli.bench.plan import Arrivals, BenchPlan, BenchRequest, arrival_times, requests_of
+from engine.cli.bench.results import (
     BenchResult,
     Record,
     comparison_table,
@@ -23,7 +23,7 @@ from engine.bench.results import (
     summarize,
     write_result,
 )
-from engine.bench.run import RequestSender
+from engine.cli.bench.run import RequestSender
 from engine.core.errors import ConfigError
 
 URL = "http://server"

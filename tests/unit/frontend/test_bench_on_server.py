@@ -9,8 +9,8 @@ import pytest
 from real_servers import RealServer
 from typer.testing import CliRunner
 
-from engine.bench.results import read_result
 from engine.cli import app
+from engine.cli.bench.results import read_result
 
 FAST = ["--requests", "6", "--warmup", "1", "--input-words", "4", "--output-tokens", "8"]
 

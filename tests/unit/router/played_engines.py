@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import msgspec
 
+from engine.cluster.router.engines import RouterPlan
+from engine.cluster.router.operators import VERBS
+from engine.cluster.router.process import Router
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.routing.placement import NO_PROMPT, Prompt, Rules
 from engine.frontend.auth import Access
 from engine.process.settings import ServerSettings
-from engine.router.engines import RouterPlan
-from engine.router.operators import VERBS
-from engine.router.process import Router
 
 NAMES = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 SIZE = 16

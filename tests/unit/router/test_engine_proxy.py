@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
+from engine.cluster.router.proxy import EngineProxy, Head, PassedRequest, ReplicaLostError
 from engine.frontend.errors import ApiError
 from engine.process.settings import ServerSettings
-from engine.router.proxy import EngineProxy, Head, PassedRequest, ReplicaLostError
 
 Handler = Callable[[httpx.Request], httpx.Response]
 ASKED = PassedRequest(
@@ -126,7 +126,7 @@ ODD: dict[str, Callable[[], httpx.Response]] = {
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """C01: an address that is no engine's; httpx alone would read its answer for ever."""
-    monkeypatch.setattr("engine.router.proxy.PATIENCE_S", 0.1)
+    monkeypatch.setattr("engine.cluster.router.proxy.PATIENCE_S", 0.1)
     proxy = proxy_of(lambda _: ODD[name]())
     if "JSON" not in name:
         assert "is gone" in (asyncio.run(proxy.why_not_serving()) or "")
@@ -141,7 +141,7 @@ def test_an_odd_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, name: st
 
 
 def test_an_operators_call_takes_its_body_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.router.proxy.PATIENCE_S", 0.01)
+    monkeypatch.setattr("engine.cluster.router.proxy.PATIENCE_S", 0.01)
     seen: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:

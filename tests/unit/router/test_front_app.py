@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import httpx
 import pytest
 
+from engine.cluster.router.front import OF_ALL, OF_ONE_ENGINE, PASSED_ON, front_app
+from engine.cluster.router.prompt_reader import prompt_in
+from engine.cluster.router.proxy import Head, Headers, PassedRequest, ReplicaLostError
 from engine.core.routing.placement import NO_PROMPT, Prompt
 from engine.frontend.errors import ApiError, ErrorType
 from engine.process.settings import ServerSettings
-from engine.router.front import OF_ALL, OF_ONE_ENGINE, PASSED_ON, front_app
-from engine.router.prompt_reader import prompt_in
-from engine.router.proxy import Head, Headers, PassedRequest, ReplicaLostError
 
 EVENTS: Headers = (("content-type", "text/event-stream"), ("x-request-id", "r-1"))
 JSON: Headers = (("content-type", "application/json"),)

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from played_engines import EVENTS, NAMES, PlayedEngine, Scene, play
 
+from engine.cluster.router.engines import RouterPlan
 from engine.core.errors import ConfigError
 from engine.core.routing.placement import Rules
-from engine.router.engines import RouterPlan
 
 GONE = httpx.ConnectError("refused")
 CUT = httpx.RemoteProtocolError("cut")

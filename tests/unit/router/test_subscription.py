@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import zmq
 
+from engine.cluster.router.watch import Subscription
 from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, PagesRemoved, PagesStored
 from engine.core.routing.picture import FollowedCache
 from engine.frontend.kv_events import KvEvents
-from engine.router.watch import Subscription
 
 SIZE = 4
 IDS = tuple(range(1, 13))

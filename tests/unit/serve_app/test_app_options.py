@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from engine.cluster.serve_app.options import read_options
 from engine.core.errors import ConfigError
-from engine.serve_app.options import read_options
 
 
 def test_arguments_are_texts_and_go_where_they_belong() -> None:

@@ -13,6 +13,8 @@ from typing import Final
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 
+from engine.cluster.router.engines import RoutedEngines, RouterPlan
+from engine.cluster.router.proxy import ReplicaLostError
 from engine.core.routing.operators import Ask, Message, Order, Outcome, Seen, State, Verb
 from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader
@@ -22,8 +24,6 @@ from engine.frontend.peers import words_of
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
 from engine.frontend.routes.administration import MAX_BODY_BYTES
 from engine.process.settings import ServerSettings
-from engine.router.engines import RoutedEngines, RouterPlan
-from engine.router.proxy import ReplicaLostError
 
 # The routes that are of all engines when none is named.
 VERBS: Final = {

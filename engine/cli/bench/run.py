@@ -16,8 +16,8 @@ import httpx
 import msgspec
 
 from engine import __version__
-from engine.bench.plan import BenchPlan, BenchRequest, requests_of
-from engine.bench.results import BenchResult, Record, summarize
+from engine.cli.bench.plan import BenchPlan, BenchRequest, requests_of
+from engine.cli.bench.results import BenchResult, Record, summarize
 from engine.core.errors import EngineError
 
 MAX_ERROR_CHARS = 200

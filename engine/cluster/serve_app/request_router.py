@@ -12,11 +12,11 @@ from typing import Any
 import ray
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from engine.cluster.router.proxy import PassedRequest
+from engine.cluster.router.watch import Subscription
 from engine.core.routing.picture import FollowedCache
 from engine.core.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 from engine.frontend.errors import ApiError, ErrorType
-from engine.router.proxy import PassedRequest
-from engine.router.watch import Subscription
 
 
 def refusal_of(refused: Refused) -> ApiError:

@@ -25,16 +25,16 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from engine.cluster.router.front import front_app
+from engine.cluster.router.prompt_reader import PromptReader, prompt_in
+from engine.cluster.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
+from engine.cluster.serve_app.options import AppOptions, read_options
+from engine.cluster.serve_app.request_router import PrefixRequestRouter
 from engine.core.errors import EngineError, ProcessDiedError, StartupError
 from engine.core.limits import Limits
 from engine.core.routing.placement import Prompt
 from engine.frontend.errors import ApiError
 from engine.process.settings import REVEAL_KEYS, ServerSettings
-from engine.router.front import front_app
-from engine.router.prompt_reader import PromptReader, prompt_in
-from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
-from engine.serve_app.options import AppOptions, read_options
-from engine.serve_app.request_router import PrefixRequestRouter
 from engine.server.launch.preload import PreloadedParent
 
 # Where this process's stderr goes, as a path: Ray keeps it in a log file of the replica, and the server's with it.

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine.bench.plan import Arrivals, BenchPlan
-from engine.bench.results import BenchResult, comparison_table, read_result, result_tables, write_result
-from engine.bench.run import BenchError, run_bench
+from engine.cli.bench.plan import Arrivals, BenchPlan
+from engine.cli.bench.results import BenchResult, comparison_table, read_result, result_tables, write_result
+from engine.cli.bench.run import BenchError, run_bench
 from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
 from lockstep.output_files import require_writable
 

@@ -16,6 +16,12 @@ import httpx
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from engine.cluster.router.engines import RoutedEngine, RoutedEngines, RouterPages, RouterPlan
+from engine.cluster.router.front import front_app
+from engine.cluster.router.operators import VERBS, FleetOperators
+from engine.cluster.router.prompt_reader import PromptReader, ReadsPrompts
+from engine.cluster.router.proxy import EngineProxy
+from engine.cluster.router.watch import EngineWatch
 from engine.core.errors import EngineError
 from engine.core.routing.placement import Placement
 from engine.frontend.auth import Access
@@ -26,12 +32,6 @@ from engine.process.clock import MonotonicClock
 from engine.process.links.listener import base_url, bind_server
 from engine.process.logs import configure_logging
 from engine.process.settings import ServerSettings
-from engine.router.engines import RoutedEngine, RoutedEngines, RouterPages, RouterPlan
-from engine.router.front import front_app
-from engine.router.operators import VERBS, FleetOperators
-from engine.router.prompt_reader import PromptReader, ReadsPrompts
-from engine.router.proxy import EngineProxy
-from engine.router.watch import EngineWatch
 
 # Pages that are remembered of an engine which does not tell what it has cached.
 INDEX_PAGES: Final = 32_768

@@ -18,6 +18,8 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.cluster.router.front import ENGINE_HEADER
+from engine.cluster.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
 from engine.core.errors import ConfigError
 from engine.core.routing.operators import OWED, Message, Operators
 from engine.core.routing.picture import FollowedCache
@@ -28,8 +30,6 @@ from engine.frontend.metrics import PREFIX
 from engine.frontend.operator_routes import OPERATOR_ROUTES
 from engine.frontend.responses import RETRY_AFTER_S, json_answer
 from engine.process.links.endpoint import parse_engine_url
-from engine.router.front import ENGINE_HEADER
-from engine.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from engine.bench.plan import BenchPlan
+from engine.cli.bench.plan import BenchPlan
 from engine.core.errors import ConfigError
 from lockstep.output_files import write_output
 

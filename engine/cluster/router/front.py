@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from engine.cluster.router.proxy import Engines, Head, Headers, PassedRequest, ReplicaLostError
 from engine.core.routing.placement import Prompt
 from engine.frontend.auth import Access, HostCheck
 from engine.frontend.body_reader import BodyReader, unless_gone
@@ -31,7 +32,6 @@ from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_handler
 from engine.frontend.routes.generation import CLIENT_PATHS
 from engine.frontend.sessions import written
 from engine.process.settings import ServerSettings
-from engine.router.proxy import Engines, Head, Headers, PassedRequest, ReplicaLostError
 
 # The clients' routes. One engine answers as well as any other.
 PASSED_ON: Final = frozenset(

@@ -16,6 +16,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from engine.cluster.router.engines import RoutedEngines
+from engine.cluster.router.prompt_reader import ReadsPrompts
 from engine.core.errors import ConfigError, EngineError
 from engine.core.limits import Limits
 from engine.core.routing.picture import Batch, FollowedCache
@@ -24,8 +26,6 @@ from engine.frontend.errors import ApiError
 from engine.frontend.kv_events import END, batch_of, written
 from engine.process.links.endpoint import parse_engine_url
 from engine.process.settings import ServerSettings
-from engine.router.engines import RoutedEngines
-from engine.router.prompt_reader import ReadsPrompts
 
 # An engine answers at once, with 64 MiB at most.
 ANSWER_S: Final = 5.0

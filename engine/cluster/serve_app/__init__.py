@@ -1,4 +1,4 @@
-"""Several engines as one Ray Serve application: ``serve run engine.serve_app:app``, or ``:build`` with arguments.
+"""Several engines as one Ray Serve application: ``serve run engine.cluster.serve_app:app``, or ``:build`` with arguments.
 
 Owns the two names that Serve imports. Needs the extra lockstep-engine[ray]; nothing else of the engine imports it.
 """
@@ -17,7 +17,7 @@ __all__ = ["app", "build"]
 
 def build(arguments: dict[str, str]) -> Application:
     """The application of these arguments, over the environment: ``model=... replicas=2``. Raises ConfigError."""
-    from engine.serve_app.application import application_of
+    from engine.cluster.serve_app.application import application_of
 
     return application_of(arguments)
 
