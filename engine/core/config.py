@@ -328,8 +328,8 @@ class EngineConfig(BaseModel):
 ELSEWHERE: Final = {
     "tp_size": "the model is not split by tensors here; pp_size splits it by layers",
     "tensor_parallel_size": "the model is not split by tensors here; pp_size splits it by layers",
-    "dp_size": "one engine serves one copy of the model; start several, or serve them with engine.cluster.serve_app",
-    "data_parallel_size": "one engine serves one copy of the model; start several, or serve them with engine.cluster.serve_app",
+    "dp_size": "one engine serves one copy of the model; start several behind engine.cluster.serve_app",
+    "data_parallel_size": "one engine serves one copy of the model; start several behind engine.cluster.serve_app",
     "pipeline_parallel_size": "pp_size is the number of pipeline stages",
     "max_model_len": "context_length bounds prompt and output together",
     "enable_prefix_caching": "radix_cache shares the KV of equal prefixes",

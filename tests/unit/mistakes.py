@@ -130,7 +130,7 @@ def _world() -> Iterator[Callable[[str], str]]:
         ):
             stack.enter_context(patch(name, _forbidden))
         for name in ("keep_private", "configure_logging", "limit_imports"):  # They change this process.
-            stack.enter_context(patch(f"engine.launch.supervisor.{name}"))
+            stack.enter_context(patch(f"engine.server.launch.supervisor.{name}"))
         stack.enter_context(patch("engine.server.launch.resolution._has_gpu_driver", lambda: True))
         stack.enter_context(patch("engine.server.launch.resolution._visible_gpus", lambda: 1))
         port = str(taken.getsockname()[1])

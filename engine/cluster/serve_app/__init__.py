@@ -1,4 +1,4 @@
-"""Several engines as one Ray Serve application: ``serve run engine.cluster.serve_app:app``, or ``:build`` with arguments.
+"""Several engines as one Ray Serve application: ``serve run engine.cluster.serve_app:app``, or ``:build`` with options.
 
 Owns the two names that Serve imports. Needs the extra lockstep-engine[ray]; nothing else of the engine imports it.
 """
