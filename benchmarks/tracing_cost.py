@@ -27,7 +27,7 @@ def measure() -> Iterator[Measurement]:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-    from engine.frontend.tracing import Tracing
+    from engine.frontend.http.tracing import Tracing
 
     sent: list[int] = []
 

@@ -60,17 +60,21 @@ PARTS: Final = (
         "frontend",
         "orders: bodies, tokenizing",
         tuple(
-            f"engine.frontend.openai.requests:{name}" for name in ("parse_body", "chat_prompt", "tokenize", "_order")
+            f"engine.frontend.protocols.openai.requests:{name}"
+            for name in ("parse_body", "chat_prompt", "tokenize", "_order")
         ),
     ),
     Part(
         "frontend",
         "replies: decoding, handing out",
-        ("engine.frontend.engine_client:decode_replies", "engine.frontend.engine_client:EngineClient._deliver"),
+        (
+            "engine.frontend.http.engine_client:decode_replies",
+            "engine.frontend.http.engine_client:EngineClient._deliver",
+        ),
     ),
-    Part("frontend", "text of tokens", ("engine.frontend.answer:Answer.piece",)),
-    Part("frontend", "metrics", ("engine.frontend.metrics:RequestTimes.note",)),
-    Part("frontend", "events as JSON", ("engine.frontend.sessions:written",)),
+    Part("frontend", "text of tokens", ("engine.frontend.text.answer:Answer.piece",)),
+    Part("frontend", "metrics", ("engine.frontend.http.metrics:RequestTimes.note",)),
+    Part("frontend", "events as JSON", ("engine.frontend.sessions.sessions:written",)),
     Part("frontend", "HTTP framing", ("h11:Connection.send",)),
     Part("frontend", "writing to sockets", ("asyncio.selector_events:_SelectorSocketTransport.write",)),
 )

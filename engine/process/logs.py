@@ -20,7 +20,7 @@ REQUEST_LOGGER: Final = "engine.requests"
 TEXT_FORMAT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(processName)s %(name)s: %(message)s"
 _FIELDS: Final = "fields"
 # What strangers and clients can cause lines of.
-EXPOSED_LOGGERS: Final = ("engine.frontend.connection", "engine.process.links.listener", "uvicorn.error")
+EXPOSED_LOGGERS: Final = ("engine.frontend.http.connection", "engine.process.links.listener", "uvicorn.error")
 LOG_INTERVAL_S: Final = 60.0
 
 

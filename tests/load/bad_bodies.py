@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.frontend.forked_work import LONG_BODY_BYTES, is_long
+from engine.frontend.http.forked_work import LONG_BODY_BYTES, is_long
 
 Attack = tuple[str, bytes]
 

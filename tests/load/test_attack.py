@@ -8,9 +8,9 @@ import pytest
 from attack import FINAL_MESSAGE_BOUND_S, AttackPlan, run_attack, run_deaths
 from bad_bodies import nearly_right
 
-from engine.frontend.errors import ApiError
-from engine.frontend.operator_routes import PauseBody
-from engine.frontend.protocol import parse_body
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import parse_body
+from engine.frontend.schema.operator_routes import PauseBody
 from engine.server.launch.preload import PreloadedParent
 
 SHORT = AttackPlan(

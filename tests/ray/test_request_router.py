@@ -22,8 +22,8 @@ from engine.cluster.serve_app.request_router import PrefixRequestRouter
 from engine.core.memory.node import page_keys
 from engine.core.messages import PagesStored
 from engine.core.routing.placement import Prompt
-from engine.frontend.errors import ApiError
-from engine.frontend.kv_events import KvEvents
+from engine.frontend.http.kv_events import KvEvents
+from engine.frontend.schema.errors import ApiError
 
 register_cpu_ci(est_time=8, suite="ray-cpu")
 

@@ -31,14 +31,14 @@ import scripted.cli
 from engine import EngineConfig
 from engine.core.errors import EngineError
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.frontend.app import build_app
-from engine.frontend.auth import Access
-from engine.frontend.dialect import PLAIN
-from engine.frontend.engine_client import EngineClient
-from engine.frontend.forked_work import LongBodies
-from engine.frontend.requests import ServedModel
-from engine.frontend.routes.information import ServerState
-from engine.frontend.tokenizer import ChatTemplate
+from engine.frontend.http.app import build_app
+from engine.frontend.http.auth import Access
+from engine.frontend.http.engine_client import EngineClient
+from engine.frontend.http.forked_work import LongBodies
+from engine.frontend.http.routes.information import ServerState
+from engine.frontend.sessions.requests import ServedModel
+from engine.frontend.text.dialect import PLAIN
+from engine.frontend.text.tokenizer import ChatTemplate
 from engine.model.embedded import embedded_folder
 from engine.process.settings import ServerSettings
 

@@ -13,7 +13,7 @@ import pytest
 
 from engine.core.messages import FinishReason
 from engine.core.stats import EngineStats
-from engine.frontend.metrics import Metrics
+from engine.frontend.http.metrics import Metrics
 from scripted.core.clock import VirtualClock
 
 PROGRAMS = Path(__file__).parents[1] / "clients/programs.py"

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.cli import app
 from engine.core.messages import FinishReason
 from engine.core.stats import EngineStats
-from engine.frontend.metrics import Metrics
+from engine.frontend.http.metrics import Metrics
 from engine.process.settings import ServerSettings
 from engine.process.settings_sources import ENVIRONMENT_PREFIX
 from scripted.core.clock import VirtualClock

@@ -17,10 +17,10 @@ from pydantic.fields import FieldInfo
 from engine.cli.flags import GROUPS, kind_of, range_of
 from engine.cluster.serve_app.options import AppOptions
 from engine.core.stats import EngineStats
-from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
-from engine.frontend.metrics import Metrics
-from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.protocol import GenerateBody, SamplingBody
+from engine.frontend.http.metrics import Metrics
+from engine.frontend.protocols.openai.bodies import ChatBody, CompletionBody
+from engine.frontend.schema.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
+from engine.frontend.schema.native import GenerateBody, SamplingBody
 from engine.process.settings import ServerSettings
 from scripted.core.clock import VirtualClock
 

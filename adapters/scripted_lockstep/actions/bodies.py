@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
-from engine.frontend.protocol import MAX_N
-from engine.frontend.requests import rids_of
+from engine.frontend.schema.native import MAX_N
+from engine.frontend.sessions.requests import rids_of
 from scripted.core.prompts import prompt_of
 from scripted.errors import BadCall
 from scripted.script.asked import bounded, check_prompt_len

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from engine.core.messages import Abort, ClientMessage, FinishReason, Refusal, Reply, TokenOutput
-from engine.frontend.answer import Decoder
-from engine.frontend.errors import ApiError
-from engine.frontend.requests import Order
-from engine.frontend.sessions import NativeShape, Session, Sessions
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.sessions.requests import Order
+from engine.frontend.sessions.sessions import NativeShape, Session, Sessions
+from engine.frontend.text.answer import Decoder
 from scripted.script.clients import ClientView
 from scripted_lockstep.script.handle import RequestHandle
 

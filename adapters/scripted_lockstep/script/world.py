@@ -13,7 +13,7 @@ import msgspec
 
 from engine.core.messages import ClientMessage, Generate, GrammarReady, PipelineEvent, Reply, TransferEvent
 from engine.core.scheduler.ports import Pipeline
-from engine.frontend.answer import Decoder
+from engine.frontend.text.answer import Decoder
 from engine.pipeline.wire import StageView
 from scripted.errors import BadCall
 from scripted.script.clients import Call, ClientView

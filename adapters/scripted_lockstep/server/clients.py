@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 
 from engine.core.messages import CallAnswer, FinishReason, Refusal, RefusalKind, Reply, TokenOutput
-from engine.frontend.prefill_bodies import PREFILL as PREFILL_PATH
+from engine.frontend.sessions.prefill_bodies import PREFILL as PREFILL_PATH
 from scripted.errors import BadCall, NoAnswer
 from scripted.script.clients import Call, Chunk, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S

@@ -34,7 +34,7 @@ from engine.core.messages import (
 from engine.core.messages import Reply as EngineReply
 from engine.core.plan import ReceivePages, SendPages, StopTransfer
 from engine.core.scheduler import Step, StepResult
-from engine.frontend.answer import Decoder
+from engine.frontend.text.answer import Decoder
 from engine.pipeline.wire import StageView
 from engine.process.death import read_death_report
 from engine.process.kv_addresses import kv_addresses

@@ -29,7 +29,7 @@ from engine.core.messages import (
 )
 from engine.core.plan import ReceivePages, SendPages, StopTransfer
 from engine.core.scheduler import Scheduler, Step, StepResult
-from engine.frontend.prefill_bodies import PREFILL as PREFILL_PATH
+from engine.frontend.sessions.prefill_bodies import PREFILL as PREFILL_PATH
 from engine.pipeline.kv_frames import HEADER
 from scripted.core.violation import Violation
 from scripted.script.clients import ClientView

@@ -28,8 +28,8 @@ from engine.core.messages import (
     Reply,
     TransferEvent,
 )
-from engine.frontend.answer import Decoder
-from engine.frontend.tokenizer import load_tokenizer
+from engine.frontend.text.answer import Decoder
+from engine.frontend.text.tokenizer import load_tokenizer
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.process.settings import ServerSettings
 from engine.server.scheduler_process.gate_context import GateContext

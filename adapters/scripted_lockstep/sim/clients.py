@@ -17,13 +17,13 @@ from engine.core.errors import ProcessDiedError
 from engine.core.limits import Limits
 from engine.core.messages import CacheEvent, CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
 from engine.core.scheduler import Scheduler
-from engine.frontend.errors import ApiError
-from engine.frontend.grammar_check import refusal_of, require_end
-from engine.frontend.operator_routes import OPERATOR_ROUTES
-from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, timeout_of
-from engine.frontend.requests import Order, ServedModel, check_lora_name, native_order
-from engine.frontend.sessions import NativeShape, Session, Sessions, finished
-from engine.frontend.tokenizer import ChatTemplate
+from engine.frontend.http.grammar_check import refusal_of, require_end
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import MAX_CALL_TIMEOUT_S, parse_body, timeout_of
+from engine.frontend.schema.operator_routes import OPERATOR_ROUTES
+from engine.frontend.sessions.requests import Order, ServedModel, check_lora_name, native_order
+from engine.frontend.sessions.sessions import NativeShape, Session, Sessions, finished
+from engine.frontend.text.tokenizer import ChatTemplate
 from engine.grammar.source import fault_of
 from scripted.script.clients import Call, ClientView, receive_event, receive_events
 from scripted_lockstep.actions import AdministrativeCall, LoraLoad

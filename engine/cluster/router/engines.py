@@ -24,11 +24,11 @@ from engine.core.errors import ConfigError
 from engine.core.routing.operators import OWED, Message, Operators
 from engine.core.routing.picture import FollowedCache
 from engine.core.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
-from engine.frontend.auth import Access
-from engine.frontend.errors import ApiError, ErrorType
-from engine.frontend.metrics import PREFIX
-from engine.frontend.operator_routes import OPERATOR_ROUTES
-from engine.frontend.responses import RETRY_AFTER_S, json_answer
+from engine.frontend.http.auth import Access
+from engine.frontend.http.metrics import PREFIX
+from engine.frontend.http.responses import RETRY_AFTER_S, json_answer
+from engine.frontend.schema.errors import ApiError, ErrorType
+from engine.frontend.schema.operator_routes import OPERATOR_ROUTES
 from engine.process.links.endpoint import parse_engine_url
 
 

@@ -22,15 +22,15 @@ from starlette.types import ASGIApp
 
 from engine.cluster.router.proxy import Engines, Head, Headers, PassedRequest, ReplicaLostError
 from engine.core.routing.placement import Prompt
-from engine.frontend.auth import Access, HostCheck
-from engine.frontend.body_reader import BodyReader, unless_gone
-from engine.frontend.errors import ApiError, ErrorBody, ErrorType
-from engine.frontend.openai.response_shapes import ResponseError
-from engine.frontend.operator_routes import OPERATOR_ROUTES
-from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
-from engine.frontend.responses import RETRY_AFTER_S, error_answer, error_handlers, error_of_route
-from engine.frontend.routes.generation import CLIENT_PATHS
-from engine.frontend.sessions import written
+from engine.frontend.http.auth import Access, HostCheck
+from engine.frontend.http.body_reader import BodyReader, unless_gone
+from engine.frontend.http.request_log import REQUEST_ID_HEADER, current_record
+from engine.frontend.http.responses import RETRY_AFTER_S, error_answer, error_handlers, error_of_route
+from engine.frontend.http.routes.generation import CLIENT_PATHS
+from engine.frontend.protocols.openai.response_shapes import ResponseError
+from engine.frontend.schema.errors import ApiError, ErrorBody, ErrorType
+from engine.frontend.schema.operator_routes import OPERATOR_ROUTES
+from engine.frontend.sessions.sessions import written
 from engine.process.settings import ServerSettings
 
 # The clients' routes. One engine answers as well as any other.

@@ -16,13 +16,19 @@ from fastapi.responses import PlainTextResponse
 from engine.cluster.router.engines import RoutedEngines, RouterPlan
 from engine.cluster.router.proxy import ReplicaLostError
 from engine.core.routing.operators import Ask, Message, Order, Outcome, Seen, State, Verb
-from engine.frontend.auth import Access
-from engine.frontend.body_reader import BodyReader
-from engine.frontend.errors import ApiError
-from engine.frontend.operator_routes import NoBody, PauseBody, SleepBody, UpdateWeightsBody, require_no_parameters
-from engine.frontend.peers import words_of
-from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
-from engine.frontend.routes.administration import MAX_BODY_BYTES
+from engine.frontend.http.auth import Access
+from engine.frontend.http.body_reader import BodyReader
+from engine.frontend.http.peers import words_of
+from engine.frontend.http.routes.administration import MAX_BODY_BYTES
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
+from engine.frontend.schema.operator_routes import (
+    NoBody,
+    PauseBody,
+    SleepBody,
+    UpdateWeightsBody,
+    require_no_parameters,
+)
 from engine.process.settings import ServerSettings
 
 # The routes that are of all engines when none is named.

@@ -24,10 +24,10 @@ from engine.cluster.router.proxy import EngineProxy
 from engine.cluster.router.watch import EngineWatch
 from engine.core.errors import EngineError
 from engine.core.routing.placement import Placement
-from engine.frontend.auth import Access
-from engine.frontend.connection import quiet_resource_errors
-from engine.frontend.process import EventServer, uvicorn_config
-from engine.frontend.request_log import RequestLog
+from engine.frontend.http.auth import Access
+from engine.frontend.http.connection import quiet_resource_errors
+from engine.frontend.http.process import EventServer, uvicorn_config
+from engine.frontend.http.request_log import RequestLog
 from engine.process.clock import MonotonicClock
 from engine.process.links.listener import base_url, bind_server
 from engine.process.logs import configure_logging

@@ -17,10 +17,10 @@ from engine.core.errors import ConfigError
 from engine.core.limits import Limits
 from engine.core.messages import salt_key
 from engine.core.routing.placement import NO_PROMPT, Prompt, chunk_hashes
-from engine.frontend.errors import ApiError
-from engine.frontend.forked_work import is_long
-from engine.frontend.requests import Order, ServedModel, served_model
-from engine.frontend.routes.generation import GENERATING, ROUTES, orders_of
+from engine.frontend.http.forked_work import is_long
+from engine.frontend.http.routes.generation import GENERATING, ROUTES, orders_of
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.sessions.requests import Order, ServedModel, served_model
 from engine.process.settings import ServerSettings
 
 

@@ -14,8 +14,8 @@ import httpx
 import msgspec
 
 from engine.core.routing.placement import NO_PROMPT, Prompt
-from engine.frontend.errors import ApiError, ErrorBody, ErrorType
-from engine.frontend.peers import Peer, load_in
+from engine.frontend.http.peers import Peer, load_in
+from engine.frontend.schema.errors import ApiError, ErrorBody, ErrorType
 from engine.process.settings import ServerSettings
 
 Headers = tuple[tuple[str, str], ...]

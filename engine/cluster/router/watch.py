@@ -22,8 +22,8 @@ from engine.core.errors import ConfigError, EngineError
 from engine.core.limits import Limits
 from engine.core.routing.picture import Batch, FollowedCache
 from engine.core.routing.placement import ReplicaLoad
-from engine.frontend.errors import ApiError
-from engine.frontend.kv_events import END, batch_of, written
+from engine.frontend.http.kv_events import END, batch_of, written
+from engine.frontend.schema.errors import ApiError
 from engine.process.links.endpoint import parse_engine_url
 from engine.process.settings import ServerSettings
 

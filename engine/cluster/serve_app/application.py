@@ -33,7 +33,7 @@ from engine.cluster.serve_app.request_router import PrefixRequestRouter
 from engine.core.errors import EngineError, ProcessDiedError, StartupError
 from engine.core.limits import Limits
 from engine.core.routing.placement import Prompt
-from engine.frontend.errors import ApiError
+from engine.frontend.schema.errors import ApiError
 from engine.process.settings import REVEAL_KEYS, ServerSettings
 from engine.server.launch.preload import PreloadedParent
 

@@ -16,7 +16,7 @@ from engine.cluster.router.proxy import PassedRequest
 from engine.cluster.router.watch import Subscription
 from engine.core.routing.picture import FollowedCache
 from engine.core.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
-from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.schema.errors import ApiError, ErrorType
 
 
 def refusal_of(refused: Refused) -> ApiError:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 # What the frameworks import when they look at the first parameter of a route, and send the first large answer.
-FRONTEND_MODULES = ("engine.frontend.process", "pydantic.v1", "anyio._backends._asyncio")
+FRONTEND_MODULES = ("engine.frontend.http.process", "pydantic.v1", "anyio._backends._asyncio")
 SCHEDULER_MODULES = ("engine.server.scheduler_process.main", "engine.pipeline.staged")
 MODEL_MODULES = (
     "engine.model.checkpoint",

@@ -57,7 +57,7 @@ SCHEDULER = "scheduler"
 FRONTEND = "frontend"
 
 # Named, not imported: the front end is a layer above this one.
-FRONTEND_MAIN = "engine.frontend.process:run_frontend"
+FRONTEND_MAIN = "engine.frontend.http.process:run_frontend"
 
 # A death is reported, written down and over within 2 s: the sum of these and the time to notice it.
 DEATH_GRACE_S = 1.1

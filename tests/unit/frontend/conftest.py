@@ -15,14 +15,14 @@ from jinja2.exceptions import TemplateError
 from real_servers import RealServer, running
 
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.frontend.app import body_works, build_app
-from engine.frontend.auth import Access
-from engine.frontend.dialect import PLAIN, Dialect
-from engine.frontend.engine_client import EngineClient
-from engine.frontend.forked_work import Ask, LongBodies, body_work
-from engine.frontend.requests import ServedModel
-from engine.frontend.routes.information import ServerState
-from engine.frontend.tokenizer import ChatTemplate
+from engine.frontend.http.app import body_works, build_app
+from engine.frontend.http.auth import Access
+from engine.frontend.http.engine_client import EngineClient
+from engine.frontend.http.forked_work import Ask, LongBodies, body_work
+from engine.frontend.http.routes.information import ServerState
+from engine.frontend.sessions.requests import ServedModel
+from engine.frontend.text.dialect import PLAIN, Dialect
+from engine.frontend.text.tokenizer import ChatTemplate
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent
 

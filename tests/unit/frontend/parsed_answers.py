@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hypothesis import strategies as st
 
-from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning, appended
+from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning, appended
 
 
 class Parser(Protocol):

@@ -104,7 +104,7 @@ def test_keys_are_never_shown(play) -> None:
     async def scene(stage) -> None:
         shown.append((await stage.http.get("/server_info", headers=_bearer(KEY))).text)
 
-    stats = "engine.frontend.routes.information.STATS_TIMEOUT_S"
+    stats = "engine.frontend.http.routes.information.STATS_TIMEOUT_S"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stats, 0.01)
         play(scene, api_key=KEY, admin_key=ADMIN)

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from engine.frontend.errors import ApiError
-from engine.frontend.tokenizer import ChatTemplate
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.text.tokenizer import ChatTemplate
 
 CALLS = "{% for message in messages %}{% for call in message.tool_calls %}"
 END = "{% endfor %}{% endfor %}"

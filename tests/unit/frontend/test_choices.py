@@ -18,8 +18,8 @@ from engine.core.messages import (
     TokenLogprob,
     TokenOutput,
 )
-from engine.frontend import sessions
-from engine.frontend.sessions import HandOver, Request
+from engine.frontend.sessions import sessions
+from engine.frontend.sessions.sessions import HandOver, Request
 
 
 def _post(stage, **body):

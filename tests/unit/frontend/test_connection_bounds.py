@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from engine.core.errors import StartupError
-from engine.frontend.connection import (
+from engine.frontend.http.connection import (
     FREE_CHUNKS,
     MIN_CHUNK_BYTES,
     READ_BYTES,
@@ -26,8 +26,8 @@ from engine.frontend.connection import (
     ConnectionBounds,
     quiet_resource_errors,
 )
-from engine.frontend.process import KEEP_ALIVE_S, uvicorn_config
-from engine.frontend.routes.generation import PART_WRITER
+from engine.frontend.http.process import KEEP_ALIVE_S, uvicorn_config
+from engine.frontend.http.routes.generation import PART_WRITER
 from engine.process.logs import OncePerMinute
 from engine.process.settings import ServerSettings
 
@@ -401,7 +401,7 @@ def test_a_refused_client_keeps_no_connection() -> None:
 
 def test_idle_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A05: the one that is idle for longest, and none that has a request or has only just come."""
-    monkeypatch.setattr("engine.frontend.connection.IDLE_S", SHORT_S)
+    monkeypatch.setattr("engine.frontend.http.connection.IDLE_S", SHORT_S)
 
     async def scene(app: App, port: int) -> None:
         busy = await asyncio.open_connection("127.0.0.1", port)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 
-from engine.frontend.answer import Decoder, Detokenizer
+from engine.frontend.text.answer import Decoder, Detokenizer
 
 
 class Bytes:

@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from engine.frontend.dialect import Dialect, Parsing
-from engine.frontend.reasoning import REASONING_PARSERS, ReasoningStart
-from engine.frontend.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES, MISTRAL_NAMED_FORM, family_of_template
+from engine.frontend.text.dialect import Dialect, Parsing
+from engine.frontend.text.reasoning import REASONING_PARSERS, ReasoningStart
+from engine.frontend.text.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES, MISTRAL_NAMED_FORM, family_of_template
 from engine.process.settings import ServerSettings
 
 # What is telling in the templates of models, not the templates.

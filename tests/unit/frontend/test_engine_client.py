@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.core.messages import Abort, CallAnswer, ContinueGeneration, FinishReason, Generate, TokenOutput, encode
-from engine.frontend.engine_client import MAX_OPEN_CALLS
-from engine.frontend.errors import ApiError
+from engine.frontend.http.engine_client import MAX_OPEN_CALLS
+from engine.frontend.schema.errors import ApiError
 
 
 def _output(text: bytes, *, done: int, reason: FinishReason | None = None) -> TokenOutput:

@@ -10,8 +10,8 @@ import pytest
 from connections import Connection
 
 from engine.core.messages import FinishReason, Generate, TokenOutput
-from engine.frontend.routes.generation import PART_WRITER
-from engine.frontend.sessions import OUTPUTS_A_TURN
+from engine.frontend.http.routes.generation import PART_WRITER
+from engine.frontend.sessions.sessions import OUTPUTS_A_TURN
 
 
 class Writer:
@@ -165,7 +165,7 @@ def test_a_mistake_in_the_front_end_ends_the_stream_and_is_logged(
         await stage.scheduler.reply(_output(0))
         await _until(lambda: _sent(connection))
         with monkeypatch.context() as patch:
-            patch.setattr("engine.frontend.answer.Answer.piece", lambda *_: 1 / 0)
+            patch.setattr("engine.frontend.text.answer.Answer.piece", lambda *_: 1 / 0)
             await stage.scheduler.reply(_output(1))
             with pytest.raises(ZeroDivisionError):
                 await request_task

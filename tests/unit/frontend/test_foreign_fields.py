@@ -12,10 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 from engine.core.messages import FinishReason, TokenOutput
-from engine.frontend.errors import ApiError
-from engine.frontend.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
-from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.protocol import GenerateBody, SamplingBody, parse_body
+from engine.frontend.protocols.openai.bodies import ChatBody, CompletionBody
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.foreign_fields import FOREIGN_FIELDS, GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField
+from engine.frontend.schema.native import GenerateBody, SamplingBody, parse_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 Bodies = list[tuple[type[BaseModel], dict[str, Any]]]
@@ -220,7 +220,7 @@ def test_what_cannot_be_honoured_is_refused(play, body: dict[str, Any], param: s
 
 
 def test_ids_of_prompts_are_bounded(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.frontend.openai.requests.MAX_PROMPT_LOGPROBS", 8)
+    monkeypatch.setattr("engine.frontend.protocols.openai.requests.MAX_PROMPT_LOGPROBS", 8)
 
     async def scene(stage) -> None:
         body = {"prompt": "abc", "n": 3, "return_token_ids": True}

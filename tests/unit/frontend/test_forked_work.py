@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from engine.frontend import forked_work
-from engine.frontend.forked_work import MEMORY_BYTES, WORKERS_AT_ONCE, ForkedWork, WorkLostError, WorkTooLargeError
+from engine.frontend.http import forked_work
+from engine.frontend.http.forked_work import MEMORY_BYTES, WORKERS_AT_ONCE, ForkedWork, WorkLostError, WorkTooLargeError
 
 PATIENCE_S = 10.0
 LARGE = 5_000_000

@@ -18,10 +18,11 @@ import pytest
 
 from engine.core.errors import ProcessDiedError
 from engine.core.limits import EMBEDDED_FACTS, Limits
-from engine.frontend import process, requests
-from engine.frontend.forked_work import ForkedWork
-from engine.frontend.requests import ServedModel
-from engine.frontend.tokenizer import ChatTemplate
+from engine.frontend.http import process
+from engine.frontend.http.forked_work import ForkedWork
+from engine.frontend.sessions import requests
+from engine.frontend.sessions.requests import ServedModel
+from engine.frontend.text.tokenizer import ChatTemplate
 from engine.process.control import (
     SUPERVISOR,
     Control,

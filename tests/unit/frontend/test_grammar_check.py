@@ -13,8 +13,8 @@ import pytest
 from real_servers import RealServer
 from starlette.requests import ClientDisconnect, Request
 
-from engine.frontend.body_reader import unless_gone
-from engine.frontend.forked_work import CHECK_LIMIT_S, WorkLostError, WorkTooLargeError
+from engine.frontend.http.body_reader import unless_gone
+from engine.frontend.http.forked_work import CHECK_LIMIT_S, WorkLostError, WorkTooLargeError
 
 PATIENCE_S = 30.0
 LEAVES_AFTER = httpx.Timeout(PATIENCE_S, read=3)

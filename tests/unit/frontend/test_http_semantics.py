@@ -10,9 +10,9 @@ import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.messages import ContinueGeneration
-from engine.frontend.errors import ApiError
-from engine.frontend.openai.bodies import TEMPLATE_ARGUMENTS
-from engine.frontend.tokenizer import load_tokenizer
+from engine.frontend.protocols.openai.bodies import TEMPLATE_ARGUMENTS
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.text.tokenizer import load_tokenizer
 
 BODY = b'{"text": "x"}'
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from engine.core.messages import FinishReason, Generate, PromptLogprob, SamplingParams, TokenOutput
-from engine.frontend.answer import Answer, Decoder, TokenTexts, is_shown, joined
-from engine.frontend.errors import ApiError
-from engine.frontend.openai.shapes import EchoOffsets, echoed, ranked
-from engine.frontend.requests import MAX_PROMPT_LOGPROBS, check_prompt_logprobs
-from engine.frontend.sessions import Shaping, finished, listed
+from engine.frontend.protocols.openai.shapes import EchoOffsets, echoed, ranked
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.sessions.requests import MAX_PROMPT_LOGPROBS, check_prompt_logprobs
+from engine.frontend.sessions.sessions import Shaping, finished, listed
+from engine.frontend.text.answer import Answer, Decoder, TokenTexts, is_shown, joined
 
 
 class Bytes(Decoder):

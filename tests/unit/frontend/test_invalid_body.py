@@ -13,13 +13,13 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 
-from engine.frontend.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
-from engine.frontend.invalid_body import MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
-from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.openai.requests import Translation
-from engine.frontend.operator_routes import AbortBody
-from engine.frontend.protocol import GenerateBody, parse_body
-from engine.frontend.routes.tokens import TokenizeBody
+from engine.frontend.http.routes.tokens import TokenizeBody
+from engine.frontend.protocols.openai.bodies import ChatBody, CompletionBody
+from engine.frontend.protocols.openai.requests import Translation
+from engine.frontend.schema.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
+from engine.frontend.schema.invalid_body import MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
+from engine.frontend.schema.native import GenerateBody, parse_body
+from engine.frontend.schema.operator_routes import AbortBody
 
 MANY = 100_000
 

@@ -16,8 +16,8 @@ from real_servers import running
 from engine.core.errors import ConfigError, EngineError
 from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, PagesRemoved, PagesStored
-from engine.frontend import kv_events
-from engine.frontend.kv_events import KvEvents
+from engine.frontend.http import kv_events
+from engine.frontend.http.kv_events import KvEvents
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent
 

@@ -13,21 +13,21 @@ import pytest
 
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import FinishReason, PromptLogprob, TokenLogprob, TokenOutput
-from engine.frontend import sessions
-from engine.frontend.answer import Detokenizer
-from engine.frontend.anthropic import MessageShape
-from engine.frontend.dialect import AnswerParser, Dialect, Parsing
-from engine.frontend.errors import ApiError
-from engine.frontend.openai import spoken
-from engine.frontend.openai.requests import chat_order, completion_order
-from engine.frontend.openai.response_shapes import ResponseShape, response_order
-from engine.frontend.openai.shapes import ChatShape, CompletionShape
-from engine.frontend.openai.spoken import SpokenChoice
-from engine.frontend.protocol import GenerateAnswer, MetaInfo
-from engine.frontend.requests import ServedModel, native_order
-from engine.frontend.sessions import NativeShape, Session, Sessions
-from engine.frontend.tokenizer import ChatTemplate
-from engine.frontend.tools.families import FAMILIES
+from engine.frontend.protocols.anthropic import MessageShape
+from engine.frontend.protocols.openai import chat_blocks as spoken
+from engine.frontend.protocols.openai.chat_blocks import SpokenChoice
+from engine.frontend.protocols.openai.requests import chat_order, completion_order
+from engine.frontend.protocols.openai.response_shapes import ResponseShape, response_order
+from engine.frontend.protocols.openai.shapes import ChatShape, CompletionShape
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import GenerateAnswer, MetaInfo
+from engine.frontend.sessions import sessions
+from engine.frontend.sessions.requests import ServedModel, native_order
+from engine.frontend.sessions.sessions import NativeShape, Session, Sessions
+from engine.frontend.text.answer import Detokenizer
+from engine.frontend.text.dialect import AnswerParser, Dialect, Parsing
+from engine.frontend.text.tokenizer import ChatTemplate
+from engine.frontend.text.tools.families import FAMILIES
 from engine.process.settings import ServerSettings
 
 # The longest that the event loop may be kept, in CPU time.

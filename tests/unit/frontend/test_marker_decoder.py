@@ -8,7 +8,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from engine.frontend.answer import Detokenizer, MarkerDecoder
+from engine.frontend.text.answer import Detokenizer, MarkerDecoder
 
 SPECIAL = ("[TOOL_CALLS]", "<|eot|>")
 

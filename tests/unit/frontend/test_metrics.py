@@ -11,7 +11,7 @@ from real_servers import RealServer
 
 from engine.core.messages import FinishReason, TokenOutput
 from engine.core.stats import EngineStats
-from engine.frontend.metrics import Metrics
+from engine.frontend.http.metrics import Metrics
 from scripted.core.clock import VirtualClock
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "tables" / "metrics.md"

@@ -15,14 +15,14 @@ from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import FinishReason, Generate, TokenOutput
-from engine.frontend.dialect import Dialect
-from engine.frontend.errors import ApiError
-from engine.frontend.forked_work import LONG_BODY_BYTES, LongBodies, WorkLostError, body_work
-from engine.frontend.process import sampling_defaults_of
-from engine.frontend.protocol import GenerateBody
-from engine.frontend.requests import Order, ServedModel, request_of, unpacked
-from engine.frontend.routes.generation import order_works, orders_of
-from engine.frontend.tokenizer import load_tokenizer
+from engine.frontend.http.forked_work import LONG_BODY_BYTES, LongBodies, WorkLostError, body_work
+from engine.frontend.http.process import sampling_defaults_of
+from engine.frontend.http.routes.generation import order_works, orders_of
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import GenerateBody
+from engine.frontend.sessions.requests import Order, ServedModel, request_of, unpacked
+from engine.frontend.text.dialect import Dialect
+from engine.frontend.text.tokenizer import load_tokenizer
 from engine.model.embedded import embedded_folder
 from engine.process.settings import ServerSettings
 

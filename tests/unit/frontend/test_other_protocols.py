@@ -13,8 +13,8 @@ from real_servers import RealServer, running
 from reciting_model import write_reciting_model
 
 from engine.core.messages import FinishReason, TokenOutput
-from engine.frontend.openai.response_bodies import ResponseBody
-from engine.frontend.openai.response_shapes import MAX_SHOWN_BYTES
+from engine.frontend.protocols.openai.response_bodies import ResponseBody
+from engine.frontend.protocols.openai.response_shapes import MAX_SHOWN_BYTES
 from engine.server.launch.preload import PreloadedParent
 
 REASONING = "Two products. Not <tool_call> yet."

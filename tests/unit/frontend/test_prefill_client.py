@@ -24,9 +24,9 @@ from engine.core.messages import (
     TokenOutput,
 )
 from engine.core.routing.prefills import Prefills
-from engine.frontend.engine_client import EngineClient
-from engine.frontend.errors import ApiError
-from engine.frontend.peers import MAX_CALLS, PrefillClient
+from engine.frontend.http.engine_client import EngineClient
+from engine.frontend.http.peers import MAX_CALLS, PrefillClient
+from engine.frontend.schema.errors import ApiError
 from engine.process.settings import ServerSettings
 
 AT = "http://127.0.0.1:1"
@@ -272,7 +272,7 @@ def test_an_engine_that_does_not_answer_is_logged_with_its_cause(act, caplog: py
             while not caplog.records:
                 await asyncio.sleep(0)
             watching.cancel()
-        (record,) = [one for one in caplog.records if one.name == "engine.frontend.peers"]
+        (record,) = [one for one in caplog.records if one.name == "engine.frontend.http.peers"]
         assert record.levelno == logging.WARNING
         assert f"{AT} is gone (ConnectError)" in record.getMessage()
 

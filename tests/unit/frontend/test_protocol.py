@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.core.messages import PauseMode, SamplingParams
-from engine.frontend.errors import ApiError
-from engine.frontend.operator_routes import AbortBody, PauseBody
-from engine.frontend.protocol import GenerateBody, SamplingBody, parse_body
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import GenerateBody, SamplingBody, parse_body
+from engine.frontend.schema.operator_routes import AbortBody, PauseBody
 
 
 def test_defaults_are_those_of_the_engine() -> None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parsed_answers import cut, in_one_and_by_character, parsed, places
 
-from engine.frontend import incoming_text
-from engine.frontend.dialect import AnswerParser
-from engine.frontend.reasoning import (
+from engine.frontend.text import incoming_text
+from engine.frontend.text.dialect import AnswerParser
+from engine.frontend.text.reasoning import (
     DEEPSEEK_R1,
     QWEN3,
     ReasoningSplitter,
@@ -17,7 +17,7 @@ from engine.frontend.reasoning import (
     reasoning_of_template,
     reasoning_start,
 )
-from engine.frontend.tools.families import HermesParser
+from engine.frontend.text.tools.families import HermesParser
 
 OPEN, MARKED, ASSUMED = ReasoningStart.OPEN, ReasoningStart.MARKED, ReasoningStart.ASSUMED
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'

@@ -12,7 +12,7 @@ import pytest
 from real_servers import RealServer, running
 
 from engine.core.messages import FinishReason, TokenOutput
-from engine.frontend.sessions import Sessions
+from engine.frontend.sessions.sessions import Sessions
 from engine.process.logs import REQUEST_LOGGER, JsonFormatter, fields_of
 from engine.server.launch.preload import PreloadedParent
 

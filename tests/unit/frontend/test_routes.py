@@ -32,7 +32,7 @@ from engine.core.messages import (
     UpdateWeights,
 )
 from engine.core.stats import EngineStats
-from engine.frontend.errors import ApiError
+from engine.frontend.schema.errors import ApiError
 from scripted.core.placed import parse_placed
 
 
@@ -412,7 +412,7 @@ def test_flush_with_a_bad_timeout(play, query: str) -> None:
 
 def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.MonkeyPatch) -> None:
     """C06, C08"""
-    monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("engine.frontend.http.routes.information.STATS_TIMEOUT_S", 0.01)
 
     async def scene(stage) -> None:
         frozen = (await stage.http.get("/server_info")).json()
@@ -424,7 +424,7 @@ def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.M
         assert (unasked["stats"], unasked["open_requests"], unasked["open_calls"]) == (None, 0, 0)
         refused = await stage.http.get("/server_info?timeout=61")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "timeout")
-        monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 5.0)
+        monkeypatch.setattr("engine.frontend.http.routes.information.STATS_TIMEOUT_S", 5.0)
         call = asyncio.create_task(stage.http.post("/continue_generation"))
         # The next message: what asked for no counters sent none.
         answered = await stage.scheduler.receive()
@@ -444,13 +444,13 @@ def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.M
 
 def test_load_is_of_this_moment(play, monkeypatch: pytest.MonkeyPatch) -> None:
     """C06: SGLang's fields, from the scheduler's own counters; without a scheduler there is no load to tell."""
-    monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("engine.frontend.http.routes.information.STATS_TIMEOUT_S", 0.01)
 
     async def scene(stage) -> None:
         silent = await stage.http.get("/get_load")
         assert (silent.status_code, "did not answer" in silent.text) == (503, True)
         assert isinstance(await stage.scheduler.receive(), GetStats)
-        monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 5.0)
+        monkeypatch.setattr("engine.frontend.http.routes.information.STATS_TIMEOUT_S", 5.0)
         answer = asyncio.create_task(stage.http.get("/get_load"))
         asked = await stage.scheduler.receive()
         numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {

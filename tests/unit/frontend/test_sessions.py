@@ -27,9 +27,9 @@ from engine.core.messages import (
     TokenOutput,
     ended_by,
 )
-from engine.frontend.errors import ApiError
-from engine.frontend.requests import Order, rids_of
-from engine.frontend.sessions import NativeShape, Session, Sessions
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.sessions.requests import Order, rids_of
+from engine.frontend.sessions.sessions import NativeShape, Session, Sessions
 
 FRONTEND = str(Path(engine.frontend.__file__).parent)
 # The connection (``connection.py``) hands over to the application; a route is reached from there.
@@ -155,7 +155,7 @@ def test_an_abort_by_the_rid_of_an_answer_ends_all_its_choices(front: Front) -> 
 def test_choices_that_are_not_sent_yet_are_aborted_with_the_others(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.frontend.sessions.TOKENS_A_TURN", 1)
+    monkeypatch.setattr("engine.frontend.sessions.sessions.TOKENS_A_TURN", 1)
     session = front.open_choices("r", 2)
     front.sessions.send(Abort(rid="r", call_id="c"))
     assert not session.send_some()

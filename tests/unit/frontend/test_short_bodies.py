@@ -11,11 +11,11 @@ import pytest
 
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import FinishReason, TokenOutput
-from engine.frontend import protocol
-from engine.frontend.forked_work import LONG_BODY_BYTES, is_long
-from engine.frontend.openai import bodies, requests
-from engine.frontend.requests import ServedModel
-from engine.frontend.tokenizer import ChatTemplate
+from engine.frontend.http.forked_work import LONG_BODY_BYTES, is_long
+from engine.frontend.protocols.openai import bodies, requests
+from engine.frontend.schema import native as protocol
+from engine.frontend.sessions.requests import ServedModel
+from engine.frontend.text.tokenizer import ChatTemplate
 from engine.process.settings import ServerSettings
 
 USER = {"role": "user", "content": "x"}

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from engine.frontend.forked_work import LONG_BODY_BYTES, WorkLostError
-from engine.frontend.request_log import REQUEST_ID_HEADER
+from engine.frontend.http.forked_work import LONG_BODY_BYTES, WorkLostError
+from engine.frontend.http.request_log import REQUEST_ID_HEADER
 
 TEXT = "x" * 6000
 SPACES = b" " * LONG_BODY_BYTES

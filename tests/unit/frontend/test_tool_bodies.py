@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from engine.frontend.errors import ApiError
-from engine.frontend.openai.bodies import ChatBody
-from engine.frontend.protocol import parse_body
-from engine.frontend.routes.tokens import TokenizeBody
+from engine.frontend.http.routes.tokens import TokenizeBody
+from engine.frontend.protocols.openai.bodies import ChatBody
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import parse_body
 
 USER = {"role": "user", "content": "x"}
 

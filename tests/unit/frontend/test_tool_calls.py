@@ -11,9 +11,9 @@ import pytest
 from connections import Connection
 
 from engine.core.messages import Abort, FinishReason, Generate, TokenOutput
-from engine.frontend.dialect import Dialect
-from engine.frontend.reasoning import QWEN3
-from engine.frontend.tools.families import FAMILIES
+from engine.frontend.text.dialect import Dialect
+from engine.frontend.text.reasoning import QWEN3
+from engine.frontend.text.tools.families import FAMILIES
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u20ac"}}</tool_call>'
@@ -122,7 +122,7 @@ def test_why_an_answer_ended_and_what_there_is_of_it(play, stream: bool, text: s
 def test_calls_are_counted_whole_or_cut(play, monkeypatch: pytest.MonkeyPatch) -> None:
     """C06: one that another one follows before it was whole, and one that the end cut."""
 
-    monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("engine.frontend.http.routes.information.STATS_TIMEOUT_S", 0.01)
 
     async def scene(stage) -> None:
         speaking(stage)

@@ -22,9 +22,9 @@ from engine.core.messages import Abort, Event, Generate, RequestTrace, SamplingP
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler.loop import run_loop
 from engine.core.scheduler.ports import Step, StepResult
-from engine.frontend import request_log
-from engine.frontend.request_log import RequestRecord
-from engine.frontend.tracing import NS_A_SECOND, Tracing, _Once
+from engine.frontend.http import request_log
+from engine.frontend.http.request_log import RequestRecord
+from engine.frontend.http.tracing import NS_A_SECOND, Tracing, _Once
 from engine.pipeline.progress import _KEPT, Phase, StageProgress
 from engine.process.settings import ServerSettings
 from engine.process.settings_sources import trace_settings

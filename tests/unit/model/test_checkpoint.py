@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError
-from engine.frontend.tokenizer import load_tokenizer
+from engine.frontend.text.tokenizer import load_tokenizer
 from engine.model.checkpoint import (
     read_facts,
     read_never_sampled_ids,

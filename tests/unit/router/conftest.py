@@ -7,8 +7,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from engine.frontend.app import build_app
-from engine.frontend.auth import Access
+from engine.frontend.http.app import build_app
+from engine.frontend.http.auth import Access
 from engine.process.settings import ServerSettings
 
 

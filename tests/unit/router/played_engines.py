@@ -16,7 +16,7 @@ from engine.cluster.router.operators import VERBS
 from engine.cluster.router.process import Router
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.routing.placement import NO_PROMPT, Prompt, Rules
-from engine.frontend.auth import Access
+from engine.frontend.http.auth import Access
 from engine.process.settings import ServerSettings
 
 NAMES = ("http://127.0.0.1:1", "http://127.0.0.1:2")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from engine.cluster.router.proxy import EngineProxy, Head, PassedRequest, ReplicaLostError
-from engine.frontend.errors import ApiError
+from engine.frontend.schema.errors import ApiError
 from engine.process.settings import ServerSettings
 
 Handler = Callable[[httpx.Request], httpx.Response]

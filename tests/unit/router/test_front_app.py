@@ -13,7 +13,7 @@ from engine.cluster.router.front import OF_ALL, OF_ONE_ENGINE, PASSED_ON, front_
 from engine.cluster.router.prompt_reader import prompt_in
 from engine.cluster.router.proxy import Head, Headers, PassedRequest, ReplicaLostError
 from engine.core.routing.placement import NO_PROMPT, Prompt
-from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.schema.errors import ApiError, ErrorType
 from engine.process.settings import ServerSettings
 
 EVENTS: Headers = (("content-type", "text/event-stream"), ("x-request-id", "r-1"))

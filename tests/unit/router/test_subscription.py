@@ -13,7 +13,7 @@ from engine.cluster.router.watch import Subscription
 from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, PagesRemoved, PagesStored
 from engine.core.routing.picture import FollowedCache
-from engine.frontend.kv_events import KvEvents
+from engine.frontend.http.kv_events import KvEvents
 
 SIZE = 4
 IDS = tuple(range(1, 13))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine import EngineConfig
-from engine.frontend import answer, sessions
+from engine.frontend.sessions import sessions
+from engine.frontend.text import answer
 from scripted import ScriptedSim
 
 CONFIG = EngineConfig(pp_size=2, pp_async_depth=1)

@@ -18,8 +18,8 @@ from scripted import ScriptedServer, ScriptedSim, ScriptFailed, ServerDied
 CONFIG = EngineConfig(chunked_prefill_size=64)
 # Run by every process of the server: the front end is one of them.
 TELLS_TOO_LITTLE = """
-from engine.frontend import process
-from engine.frontend.errors import ApiError
+from engine.frontend.http import process
+from engine.frontend.schema.errors import ApiError
 
 process._Life._die = lambda life, death: life._end(ApiError.unavailable("something is wrong"))
 """

@@ -19,7 +19,8 @@ STAGED = EngineConfig(pp_size=2, chunked_prefill_size=64, kv_sanitizer=True)
 # stages to do.
 KEEPERS = """
 import os
-from engine.frontend import engine_client, sessions
+from engine.frontend.http import engine_client
+from engine.frontend.sessions import sessions
 from engine.model import sampling
 from engine.pipeline import staged
 

@@ -12,10 +12,10 @@ from pydantic_core.core_schema import ErrorType
 
 from engine import EngineConfig
 from engine.core.errors import ConfigError
-from engine.frontend.errors import ApiError
-from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.operator_routes import AbortBody, PauseBody, UpdateWeightsBody
-from engine.frontend.protocol import GenerateBody, parse_body
+from engine.frontend.protocols.openai.bodies import ChatBody, CompletionBody
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import GenerateBody, parse_body
+from engine.frontend.schema.operator_routes import AbortBody, PauseBody, UpdateWeightsBody
 from engine.process.settings import ServerSettings
 from lockstep.broken_rules import RULES, broken_rule, joined_rules, nearest
 

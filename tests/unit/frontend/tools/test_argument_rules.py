@@ -9,9 +9,9 @@ import pytest
 from parsed_answers import parsed, shown
 from test_call_grammar import Walk, tokenizer
 
-from engine.frontend.tools.call_grammar import CallForm, OfferedTool, calls_if_any, calls_or_answer, required_calls
-from engine.frontend.tools.call_parser import properties_of
-from engine.frontend.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES
+from engine.frontend.text.tools.call_grammar import CallForm, OfferedTool, calls_if_any, calls_or_answer, required_calls
+from engine.frontend.text.tools.call_parser import properties_of
+from engine.frontend.text.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES
 from engine.grammar.source import schema_grammar
 
 SCHEMA = {

@@ -14,9 +14,9 @@ from parsed_answers import parsed, shown
 from tokenizers import AddedToken, Tokenizer
 
 from engine.core.messages import Grammar, GrammarKind
-from engine.frontend.dialect import AnswerParser
-from engine.frontend.reasoning import ReasoningSplitter, ReasoningStart
-from engine.frontend.tools.call_grammar import (
+from engine.frontend.text.dialect import AnswerParser
+from engine.frontend.text.reasoning import ReasoningSplitter, ReasoningStart
+from engine.frontend.text.tools.call_grammar import (
     CallForm,
     OfferedTool,
     after_reasoning,
@@ -24,7 +24,7 @@ from engine.frontend.tools.call_grammar import (
     calls_or_answer,
     required_calls,
 )
-from engine.frontend.tools.families import FAMILIES, MISTRAL_NAMED_FORM
+from engine.frontend.text.tools.families import FAMILIES, MISTRAL_NAMED_FORM
 from engine.grammar.source import definition_of, fault_of, schema_grammar
 from engine.model import embedded
 

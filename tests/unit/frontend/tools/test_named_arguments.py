@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parsed_answers import cut, in_one_and_by_character, parsed, places, shown
 
-from engine.frontend.reasoning import CallArguments
-from engine.frontend.tools.call_parser import TaggedValues, json_of
-from engine.frontend.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+from engine.frontend.text.reasoning import CallArguments
+from engine.frontend.text.tools.call_parser import TaggedValues, json_of
+from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 
 TOOLS = ("add", "look_up", "mcp__gmail-list")
 SCHEMAS = {

@@ -1,0 +1,1 @@
+"""The HTTP server: routes, connections, authentication, metrics, and the sockets to the scheduler."""

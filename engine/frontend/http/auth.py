@@ -1,0 +1,161 @@
+"""Who may use which routes: clients and operators, by bearer keys that are compared in constant time.
+
+Owns the rule when no key is needed, and what a browser may send for the pages that it shows: which of them may operate
+this server, and the names under which a server on loopback answers. Keys are never written anywhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from fastapi import Request
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.frontend.http.responses import JSON_TYPE, error_answer
+from engine.frontend.schema.errors import ApiError, ErrorType
+from engine.process.settings import ServerSettings
+
+SCHEME = "bearer"
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
+
+
+class Access:
+    """Which keys one server asks for.
+
+    Clients need the API key if there is one. Operators need the admin key if there is one; without it their routes are
+    open to clients on loopback and closed elsewhere. The admin key is good for all routes.
+
+    ``loopback`` says that the server listens there.
+    """
+
+    def __init__(self, settings: ServerSettings, address: str) -> None:
+        """The rules of a server that listens on an IP address."""
+        self._api_key = settings.api_key
+        self._admin_key = settings.admin_key
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.origins)
+        self.loopback = _is_loopback(address)
+
+    async def admit_client(self, request: Request) -> None:
+        """Let a client in. Raises ApiError (401)."""
+        if self._api_key is not None:
+            _require_key(request, self._api_key, self._admin_key)
+
+    async def admit_operation(self, request: Request) -> None:
+        """Let an operator's request in. Raises ApiError: 401, 403, 415.
+
+        A browser on this machine sends any page's requests. What other programs send passes these rules: 403 for a page
+        of an origin that is neither ours nor allowed, 415 for what a page may send without a preflight: all but JSON.
+        One without a body need not be declared as anything.
+        """
+        origin = request.headers.get("origin")
+        is_allowed = origin is None or origin.lower() in self._origins
+        if not is_allowed and _netloc_of(origin or "") != request.headers.get("host", "").lower():
+            raise ApiError(
+                ErrorType.CLOSED,
+                f"{request.url.path} must be called by a program or by a page of this server, but the request comes "
+                f"from a page of {origin!r}; name that origin in --operator-origins if its pages may operate this "
+                "server",
+            )
+        await self.admit_operator(request)
+        if "content-type" in request.headers:
+            require_json(request)
+
+    async def admit_operator(self, request: Request) -> None:
+        """Let an operator in. Raises ApiError: 401 for the key, 403 where there is none."""
+        if self._admin_key is not None:
+            _require_key(request, self._admin_key)
+        elif not self.loopback:
+            raise ApiError(
+                ErrorType.CLOSED,
+                f"{request.url.path} must be opened by an admin key on a server that listens elsewhere than on "
+                "loopback, and this one has none; start it with ENGINE_ADMIN_KEY set",
+            )
+        else:
+            await self.admit_client(request)
+
+
+def _require_key(request: Request, *keys: SecretStr | None) -> None:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != SCHEME:
+        # As clients of the Anthropic protocol send it.
+        given = request.headers.get("x-api-key", "")
+    if not given:
+        raise ApiError(
+            ErrorType.UNAUTHENTICATED,
+            "the request must send a key as 'Authorization: Bearer KEY', but has none; add the header",
+        )
+    # Every key is compared, so that the time says nothing about which one was nearly right.
+    sent = given.strip().encode()
+    matches = [hmac.compare_digest(sent, key.get_secret_value().encode()) for key in keys if key is not None]
+    if not any(matches):
+        raise ApiError(
+            ErrorType.UNAUTHENTICATED,
+            "the key must be one of this server's for this route, but it is not; ask its operator for one",
+        )
+
+
+def require_json(request: Request) -> None:
+    """Raise ApiError (415) for a body that is not declared as JSON."""
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if declared != JSON_TYPE:
+        raise ApiError(
+            ErrorType.MEDIA_TYPE,
+            f"the body must be declared as {JSON_TYPE}, but it is declared as {declared or 'nothing'!r}; send "
+            f"'Content-Type: {JSON_TYPE}'",
+        )
+
+
+def _netloc_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+class HostCheck:
+    """Refuses, on a server that listens on loopback, requests that name another host.
+
+    A page whose name was made to lead to 127.0.0.1 (DNS rebinding) is of one origin with this server, and may read its
+    answers; but its browser says the page's own name. An address cannot be rebound.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], *, everywhere: bool = True) -> None:
+        """Without ``everywhere`` clients that have come another way than over loopback are let pass."""
+        self._app = app
+        self._everywhere = everywhere
+        self._hosts = frozenset(map(str.lower, hosts)) | {"localhost"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = Headers(scope=scope).get("host")
+            is_held = self._everywhere or _is_loopback((scope.get("server") or ("",))[0])
+            name = _name_of(host or "")
+            if is_held and host is not None and name not in self._hosts and not _is_loopback(name):
+                words = "the Host of a request must name this server, which listens on loopback, got"
+                remedy = "use the address that the server was started with, or name the host in --allowed-hosts"
+                error = ApiError(ErrorType.CLOSED, f"{words} {host!r}; {remedy}")
+                await error_answer(error, scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _name_of(host: str) -> str:
+    """The name or address in a Host header, without its port; empty for one that is malformed.
+
+    Read by its own grammar: to a URL's `localhost#x` and `x@localhost` have a host too, and it is localhost.
+    """
+    found = _HOST.fullmatch(host)
+    return (found["address"] or found["name"]).lower().rstrip(".") if found is not None else ""
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,107 @@
+"""Bodies of requests, read with bounds: on one body, and on what all bodies take while they are read and worked on.
+
+Owns the count of bytes in hand. The connection bounds how long a body may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from email.message import Message
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from engine.frontend.schema.errors import ApiError, ErrorType, shortened
+
+Result = TypeVar("Result")
+
+# This many bodies of the largest size may be in hand at once, whatever the number of connections.
+LARGEST_BODIES_IN_HAND = 16
+# What every request may have beyond that: large bodies do not keep small ones out.
+SMALL_BODY_BYTES = 32_768
+JSON = "application/json"
+UTF_8 = "utf-8"
+
+
+class BodyReader:
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._room_bytes = LARGEST_BODIES_IN_HAND * limit_bytes
+
+    @asynccontextmanager
+    async def body_of(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, counted as in hand for the length of the block. Raises ApiError: 413, 415, 429."""
+        _require_plain(request)
+        counted = 0
+        try:
+            parts: list[bytes] = []
+            size = 0
+            declared = request.headers.get("content-length", "")
+            self._check(int(declared) if declared.isdecimal() and declared.isascii() and len(declared) < 20 else 0)
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                self._check(size)
+                beyond = max(0, size - SMALL_BODY_BYTES)
+                self._room_bytes -= beyond - counted
+                counted = beyond
+                if self._room_bytes < 0:
+                    raise ApiError(
+                        ErrorType.BUSY,
+                        f"at most {LARGEST_BODIES_IN_HAND} bodies of {self._limit_bytes} bytes may be in hand at once, "
+                        "and they are; send this one later",
+                    )
+            body = b"".join(parts)
+            del parts
+            yield body
+        finally:
+            self._room_bytes += counted
+
+    def _check(self, size: int) -> None:
+        if size > self._limit_bytes:
+            raise ApiError(
+                ErrorType.TOO_LARGE,
+                f"the body must have at most {self._limit_bytes} bytes, got {size} or more; send less or raise "
+                "--max-body-bytes",
+            )
+
+
+def _require_plain(request: Request) -> None:
+    """Raise ApiError (415) for a body that is compressed, or is not in UTF-8: neither is undone here."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise ApiError(
+            ErrorType.MEDIA_TYPE,
+            f"the body must be sent as it is, without a Content-Encoding, got {shortened(encoding, 80)!r}; drop it",
+        )
+    declared = Message()
+    declared["content-type"] = request.headers.get("content-type", JSON)
+    charset = declared.get_content_charset(UTF_8)
+    if charset not in (UTF_8, "utf8", "us-ascii"):
+        raise ApiError(
+            ErrorType.MEDIA_TYPE,
+            f"the body must be JSON in UTF-8, but its charset is declared as {shortened(charset, 80)!r}; send "
+            f"'Content-Type: {JSON}'",
+        )
+
+
+async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of work on a request that was read. Cancels it and raises ClientDisconnect when the client leaves."""
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(until_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def until_gone(request: Request) -> None:
+    """Wait until the client of a request leaves. Its body was read, so nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,340 @@
+"""One client's connection: bounds on header, body and answer, in time and in parts, and on the number of connections.
+
+Owns the bounds and the words that go with them; the protocol itself is uvicorn's and h11's. A connection that breaks a
+bound is closed, so that those who keep to them find room; one that is idle or was refused gives way too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import resource
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import h11
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from engine.core.errors import StartupError
+from engine.frontend.http.responses import RETRY_AFTER_S
+from engine.frontend.http.routes.generation import PART_WRITER
+from engine.frontend.schema.errors import ApiError, ErrorType
+from engine.process.logs import OncePerMinute
+from engine.process.settings import ServerSettings
+
+# File descriptors that connections leave alone: sockets to the scheduler and to the processes that read long bodies,
+# files that are opened for a moment, and the connection that is refused for lack of room.
+RESERVED_FILES = 32
+FEWEST_CONNECTIONS = 4
+# What one look at a connection reads: all parts of it are parsed in one turn of the event loop.
+READ_BYTES = 16_384
+# Of a header, and of what may follow a body in chunks. Browsers send twenty.
+MAX_HEADER_LINES = 128
+# A chunk costs the same whatever its size. A body may begin with this many of any size; then they have this many bytes
+# on average.
+FREE_CHUNKS = 512
+MIN_CHUNK_BYTES = 256
+# These answers end a connection: who has no key, or is told to come later, keeps no other client out.
+CLOSING_STATUSES = frozenset({401, 403, 429, 503})
+# The rest of a body whose request was refused is read for this long, so that the answer is not lost in a reset.
+DRAIN_REFUSED_S = 1.0
+# A connection without a request may be ended for a new one when it has been so for this long.
+IDLE_S = 1.0
+
+_END_OF_HEADER = b"\r\n\r\n"
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+
+logger = logging.getLogger(__name__)
+
+
+class ConnectionBounds:
+    """The bounds on all connections of one server, resolved to numbers."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.most = _most_connections(settings.max_connections)
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        # Connections without a request, each since when, the longest first.
+        self.idle: dict[Connection, float] = {}
+
+
+class _Parser(h11.Connection):
+    """h11, with bounds on the parts of a request, and without what proxies and servers understand differently.
+
+    ``broken_rule`` says which one the client broke.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER)
+        self.broken_rule = ""
+        self._chunks = 0
+        self._chunked_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """As h11's. Raises RemoteProtocolError for a broken rule too."""
+        if self.their_state is h11.IDLE:
+            self._look_at_lines(self.trailing_data[0].partition(_END_OF_HEADER)[0])
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as exc:
+            self.broken_rule = f"a request must be HTTP/1.1, but it is not: {exc}"
+            raise
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                self._refuse("a request must have Content-Length or Transfer-Encoding, but has both; send one of them")
+            self._chunks = self._chunked_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._count(event)
+        elif event is h11.NEED_DATA and self.their_state is h11.SEND_BODY:
+            # h11 keeps less than a line of a body: what it waits for is the end of trailers.
+            self._look_at_lines(self.trailing_data[0])
+        return event
+
+    def _look_at_lines(self, lines: bytes) -> None:
+        if lines.count(b"\n") > MAX_HEADER_LINES:
+            self._refuse(f"a header must have at most {MAX_HEADER_LINES} lines, but has more; send fewer")
+        if _BARE_LF.search(lines):
+            self._refuse("a line of a header must end with CR LF, but one ends with LF alone; send both")
+
+    def _count(self, part: h11.Data) -> None:
+        self._chunks += part.chunk_start
+        self._chunked_bytes += len(part.data)
+        if self._chunks > FREE_CHUNKS + self._chunked_bytes // MIN_CHUNK_BYTES:
+            self._refuse(
+                f"chunks of a body must have {MIN_CHUNK_BYTES} bytes on average after the first {FREE_CHUNKS}, but "
+                f"{self._chunks} of them have {self._chunked_bytes}; send larger ones, or Content-Length"
+            )
+
+    def _refuse(self, rule: str) -> NoReturn:
+        self.broken_rule = rule
+        raise h11.RemoteProtocolError(rule)
+
+
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """A connection under bounds. It offers streams to write their parts, see ``PartWriter``."""
+
+    # A connection is made for each client, by uvicorn: the bounds are a class attribute of a subclass for each server.
+    bounds: ConnectionBounds
+
+    @classmethod
+    def under(cls, bounds: ConnectionBounds) -> type[Connection]:
+        return type("BoundConnection", (cls,), {"bounds": bounds})
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn = self._parser = _Parser()
+        self._application = self.app
+        self.app = self._run
+        self._deadline: asyncio.TimerHandle | None = None
+        self._awaited: object = None
+        self._sending: asyncio.TimerHandle | None = None
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application on one request. Answers of a connection follow each other, so it is what writes them."""
+        scope["extensions"] = {PART_WRITER: self}
+
+        def send_or_close(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start" and message["status"] in CLOSING_STATUSES:
+                return self._send_last(message, receive, send)
+            return send(message)
+
+        await self._application(scope, receive, send_or_close)
+
+    async def _send_last(self, message: Message, receive: Receive, send: Send) -> None:
+        """Begin the last answer of this connection, after the rest of its request if that comes soon."""
+        if not self.cycle.waiting_for_100_continue:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_REFUSED_S):
+                    while self.cycle.more_body and (await receive())["type"] == "http.request":
+                        continue
+        await send({**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]})
+
+    @property
+    def has_room(self) -> bool:
+        return not self.flow.write_paused
+
+    def write_part(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        # What h11 would make of it, at a third of the cost of a token's event: a body of no known length goes in chunks
+        # to who speaks HTTP/1.1, and as it is to who does not.
+        chunked = self.conn.their_http_version == b"1.1"
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Accept a client, or refuse it when there is no room."""
+        super().connection_made(transport)
+        if len(self.connections) > self.bounds.most and not self._end_one_idle():
+            logger.warning(
+                "refused connections: there are max_connections=%d already; raise it, or the limit of open files",
+                self.bounds.most,
+            )
+            self._refuse(ApiError.unavailable(f"the server has {self.bounds.most} connections, its most; try again"))
+            return
+        self._note_idle()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.bounds.idle.pop(self, None)
+        self._end_deadline()
+        self._end_sending()
+        super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Where the next bytes are put. All connections share it: they are taken before another one reads."""
+        return self.bounds.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self.bounds.buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; those of a refused client are ignored."""
+        self.bounds.idle.pop(self, None)
+        if not self.transport.is_closing():
+            super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn after an answer, before it looks for the next request."""
+        super().on_response_complete()
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        """Note since when there is no request, if there is none."""
+        is_over = self.cycle is None or self.cycle.response_complete
+        if is_over and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self.bounds.idle.setdefault(self, self.loop.time())
+
+    def _end_one_idle(self) -> bool:
+        """Close the connection that has been without a request for longest, if that is long enough."""
+        oldest = next(iter(self.bounds.idle), None)
+        if oldest is None or self.loop.time() - self.bounds.idle[oldest] < IDLE_S:
+            return False
+        del self.bounds.idle[oldest]
+        oldest.connections.discard(oldest)
+        oldest.transport.close()
+        return True
+
+    def handle_events(self) -> None:
+        """Act on what arrived; then wait for the rest of it, for as long as its kind may take."""
+        super().handle_events()
+        if not self.transport.is_closing():
+            self._note_idle()
+            self._watch()
+
+    def pause_writing(self) -> None:
+        """The client takes nothing: wait for it, for a while."""
+        super().pause_writing()
+        self._end_sending()
+        self._sending = self.loop.call_later(self.bounds.settings.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_sending()
+        super().resume_writing()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing is upgraded here, and what to install for it is no operator's concern."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, in the shape of every error."""
+        self._refuse(ApiError.invalid(self._parser.broken_rule or msg))
+
+    def _watch(self) -> None:
+        """Begin the deadline of what is awaited now; the one that runs already goes on."""
+        awaited = self._now_awaited()
+        if awaited is self._awaited:
+            return
+        self._end_deadline()
+        self._awaited = awaited
+        if awaited is None:
+            return
+        settings = self.bounds.settings
+        part, limit_s = "header", settings.header_timeout_s
+        if awaited is h11.SEND_BODY:
+            part, limit_s = "body", settings.body_timeout_s
+        self._deadline = self.loop.call_later(limit_s, self._time_out, part, limit_s)
+
+    def _now_awaited(self) -> object:
+        """SEND_BODY while a body is on its way, IDLE while a header is; None while the client waits for an answer."""
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            return state
+        # Before the first request a client may take no longer than for a header. Between two it is kept alive.
+        begun = self.cycle is None or bool(self.conn.trailing_data[0])
+        return state if state is h11.IDLE and begun else None
+
+    def _time_out(self, part: str, limit_s: float) -> None:
+        if self.transport.is_closing():
+            return
+        silent = self.cycle is None and not self.conn.trailing_data[0]
+        if silent or (part == "body" and self.cycle.response_started):
+            self.transport.close()  # It asked for nothing, or has its answer.
+            return
+        self._refuse(
+            ApiError(
+                ErrorType.TIMEOUT, f"the {part} of a request must arrive within {limit_s:g} s, but did not; try again"
+            )
+        )
+
+    def _refuse(self, error: ApiError) -> None:
+        """Say why and close, unless an answer is under way: then close."""
+        self._end_deadline()
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(_plain_answer(error))
+        self.transport.close()
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _end_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+
+def quiet_resource_errors() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """An exception handler for an event loop: it reports a lack of file descriptors once a minute."""
+    lines = OncePerMinute([logger.name])
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), OSError) or "socket" not in context:
+            loop.default_exception_handler(context)
+            return
+        record = logger.makeRecord(
+            logger.name, logging.WARNING, __file__, 0, "cannot accept a connection: %s", (context["exception"],), None
+        )
+        if lines.filter(record):
+            logger.handle(record)
+
+    return handle
+
+
+def _plain_answer(error: ApiError) -> bytes:
+    body = msgspec.json.encode(error.body)
+    busy = f"retry-after: {RETRY_AFTER_S}\r\n" if error.status == 503 else ""
+    head = (
+        f"HTTP/1.1 {error.status} {STATUS_PHRASES[error.status].decode()}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n{busy}connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _most_connections(wanted: int | None) -> int:
+    """The configured limit, or what this process's file descriptors allow; never more than that."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = files - len(list(Path("/proc/self/fd").iterdir())) - RESERVED_FILES
+    if room < FEWEST_CONNECTIONS:
+        raise StartupError(
+            f"the limit of open files must leave room for {FEWEST_CONNECTIONS} connections, but is {files}, of which "
+            f"{files - room} are needed otherwise; raise it with 'ulimit -n'"
+        )
+    if wanted is not None and wanted > room:
+        logger.warning("max_connections=%d is more than the open files allow; it is %d", wanted, room)
+    return room if wanted is None else min(wanted, room)

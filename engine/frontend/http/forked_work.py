@@ -1,0 +1,396 @@
+"""Runs each piece of work in a process of its own: the event loop goes on, and the memory returns when it ends.
+
+A parent is forked before there is a thread or a loop, and forks a process for each piece. It reads nothing of the work,
+so what breaks a worker leaves it whole. A piece is bounded in time and memory, and ends with who waits for it; a parent
+that forks nothing is ended. Both die with the process that they work for. Pieces are long bodies, and checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import heapq
+import os
+import re
+import resource
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from multiprocessing import current_process
+from pathlib import Path
+from typing import Final, NoReturn, Protocol, Self
+
+import msgspec
+
+from engine.frontend.schema.errors import ApiError, ErrorDetail, ErrorType
+from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
+from engine.process.signals import leave_stops_to_the_supervisor
+
+# All clients together can make it use at most two cores and twice the memory of one piece; checks have two more.
+WORKERS_AT_ONCE: Final = 2
+# The longest body takes far less. A piece that takes longer is ended.
+WORK_LIMIT_S: Final = 60.0
+# A check that takes longer gives way to smaller ones, and is begun again among the long ones.
+QUICK_CHECK_S: Final = 1.0
+CHECK_LIMIT_S: Final = 20.0
+# Beyond what a worker has when it is forked. The longest body took 60 bytes for each of its own.
+MEMORY_BYTES: Final = 768 * 2**20
+MEMORY_A_BYTE: Final = 64
+RECEIVE_BYTES: Final = 2**18
+# The kernel ends these processes first when the machine runs out of memory.
+MOST_EXPENDABLE: Final = "1000"
+# Streams take precedence over bodies on a shared core.
+NICENESS: Final = 10
+_LENGTH: Final = struct.Struct("=Q")
+# A worker's pid: the first thing that it says.
+_PID: Final = struct.Struct("=q")
+_ONE_MORE: Final = b"+"
+STDERR: Final = 2
+
+
+class WorkLostError(Exception):
+    """A worker ended without an answer, or none could be forked."""
+
+
+class WorkTooLargeError(WorkLostError):
+    """A worker was ended because it took too long or too much memory, or it broke on its work."""
+
+
+class ForkedWork:
+    """Calls ``work`` on bytes in processes of their own. ``fileno()`` is readable when their parent is gone.
+
+    A parent that forks nothing, or is stopped, for ``stuck_s`` seconds is ended; 0: never. ``why_lost`` says why it is
+    gone.
+    """
+
+    def __init__(self, name: str, orders: socket.socket, parent_pid: int, stuck_s: float) -> None:
+        self.why_lost = "it closed its socket to the front end"
+        self._name = name
+        self._orders = orders
+        self._parent_pid = parent_pid
+        self._stuck_s = stuck_s
+        self._unanswered: asyncio.TimerHandle | None = None
+        self._stopped: asyncio.TimerHandle | None = None
+        self._slots = asyncio.Semaphore(WORKERS_AT_ONCE)
+        self._quick_checks = _SmallestFirst()
+        self._long_checks = asyncio.Semaphore(1)
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        work: Callable[[bytes], bytes],
+        *,
+        stuck_s: float = 0.0,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> Self:
+        """Fork the parent, which calls ``prepare`` before it forks. Call it before this process starts a thread."""
+        ours, theirs = socket.socketpair()
+        owner_pid = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent_pid = os.fork()
+        if parent_pid == 0:
+            _run_parent(theirs, owner_pid, name, work, prepare)
+        theirs.close()
+        return cls(name, ours, parent_pid, stuck_s)
+
+    def fileno(self) -> int:
+        """The file descriptor to wait on for the parent's end."""
+        return self._orders.fileno()
+
+    async def run(self, data: bytes, *, is_check: bool = False) -> bytes:
+        """The work's answer. Raises WorkLostError when its process ended without one; cancelled, it ends it.
+
+        Checks are of any length, but most are short: of those that wait the smallest goes first, and one that takes
+        long waits for other long ones.
+        """
+        if not is_check:
+            async with self._slots:
+                return await self._bounded(data, WORK_LIMIT_S)
+        async with self._quick_checks.turn(len(data)):
+            with contextlib.suppress(WorkTooLargeError):
+                return await self._bounded(data, QUICK_CHECK_S)
+        async with self._long_checks:
+            return await self._bounded(data, CHECK_LIMIT_S)
+
+    def look_at_parent(self) -> None:
+        """End the parent if it is stopped and does not go on in time, idle or not. Called after SIGCHLD."""
+        try:
+            is_stopped = os.waitid(os.P_PID, self._parent_pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # It has ended, which its socket says.
+            is_stopped = False
+        if not is_stopped and self._stopped is not None:
+            self._stopped.cancel()
+            self._stopped = None
+        elif is_stopped and self._stopped is None and self._stuck_s:
+            why = "it was stopped by a signal and did not go on within"
+            self._stopped = asyncio.get_running_loop().call_later(self._stuck_s, self._end_parent, why)
+
+    def close(self) -> None:
+        """End the parent, and with it all its children."""
+        self._orders.close()
+        os.kill(self._parent_pid, signal.SIGKILL)
+        os.waitpid(self._parent_pid, 0)
+
+    async def _bounded(self, data: bytes, limit_s: float) -> bytes:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            try:
+                with theirs:
+                    socket.send_fds(self._orders, [_ONE_MORE], [theirs.fileno()])
+                async with asyncio.timeout(limit_s):
+                    worker = await self._begun(ours)
+            except (OSError, TimeoutError) as exc:
+                raise WorkLostError(
+                    f"engine-{self._name} forks no process for it: {str(exc) or f'it was silent for {limit_s:g} s'}"
+                ) from exc
+            try:
+                async with asyncio.timeout(limit_s):
+                    await loop.sock_sendall(ours, data)
+                    ours.shutdown(socket.SHUT_WR)
+                    answer = bytearray()
+                    while part := await loop.sock_recv(ours, RECEIVE_BYTES):
+                        answer += part
+            except TimeoutError as exc:
+                raise WorkTooLargeError(f"the process of this work did not finish it within {limit_s:g} s") from exc
+            except OSError as exc:
+                raise WorkTooLargeError(f"the process of this work broke: {exc}") from exc
+            finally:
+                _end(worker)
+        if len(answer) < _LENGTH.size or _LENGTH.unpack_from(answer)[0] != len(answer) - _LENGTH.size:
+            raise WorkTooLargeError("the process of this work ended without an answer")
+        return bytes(memoryview(answer)[_LENGTH.size :])
+
+    async def _begun(self, connection: socket.socket) -> int:
+        """A descriptor of the worker's process, once it has said its pid. It waits for work, so the pid is its own."""
+        loop = asyncio.get_running_loop()
+        if self._stuck_s and self._unanswered is None:
+            self._unanswered = loop.call_later(self._stuck_s, self._end_parent, "it forked no process for")
+        said = b""
+        while len(said) < _PID.size:
+            part = await loop.sock_recv(connection, _PID.size - len(said))
+            if not part:
+                raise WorkLostError("its process ended before it began")
+            said += part
+        if self._unanswered is not None:
+            self._unanswered.cancel()
+            self._unanswered = None
+        return os.pidfd_open(*_PID.unpack(said))
+
+    def _end_parent(self, why: str) -> None:
+        """End a parent that is stopped or hangs; its owner sees the closed socket."""
+        self.why_lost = f"{why} {self._stuck_s:g} s (step_timeout_s), and was ended"
+        os.kill(self._parent_pid, signal.SIGKILL)
+
+
+def _end(worker: int) -> None:
+    """End a worker, by the descriptor of its process; harmless where it has ended. The system reaps it."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(worker, signal.SIGKILL)
+    os.close(worker)
+
+
+class _SmallestFirst:
+    """One at a time. Of those that wait the smallest is next, of equal ones the first."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._count = 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        if self._is_taken:
+            self._count += 1
+            called = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (size, self._count, called))
+            try:
+                await called
+            except asyncio.CancelledError:
+                if not called.cancelled():
+                    self._call_next()
+                raise
+        self._is_taken = True
+        try:
+            yield
+        finally:
+            self._call_next()
+
+    def _call_next(self) -> None:
+        """Pass the turn on; to who waits, if anyone does, before one that comes only now."""
+        while self._waiting:
+            _, _, called = heapq.heappop(self._waiting)
+            if not called.done():
+                called.set_result(None)
+                return
+        self._is_taken = False
+
+
+def _run_parent(
+    orders: socket.socket, owner_pid: int, name: str, work: Callable[[bytes], bytes], prepare: Callable[[], object]
+) -> NoReturn:
+    """Fork a worker for each socket that comes, until the owner is gone."""
+    try:
+        close_inherited_files([orders.fileno()])
+        current_process().name = name
+        name_process(name)
+        leave_stops_to_the_supervisor()
+        # The kernel reaps its workers.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        die_with_parent(owner_pid, signal.SIGKILL)
+        prepare()
+        while True:
+            word, files, _, _ = socket.recv_fds(orders, len(_ONE_MORE), 1)
+            if not word:
+                break
+            _fork_worker(orders, files[0], work)
+    except BaseException:  # noqa: BLE001 - nothing of the owner's stack may run twice
+        os.write(STDERR, traceback.format_exc().encode())
+    finally:
+        os._exit(0)
+
+
+def _fork_worker(orders: socket.socket, file: int, work: Callable[[bytes], bytes]) -> None:
+    """Fork a worker. When the machine has no process left, the closed socket tells the owner."""
+    parent_pid = os.getpid()
+    with contextlib.suppress(OSError):
+        if os.fork() == 0:
+            orders.close()
+            _run_worker(file, parent_pid, work)
+    os.close(file)
+
+
+def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> NoReturn:
+    status, told = 1, STDERR
+    try:
+        die_with_parent(parent_pid, signal.SIGKILL)
+        _limit_worker()
+        # What libraries write when they break, a client could fill the log with. What Python raises is still told.
+        told = os.dup(STDERR)
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), STDERR)
+        # Closed by the end of this process: a cause of death is written before its owner hears of the death.
+        connection = socket.socket(fileno=file)
+        connection.sendall(_PID.pack(os.getpid()))
+        question = bytearray()
+        while part := connection.recv(RECEIVE_BYTES):
+            question += part
+        _limit_memory(len(question))
+        answer = work(bytes(question))
+        connection.sendall(_LENGTH.pack(len(answer)))
+        connection.sendall(answer)
+        status = 0
+    except (BrokenPipeError, ConnectionResetError, MemoryError):  # Its owner waits no longer, or is told by its end.
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run twice
+        os.write(told, traceback.format_exc().encode())
+    finally:
+        os._exit(status)
+
+
+def _limit_worker() -> None:
+    """Bound a worker: no garbage collection, no core file, low priority, first to be killed, limited CPU time."""
+    gc.disable()
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_CPU, int(WORK_LIMIT_S) + 1)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(MOST_EXPENDABLE)
+
+
+def _limit_memory(question_bytes: int) -> None:
+    """Bound what a worker takes beyond what it was forked with."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    has_bytes = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
+    _limit(resource.RLIMIT_DATA, has_bytes * 1024 + MEMORY_BYTES + MEMORY_A_BYTE * question_bytes)
+
+
+def _limit(kind: int, bound: int) -> None:
+    _, most = resource.getrlimit(kind)
+    bound = bound if most == resource.RLIM_INFINITY else min(bound, most)
+    resource.setrlimit(kind, (bound, bound))
+
+
+# The worst body of this length takes 11 ms in the event loop; the goal for any body is 50 ms. To fork a process takes
+# as long. An object or a list (a message, a tool, a call: a template renders each) takes as long as this many bytes.
+# So does an entry of a chat, in a schema or in arguments, which are written again; 1e15 becomes 1000000000000000.0.
+LONG_BODY_BYTES = 32_768
+BYTES_OF_AN_OBJECT = 40
+BYTES_OF_AN_ENTRY = 4
+BYTES_OF_AN_EXPONENT = 16
+_EXPONENT = re.compile(rb"\d[eE][+\d]")
+# The first byte of an answer.
+_DONE = b"+"
+_REFUSED = b"-"
+
+_encode = msgspec.msgpack.Encoder().encode
+_detail_decoder = msgspec.msgpack.Decoder(ErrorDetail)
+
+BodyWork = Callable[[bytes], bytes]
+
+
+def is_long(data: bytes, *, is_chat: bool = False) -> bool:
+    """Whether a body takes long, as far as can be told before it is read; ``is_chat`` says that a template reads it."""
+    cost = len(data) + BYTES_OF_AN_OBJECT * (data.count(b"{") + data.count(b"["))
+    if is_chat and cost <= LONG_BODY_BYTES:
+        cost += BYTES_OF_AN_ENTRY * data.count(b",") + BYTES_OF_AN_EXPONENT * len(_EXPONENT.findall(data))
+    return cost > LONG_BODY_BYTES
+
+
+def body_work(works: Mapping[str, BodyWork]) -> Callable[[bytes], bytes]:
+    """What the process of a long body does, by the kind of work. A work raises ApiError for a body that it refuses."""
+    return functools.partial(_answer, works=works)
+
+
+class Ask(Protocol):
+    """``ForkedWork.run``."""
+
+    def __call__(self, question: bytes, /, *, is_check: bool) -> Awaitable[bytes]: ...
+
+
+class LongBodies:
+    """Has bodies worked on elsewhere. ``ask`` is ``body_work``, called in a process of its own."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def work_on(self, kind: str, data: bytes) -> memoryview:
+        """What the work of a kind makes of a body. Raises the ApiError that it raised, or 503 when it was lost."""
+        try:
+            return await self._answer_to(kind, data, is_check=False)
+        except WorkLostError as exc:
+            raise ApiError(
+                ErrorType.UNAVAILABLE,
+                f"the body of {len(data)} bytes must be read in a process of its own, but {exc}; try again, or send a "
+                "shorter one",
+            ) from exc
+
+    async def check(self, kind: str, data: bytes) -> None:
+        """Have something checked that may be short or long. Raises the ApiError that the check raised.
+
+        Raises WorkLostError when the check was lost, WorkTooLargeError when it was ended.
+        """
+        await self._answer_to(kind, data, is_check=True)
+
+    async def _answer_to(self, kind: str, data: bytes, *, is_check: bool) -> memoryview:
+        answer = memoryview(await self._ask(f"{kind}\n".encode() + data, is_check=is_check))
+        if answer[:1] == _REFUSED:
+            raise ApiError.of_detail(_detail_decoder.decode(answer[1:]))
+        return answer[1:]
+
+
+def _answer(question: bytes, works: Mapping[str, BodyWork]) -> bytes:
+    """The question is the kind of work, a line end and the body."""
+    kind, _, data = question.partition(b"\n")
+    try:
+        return _DONE + works[kind.decode()](data)
+    except ApiError as exc:
+        return _REFUSED + _encode(exc.body.error)

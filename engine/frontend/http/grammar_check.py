@@ -1,0 +1,138 @@
+"""Refuses grammars that no output can follow, before anything is queued and without delaying a stream.
+
+A check compiles the grammar, in a process that is bounded and ends with its client. What was found right is remembered,
+as long as there is room.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from engine.core.limits import Limits
+from engine.core.messages import Grammar
+from engine.frontend.http.forked_work import (
+    CHECK_LIMIT_S,
+    MEMORY_BYTES,
+    BodyWork,
+    LongBodies,
+    WorkLostError,
+    WorkTooLargeError,
+)
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.sessions.requests import Order
+from engine.grammar.source import Fault, fault_of
+from engine.process.clock import Clock
+
+# The kind of work that a check is.
+GRAMMAR: Final = "grammar"
+REMEMBERED_GRAMMARS: Final = 256
+# Of all together, so that long ones cannot fill the memory.
+REMEMBERED_CHARS: Final = 4_000_000
+
+
+class _Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A grammar, the field that it came in, and the parts that it was made of, each with its place."""
+
+    field: str
+    grammar: Grammar
+    parts: tuple[tuple[str, Grammar], ...]
+
+
+_question_of = msgspec.msgpack.Decoder(_Question).decode
+
+
+class GrammarCheck:
+    """Looks at the grammar of every order. ``observe`` is told how many seconds each check took.
+
+    ``elsewhere`` must know ``grammar_works``.
+    """
+
+    def __init__(self, limits: Limits, elsewhere: LongBodies, clock: Clock, observe: Callable[[float], None]) -> None:
+        self._limits = limits
+        self._elsewhere = elsewhere
+        self._clock = clock
+        self._observe = observe
+        self._right: OrderedDict[Grammar, None] = OrderedDict()
+        self._chars = 0
+
+    async def look(self, order: Order) -> None:
+        """Raise ApiError (400), with the field and the place in the grammar, when no output can follow it.
+
+        Cancelled, it ends the check.
+        """
+        grammar = order.messages[0].sampling.grammar
+        if grammar is None:
+            return
+        field = order.grammar_field or "grammar"
+        require_end(self._limits, field)
+        if grammar in self._right:
+            self._right.move_to_end(grammar)
+            return
+        begun_s = self._clock.now()
+        try:
+            asked = _Question(field=field, grammar=grammar, parts=tuple(order.grammar_parts))
+            await self._elsewhere.check(GRAMMAR, msgspec.msgpack.encode(asked))
+        except WorkTooLargeError as exc:
+            raise ApiError.at(
+                field,
+                f"must be a {grammar.kind.value} that can be compiled within {CHECK_LIMIT_S:g} s and "
+                f"{MEMORY_BYTES >> 20} MB, but this one of {len(grammar.text)} characters cannot; make it smaller",
+            ) from exc
+        except WorkLostError as exc:
+            raise ApiError.unavailable(f"{field} must be checked in its own process, but {exc}; try again") from exc
+        finally:
+            self._observe(self._clock.now() - begun_s)
+        self._remember(grammar)
+
+    def _remember(self, grammar: Grammar) -> None:
+        if grammar in self._right:
+            return  # Two requests came with it at the same time.
+        self._right[grammar] = None
+        self._chars += len(grammar.text)
+        while len(self._right) > REMEMBERED_GRAMMARS or self._chars > REMEMBERED_CHARS:
+            oldest, _ = self._right.popitem(last=False)
+            self._chars -= len(oldest.text)
+
+
+def grammar_works() -> dict[str, BodyWork]:
+    return {GRAMMAR: _check}
+
+
+def import_grammars() -> None:
+    """Import the library, which takes a quarter of a second: once, before processes are forked for checks."""
+    importlib.import_module("llguidance")
+
+
+def _check(data: bytes) -> bytes:
+    """Raise ApiError for a grammar, or for the first part of it, that no output can follow."""
+    asked = _question_of(data)
+    fault = fault_of(asked.grammar)
+    if fault is None:
+        return b""
+    for place, part in asked.parts:
+        if (fault_of_part := fault_of(part)) is not None:
+            raise refusal_of(part, fault_of_part, place)
+    raise refusal_of(asked.grammar, fault, asked.field)
+
+
+def require_end(limits: Limits, field: str) -> None:
+    """Raise ApiError (400) for a model that cannot say that its output is complete."""
+    if not limits.eos_token_ids:
+        raise ApiError.at(
+            field,
+            "needs a model that knows an end of its output, and this one has none: its configuration names no "
+            "eos_token_id",
+        )
+
+
+def refusal_of(grammar: Grammar, fault: Fault, field: str) -> ApiError:
+    """The answer (400) to a grammar that no output can follow: the field, the place in the grammar, and why."""
+    place = f" at {fault.place}" if fault.place else ""
+    return ApiError.at(
+        field, f"must be a {grammar.kind.value} that an output can follow, but{place}: {fault.message}; mend it"
+    )

@@ -1,0 +1,191 @@
+"""One choice of a chat, as a sequence of blocks: reasoning, text and calls of tools, one after the other.
+
+What all protocols of chats have in common: answers in one and streams are made of the same changes, so that they cannot
+differ. Owns indices and ids of calls, and why the choice ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+import msgspec
+
+from engine.core.messages import FinishReason
+from engine.frontend.schema.native import GenerateAnswer
+from engine.frontend.sessions.sessions import Shaping
+from engine.frontend.text.dialect import AnswerParser
+from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
+from engine.frontend.text.tools.families import CallParser
+
+# Characters that are looked through for calls before the event loop turns: 10 ms where there is nothing but calls.
+CHARS_A_TURN: Final = 4096
+# The protocol's reason for an answer that waits for its calls to be answered.
+TOOL_CALLS = "tool_calls"
+
+
+class BlockKind(Enum):
+    REASONING = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+@dataclass
+class Block:
+    """``index`` counts the blocks of the choice; ``name``, ``call_id`` and ``call_index`` are those of a call.
+
+    ``logprobs`` are the insides of the lists of its tokens' logprobs, where they are shown.
+    """
+
+    kind: BlockKind
+    index: int
+    name: str = ""
+    call_id: str = ""
+    call_index: int = 0
+    written: list[str] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What was written so far; of a call, its arguments."""
+        return "".join(self.written)
+
+
+class Begun(NamedTuple):
+    block: Block
+
+
+class Grown(NamedTuple):
+    block: Block
+    text: str
+    logprobs: bytes = b""
+
+
+class Ended(NamedTuple):
+    block: Block
+
+
+Change = Begun | Grown | Ended
+
+
+def _ignore(whole: bool) -> None:
+    """Nobody counts calls."""
+
+
+class SpokenChoice:
+    """``parser`` finds the parts of the choice; None: it is plain text.
+
+    ``new_id`` makes ids of calls, ``count`` is told of each whether it is whole. ``named``: the client named the
+    function to be called. ``end_of_reasoning`` is the token that ends reasoning, None where it is not one token.
+    """
+
+    def __init__(
+        self,
+        parser: AnswerParser | None = None,
+        new_id: Callable[[], str] = CallParser.new_id,
+        count: Callable[[bool], None] = _ignore,
+        *,
+        named: bool = False,
+        end_of_reasoning: int | None = None,
+    ) -> None:
+        self.blocks: list[Block] = []
+        # Why the choice has ended; None while it goes on.
+        self.end: FinishReason | None = None
+        self.is_plain = parser is None
+        self._parser = parser
+        self._new_id = new_id
+        self._count_call = count
+        self._named = named
+        self._end_of_reasoning = end_of_reasoning
+        self._calls = 0
+        self._in_call = False
+        self._reasoning_ended = False
+        self._tokens_of_reasoning = 0
+
+    def changes(self, piece: GenerateAnswer, *, says: bool = False) -> Iterator[Change]:
+        """What a piece changes, as it is taken in. One that ``says`` more than text does so with an empty text too."""
+        self._count_tokens(piece.output_ids)
+        parts, blocks = self._parts(piece), self.blocks
+        for part in [Content("")] if says and not parts else parts:
+            if isinstance(part, CallEnded):
+                self._in_call = False
+                self._count_call(True)
+                continue
+            if isinstance(part, CallBegun) or not blocks or blocks[-1].kind is not _KINDS[type(part)]:
+                if blocks:
+                    yield Ended(blocks[-1])
+                blocks.append(self._new_block(part))
+                yield Begun(blocks[-1])
+            if not isinstance(part, CallBegun):
+                blocks[-1].written.append(part.text)
+                yield Grown(blocks[-1], part.text)
+        if piece.meta_info.finish_reason is not None:
+            if self._in_call:
+                self._count_call(False)
+            self.end = piece.meta_info.finish_reason
+            if self.blocks:
+                yield Ended(self.blocks[-1])
+
+    def take(self, answer: GenerateAnswer, *, says: bool = False) -> Shaping[None]:
+        """Take a whole answer in, in parts that are each short enough to be looked through in one turn."""
+        text, going = answer.text, msgspec.structs.replace(answer.meta_info, finish_reason=None)
+        last = max(0, len(text) - 1) // CHARS_A_TURN * CHARS_A_TURN
+        for start in range(0, last + 1, CHARS_A_TURN):
+            part = msgspec.structs.replace(
+                answer,
+                text=text[start : start + CHARS_A_TURN],
+                output_ids=() if start else answer.output_ids,
+                meta_info=answer.meta_info if start == last else going,
+            )
+            for _ in self.changes(part, says=says):
+                continue
+            yield
+
+    def finish_reason(self, reason: FinishReason | None) -> str | None:
+        """Why the choice ended, in the protocol's words. A call that was cut is no reason to answer it."""
+        if reason is FinishReason.STOP and self._calls and not self._in_call and not self._named:
+            return TOOL_CALLS
+        return reason
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far; None where they cannot be told from others."""
+        if self._end_of_reasoning is None:
+            return None
+        # Reasoning comes before all else.
+        if not self.blocks or self.blocks[0].kind is not BlockKind.REASONING:
+            return 0
+        return self._tokens_of_reasoning
+
+    def is_cut(self, block: Block) -> bool:
+        """Whether the answer ended early, in this block."""
+        return self.end not in (None, FinishReason.STOP) and block is self.blocks[-1]
+
+    def _parts(self, piece: GenerateAnswer) -> list[Part]:
+        if self._parser is None:
+            return [Content(piece.text)] if piece.text else []
+        parts = self._parser.push(piece.text)
+        return parts if piece.meta_info.finish_reason is None else parts + self._parser.flush()
+
+    def _count_tokens(self, ids: tuple[int, ...]) -> None:
+        if self._reasoning_ended or self._end_of_reasoning is None:
+            return
+        self._reasoning_ended = self._end_of_reasoning in ids
+        self._tokens_of_reasoning += ids.index(self._end_of_reasoning) + 1 if self._reasoning_ended else len(ids)
+
+    def _new_block(self, part: Reasoning | Content | CallBegun | CallArguments) -> Block:
+        if not isinstance(part, CallBegun):
+            return Block(_KINDS[type(part)], len(self.blocks))
+        if self._in_call:
+            self._count_call(False)
+        self._in_call = True
+        self._calls += 1
+        return Block(BlockKind.CALL, len(self.blocks), part.name, part.id or self._new_id(), self._calls - 1)
+
+
+_KINDS = {Reasoning: BlockKind.REASONING, Content: BlockKind.TEXT, CallArguments: BlockKind.CALL}
+
+# Makes what takes a choice apart.
+NewChoice = Callable[[], SpokenChoice]

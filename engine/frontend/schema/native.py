@@ -1,0 +1,422 @@
+"""The native protocol: the typed and checked bodies and answers of each route, and fields that both protocols have.
+
+Owns shapes and the rules of single fields; what depends on the model is checked at admission, and whether a grammar can
+be followed beside the event loop. Unknown fields are refused: a parameter is honoured or answered with 400.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+import msgspec
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError, from_json
+
+from engine.core.config import MAX_LORA_NAME_CHARS
+from engine.core.messages import FinishReason, Grammar, GrammarKind, SamplingParams
+from engine.frontend.schema.errors import ApiError, FieldError
+from engine.frontend.schema.foreign_fields import GENERATE_FIELDS, SAMPLING_FIELDS, ForeignField, without_neutral
+from engine.frontend.schema.invalid_body import invalid_body
+from engine.grammar.source import MAX_GRAMMAR_CHARS, schema_grammar
+
+MAX_RID_CHARS = 256
+MAX_SALT_CHARS = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_BIASED_TOKENS = 1024
+MAX_TOKEN_ID_DIGITS = 10
+MAX_PATH_CHARS = 4096
+# The longest that a call may wait for the engine to be idle.
+MAX_CALL_TIMEOUT_S = 3600.0
+# The longest time limit of a request: a day.
+MAX_TIME_LIMIT_S = 86_400.0
+MAX_INT32 = 2**31 - 1
+
+# Answers to one prompt.
+MAX_N = 128
+MAX_CHOICES = 1024
+MAX_NAME_CHARS = 64
+MAX_DESCRIPTION_CHARS = 4096
+# Any object: all that json_object promises.
+_ANY_OBJECT = {"type": "object"}
+
+_DEFAULTS = SamplingParams()
+
+LoraName = Annotated[str, Field(min_length=1, max_length=MAX_LORA_NAME_CHARS)]
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
+def _require_json(text: str) -> str:
+    """Raise PydanticKnownError for a text that is no JSON, or is nested deeper than a body may be."""
+    try:
+        from_json(text)
+    except ValueError as exc:
+        raise PydanticKnownError("json_invalid", {"error": str(exc)}) from exc
+    return text
+
+
+# As an object, or as its text.
+Schema = dict[str, JsonValue] | bool | Annotated[GrammarText, AfterValidator(_require_json)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES), Field(fail_fast=True)
+]
+
+
+def _token_id_of(key: object) -> object:
+    """The token id that an object's key spells: JSON knows strings there only."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MAX_TOKEN_ID_DIGITS:
+        return int(key)
+    raise ValueError(f"the keys of logit_bias must be token ids in decimal digits, got {key!r}; use /tokenize")
+
+
+LogitBias = Annotated[
+    dict[Annotated[int, BeforeValidator(_token_id_of)], Annotated[float, Field(ge=-100, le=100)]],
+    Field(
+        max_length=MAX_BIASED_TOKENS,
+        description="what is added to the logits of token ids",
+        json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,6}$"}},
+    ),
+]
+# Only the first wrong entry of a list is reported, so a list of a million wrong ones costs no more.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TimeLimit = Annotated[float, Field(gt=0, le=MAX_TIME_LIMIT_S)]
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class StrictBody(BaseModel):
+    """A body that accepts only its own fields, each of its own type: "1" is no number and 1 is no boolean."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RuledBody(StrictBody):
+    """A body with rules between its fields."""
+
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        """The rules that are broken, each with the field at fault, which begins its sentence; none: with ''."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> Self:
+        for field, rule in self.broken_rules():
+            raise FieldError(field, f"{field} {rule}") if field else ValueError(rule)
+        return self
+
+
+class NullableBody(StrictBody):
+    """A body in which null stands for a field's default, as other servers have it.
+
+    ``foreign`` are fields of theirs that it does not have.
+    """
+
+    foreign: ClassVar[Sequence[ForeignField]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        if cls.foreign and not data.keys() <= known:
+            data = without_neutral(data, known, cls.foreign)
+        return {name: value for name, value in data.items() if value is not None or name not in known}
+
+
+def choice_grammar(choices: list[str]) -> Grammar:
+    return Grammar(GrammarKind.CHOICE, json.dumps(choices, ensure_ascii=False))
+
+
+def grammar_among(grammars: Mapping[str, Grammar | None]) -> tuple[str, Grammar] | None:
+    """The one that is given, with its field; None when none is. Raises ValueError for more than one."""
+    given = [(field, grammar) for field, grammar in grammars.items() if grammar is not None]
+    if len(given) > 1:
+        names = " and ".join(field for field, _ in given)
+        raise ValueError(f"at most one field may say what the output must be, got {names}; send one of them")
+    return given[0] if given else None
+
+
+class TextFormat(NullableBody):
+    type: Literal["text"]
+
+    @property
+    def grammar(self) -> None:
+        """Anything may be said."""
+
+
+class JsonObjectFormat(NullableBody):
+    type: Literal["json_object"]
+
+    @property
+    def grammar(self) -> Grammar:
+        """Any object."""
+        return schema_grammar(_ANY_OBJECT)
+
+
+class NamedSchema(NullableBody):
+    """The schema of a ``response_format``. It is followed with ``strict`` and without; name and text change nothing."""
+
+    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
+    json_schema: dict[str, JsonValue] | bool = Field(default=True, alias="schema")
+    strict: bool = Field(default=True, description="every schema is followed strictly")
+
+
+class JsonSchemaFormat(NullableBody):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    @property
+    def grammar(self) -> Grammar:
+        """Its schema."""
+        return schema_grammar(self.json_schema.json_schema)
+
+
+class StructuredOutputs(RuledBody, NullableBody):
+    """``structured_outputs``: exactly one of the first five."""
+
+    json_: Schema | None = Field(None, alias="json")
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = Field(None, description="in GBNF or Lark")
+    json_object: bool | None = None
+    disable_any_whitespace: Literal[False] = Field(default=False, description="not honoured: only false")
+    disable_additional_properties: Literal[False] = Field(default=False, description="not honoured: only false")
+    whitespace_pattern: None = Field(None, description="not honoured: only null")
+    structural_tag: None = Field(None, description="not honoured: only null")
+
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        if grammar_among(self.grammars) is None:
+            words = f"must hold one of {', '.join(self.grammars)}, got none of them"
+            yield "", f"structured_outputs {words}; name one or leave structured_outputs out"
+
+    @cached_property
+    def grammars(self) -> dict[str, Grammar | None]:
+        """What each of its fields says, by the field."""
+        return {
+            "structured_outputs.json": None if self.json_ is None else schema_grammar(self.json_),
+            "structured_outputs.regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
+            "structured_outputs.choice": None if self.choice is None else choice_grammar(self.choice),
+            "structured_outputs.grammar": None if self.grammar is None else Grammar(GrammarKind.EBNF, self.grammar),
+            "structured_outputs.json_object": schema_grammar(_ANY_OBJECT) if self.json_object else None,
+        }
+
+
+class RequestFields(StrictBody):
+    """What both protocols say of a request beside its prompt and its sampling."""
+
+    stream: bool = False
+    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the answer")
+    priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SALT_CHARS,
+        description="its prefixes are shared only with requests of the same salt",
+    )
+
+
+class SamplingFields(RuledBody):
+    """What both protocols say of sampling; the defaults are those of ``engine.core.messages.SamplingParams``."""
+
+    temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
+    top_p: float = Field(default=_DEFAULTS.top_p, gt=0, le=1)
+    top_k: int = Field(default=_DEFAULTS.top_k, ge=-1, le=MAX_INT32, description="-1 or 0: no limit")
+    min_p: float = Field(default=_DEFAULTS.min_p, ge=0, le=1)
+    frequency_penalty: float = Field(default=_DEFAULTS.frequency_penalty, ge=-2, le=2)
+    presence_penalty: float = Field(default=_DEFAULTS.presence_penalty, ge=-2, le=2)
+    repetition_penalty: float = Field(default=_DEFAULTS.repetition_penalty, gt=0, le=2)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] = Field(default=[], max_length=MAX_STOP_CHARS)
+    stop_token_ids: TokenIds = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+    logit_bias: LogitBias = Field(default={})
+
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        if (count := len(self.stop_strings)) > MAX_STOP_STRINGS:
+            yield "stop", f"must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer"
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling_params(
+        self, most: int, least: int, grammar: tuple[str, Grammar] | None, defaults: Mapping[str, float]
+    ) -> SamplingParams:
+        """The same as the scheduler takes it, for at most and at least so many new tokens.
+
+        ``defaults`` are the model's own, for fields that the client left out.
+        """
+        converted = {"stop", "stop_token_ids", "logit_bias"}
+        values = {name: getattr(self, name) for name in SamplingFields.model_fields.keys() - converted}
+        values |= {name: value for name, value in defaults.items() if name not in self.model_fields_set}
+        return SamplingParams(
+            **values,
+            max_new_tokens=most,
+            min_new_tokens=least,
+            stop=self.stop_strings,
+            stop_token_ids=tuple(self.stop_token_ids),
+            logit_bias=tuple(sorted(self.logit_bias.items())),
+            grammar=None if grammar is None else grammar[1],
+        )
+
+
+class SamplingBody(SamplingFields, NullableBody):
+    """``sampling_params`` of a request."""
+
+    foreign = SAMPLING_FIELDS
+    n: int = Field(default=1, ge=1, le=MAX_N, description="answers to the prompt; a given seed counts up with them")
+    max_new_tokens: int = Field(
+        default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only"
+    )
+    min_new_tokens: int = Field(default=_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
+    json_schema: Schema | None = Field(default=None, description="the output is JSON of this schema")
+    regex: GrammarText | None = Field(default=None, description="the whole output matches this")
+    ebnf: GrammarText | None = Field(default=None, description="the output follows this grammar, in GBNF or Lark")
+    skip_special_tokens: bool = Field(default=True, description="false: the text shows special tokens")
+    no_stop_trim: bool = Field(default=False, description="a text ends with its stop string")
+
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        yield from super().broken_rules()
+        if self.min_new_tokens > self.max_new_tokens:
+            most, least = self.max_new_tokens, self.min_new_tokens
+            yield "min_new_tokens", f"must be <= max_new_tokens={most}, got {least}; lower it or raise max_new_tokens"
+        grammar_among(self._grammars)
+
+    @cached_property
+    def _grammars(self) -> dict[str, Grammar | None]:
+        return {
+            "json_schema": None if self.json_schema is None else schema_grammar(self.json_schema),
+            "regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
+            "ebnf": None if self.ebnf is None else Grammar(GrammarKind.EBNF, self.ebnf),
+        }
+
+    @property
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """What the output must be, and the field that says it."""
+        return grammar_among(self._grammars)
+
+    def params(self, defaults: Mapping[str, float]) -> SamplingParams:
+        return self.sampling_params(self.max_new_tokens, self.min_new_tokens, self.grammar, defaults)
+
+
+class GenerateBody(RequestFields, RuledBody, NullableBody):
+    """The body of ``POST /generate``: exactly one of ``text`` and ``input_ids``."""
+
+    foreign = GENERATE_FIELDS
+    text: str | None = None
+    input_ids: TokenIds | None = None
+    sampling_params: SamplingBody = SamplingBody()
+    return_logprob: bool = False
+    top_logprobs_num: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    logprob_start_len: int = Field(
+        default=-1, ge=-1, le=MAX_INT32, description="the prompt's logprobs too, from this position on; -1: none"
+    )
+    lora_path: LoraName | None = Field(default=None, description="the name of the LoRA to compute with")
+
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        if (self.text is None) == (self.input_ids is None):
+            given = "neither" if self.text is None else "both"
+            yield "", f"exactly one of text and input_ids must be given, got {given}; send one of them"
+        for field, default in (("top_logprobs_num", 0), ("logprob_start_len", -1)):
+            if (value := getattr(self, field)) != default and not self.return_logprob:
+                yield field, f"needs return_logprob=true, got {field}={value} without it; set return_logprob"
+
+
+class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """The natural-log probability of one output token, and the most likely ones as (token id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# A logprob, its token id, and the token's text, which is left to clients with a tokenizer.
+InputLogprob = tuple[float | None, int, None]
+InputTopLogprob = tuple[float, int, None]
+
+
+class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Data about the text. Token counts are totals so far; ``output_logprobs`` is present only on request.
+
+    So are the three about the prompt, which have an entry for each token from ``logprob_start_len`` on: its logprob,
+    the most likely tokens in its place, and its rank among all tokens. That of the first one is null: the logits before
+    it are not computed.
+    """
+
+    id: str
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    matched_stop: str | int | msgspec.UnsetType = msgspec.UNSET
+    output_logprobs: tuple[OutputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_token_logprobs: tuple[InputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: tuple[tuple[InputTopLogprob, ...] | None, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_token_ranks: tuple[int | None, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+# What grows with every piece of an answer; unset where it was not asked for.
+META_LISTS = ("output_logprobs", "input_token_logprobs", "input_top_logprobs", "input_token_ranks")
+
+
+class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``/generate``; in a stream, one event of it with what is new since the last event.
+
+    With n > 1 the answer is a list of these, and ``index`` says which one it is. ``vector`` is that of the prompt, in
+    fp32, from a model that embeds; ``/v1/embeddings`` shows it.
+    """
+
+    text: str
+    output_ids: tuple[int, ...]
+    meta_info: MetaInfo
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    vector: bytes | msgspec.UnsetType = msgspec.UNSET
+
+
+def parse_body(model: type[Body], data: bytes) -> Body:
+    """A request's body as its type. Raises ApiError (400), which names field, rule and value."""
+    try:
+        return model.model_validate_json(data or b"{}")
+    except ValidationError as exc:
+        raise invalid_body(exc, model) from exc
+
+
+def read_timeout(query: Mapping[str, str], maximum_s: float) -> float | None:
+    """The ``timeout`` of a query in seconds. Raises ApiError (400)."""
+    unknown = set(query) - {"timeout"}
+    if unknown:
+        message = f"the only parameter here is timeout, got {', '.join(sorted(unknown))}; remove it"
+        raise ApiError.invalid(message, param=min(unknown))
+    text = query.get("timeout")
+    return None if text is None else timeout_of(text, maximum_s)
+
+
+def timeout_of(text: str, maximum_s: float) -> float:
+    """A time in seconds. Raises ApiError (400)."""
+    try:
+        timeout_s = float(text)
+    except ValueError as exc:
+        raise ApiError.at("timeout", f"must be a number of seconds, got {text!r}") from exc
+    if not 0 <= timeout_s <= maximum_s:
+        raise ApiError.at("timeout", f"must be from 0 to {maximum_s:g} seconds, got {text}")
+    return timeout_s

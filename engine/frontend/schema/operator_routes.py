@@ -1,0 +1,144 @@
+"""What operators may ask of a running engine: each route, its body, and the message that a body becomes.
+
+It imports no web framework: the HTTP front end, a proxy before several engines and simulated clients read one table.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Final, NamedTuple
+
+from pydantic import Field, field_validator
+
+from engine.core.messages import Abort, AbortAll, ClientMessage, PauseGeneration, PauseMode, Sleep, UpdateWeights
+from engine.frontend.schema.errors import ApiError
+from engine.frontend.schema.native import (
+    MAX_CALL_TIMEOUT_S,
+    MAX_PATH_CHARS,
+    MAX_RID_CHARS,
+    LoraName,
+    RuledBody,
+    StrictBody,
+)
+
+
+class MessageBody(StrictBody):
+    """A body that has all that its message needs: its route is nothing but the two. ``says`` describes the route."""
+
+    says: ClassVar[str]
+
+    @abstractmethod
+    def message(self, call_id: str) -> ClientMessage:
+        """What the scheduler is sent."""
+
+
+class AbortBody(MessageBody, RuledBody):
+    """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
+
+    says: ClassVar = "End one request by its exact rid, all choices of an answer by its own, or all requests."
+    rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
+    abort_all: bool = False
+
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        if (self.rid is None) != self.abort_all:
+            given = "neither" if self.rid is None else "both"
+            yield "", f"exactly one of rid and abort_all=true must be given, got {given}; send one of them"
+
+    def message(self, call_id: str) -> Abort | AbortAll:
+        return AbortAll(call_id=call_id) if self.rid is None else Abort(rid=self.rid, call_id=call_id)
+
+
+class PauseBody(MessageBody):
+    says: ClassVar = "Stop planning: live requests go back to the queue, stay where they are, or end."
+    # JSON has no enums, so a plain string is one here.
+    mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
+
+    def message(self, call_id: str) -> PauseGeneration:
+        return PauseGeneration(call_id=call_id, mode=self.mode)
+
+
+class SleepBody(MessageBody):
+    """The body of ``POST /sleep``. With ``level`` 2 the engine wakes only when its weights were updated."""
+
+    says: ClassVar = "Give weights and KV memory back; live requests go back to the queue, or end."
+    level: int = Field(default=1, ge=1, le=2)
+    mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
+
+    @field_validator("mode")
+    @classmethod
+    def _keeps_no_kv(cls, mode: PauseMode) -> PauseMode:
+        if mode is PauseMode.IN_PLACE:
+            raise ValueError("no request keeps its KV over a sleep, got 'in_place'; use retract or abort")
+        return mode
+
+    def message(self, call_id: str) -> Sleep:
+        return Sleep(call_id=call_id, level=self.level, mode=self.mode)
+
+
+class NoBody(StrictBody):
+    """The body of a route that is asked for nothing."""
+
+
+class UpdateWeightsBody(MessageBody):
+    """The body of ``POST /update_weights_from_disk``: a folder on the server's machine, or 'embedded:SEED'.
+
+    With ``timeout``, in seconds, the update waits so long for its chance.
+    """
+
+    says: ClassVar = "Load other weights of the same model and drop the prefix cache; refused as a flush is."
+    model_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
+
+    def message(self, call_id: str) -> UpdateWeights:
+        return UpdateWeights(call_id=call_id, model_path=self.model_path, timeout_s=self.timeout)
+
+
+class LoadLoraBody(StrictBody):
+    """The body of ``POST /v1/load_lora_adapter``: a folder on the server's machine, or 'embedded-lora:SEED'."""
+
+    lora_name: LoraName
+    lora_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+
+
+class UnloadLoraBody(StrictBody):
+    """The body of ``POST /v1/unload_lora_adapter``.
+
+    With ``timeout``, in seconds, no further request may use the LoRA, and the call waits so long for those that do.
+    """
+
+    lora_name: LoraName
+    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
+
+
+class OperatorRoute(NamedTuple):
+    """What a route reads and which statuses it may answer with, as a ``Description`` takes them."""
+
+    body: type[StrictBody] | None = None
+    body_required: bool = True
+    query: tuple[tuple[str, float, str], ...] = ()
+    errors: tuple[int, ...] = (400, 429)
+
+
+def require_no_parameters(query: Mapping[str, str]) -> None:
+    """Raise ApiError (400) for parameters: what operators say is in the body."""
+    if query:
+        got = ", ".join(sorted(query))
+        raise ApiError.invalid(f"parameters must be fields of the JSON body here, got {got} in the query")
+
+
+OPERATOR_ROUTES: Final[Mapping[str, OperatorRoute]] = {
+    "/flush_cache": OperatorRoute(
+        query=(("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become quiet"),)
+    ),
+    "/update_weights_from_disk": OperatorRoute(UpdateWeightsBody),
+    "/v1/load_lora_adapter": OperatorRoute(LoadLoraBody),
+    "/v1/unload_lora_adapter": OperatorRoute(UnloadLoraBody, errors=(400, 404, 429)),
+    "/start_profile": OperatorRoute(),
+    "/stop_profile": OperatorRoute(),
+    "/abort_request": OperatorRoute(AbortBody, errors=(429,)),
+    "/pause_generation": OperatorRoute(PauseBody, body_required=False, errors=(429,)),
+    "/continue_generation": OperatorRoute(),
+    "/sleep": OperatorRoute(SleepBody, body_required=False, errors=(400, 429)),
+    "/wake": OperatorRoute(),
+}

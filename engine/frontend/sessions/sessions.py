@@ -1,0 +1,542 @@
+"""What the front end decides about requests: a state machine without an event loop, a socket or a clock.
+
+In go what clients ask for, their disconnects and the scheduler's replies; out come messages to the scheduler and the
+bytes of answers. Owns who has a rid, what a message ends, choices, stop strings and the parts of a stream. The HTTP
+front end and the harness's simulated clients are shells around it.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from engine.core.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
+from engine.core.routing.prefills import Prefills
+from engine.frontend.schema.errors import LORA_PARAM, ApiError, ErrorBody, ErrorType
+from engine.frontend.schema.native import MAX_TOP_LOGPROBS, META_LISTS, GenerateAnswer, MetaInfo
+from engine.frontend.sessions.requests import Order
+from engine.frontend.text.answer import Answer, Decoder, is_shown, joined
+
+# Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
+TOKENS_A_TURN: Final = 262_144
+# Outputs that become pieces before the event loop turns: a client that took nothing for a while has many.
+OUTPUTS_A_TURN: Final = 32
+# Logprobs that are spelled before the event loop turns: 10 ms of them.
+VALUES_A_TURN: Final = 4096
+# How streams of the native and the OpenAI protocol end.
+DONE: Final = b"data: [DONE]\n\n"
+
+IndexedPiece = tuple[int, GenerateAnswer]
+# Takes an output of a request, or why it was refused or broken off. It must not raise.
+HandOver = Callable[[TokenOutput | ApiError], None]
+# Is told of each output as it becomes a piece.
+Observer = Callable[[TokenOutput], None]
+_Result = TypeVar("_Result")
+_Entry = TypeVar("_Entry")
+# Makes something large. It yields where the event loop may turn, and need not where it makes something small.
+Shaping = Generator[None, None, _Result]
+
+
+class Shape(ABC):
+    """How a protocol shows answers; one object for each HTTP request. ``end`` closes a stream that ended in order."""
+
+    end = b""
+
+    @abstractmethod
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
+        """The body of an answer in one, from the answers of all choices."""
+
+    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002
+        """The events of a stream that show one piece of one choice; there may be none."""
+        return ()
+
+    def last_events(self) -> Iterable[msgspec.Struct]:
+        """The events after the last piece of the last choice."""
+        return ()
+
+    def failure(self, error: ErrorBody) -> msgspec.Struct:
+        """The last event of a stream that broke."""
+        return error
+
+
+class NativeShape(Shape):
+    """Answers of ``/generate``: pieces as they are, of ``n`` choices with their index."""
+
+    end = DONE
+
+    def __init__(self, n: int = 1) -> None:
+        self._n = n
+
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[object]:
+        shown = []
+        for index, answer in enumerate(answers):
+            if index:
+                yield
+            shown.append(self._indexed(index, (yield from self._spelled(answer))))
+        return shown if self._n > 1 else shown[0]
+
+    def _spelled(self, answer: GenerateAnswer) -> Shaping[GenerateAnswer]:
+        meta, fields = answer.meta_info, dict[str, Any]()
+        for name in META_LISTS:
+            entries = getattr(meta, name)
+            if entries is not msgspec.UNSET:
+                fields[name] = listed((yield from spelled(entries, MAX_TOP_LOGPROBS, lambda entry: entry)))
+        return msgspec.structs.replace(answer, meta_info=msgspec.structs.replace(meta, **fields))
+
+    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:
+        return (self._indexed(index, piece),)
+
+    def _indexed(self, index: int, answer: GenerateAnswer) -> GenerateAnswer:
+        return answer if self._n == 1 else msgspec.structs.replace(answer, index=index)
+
+
+class Request:
+    """A request that was sent. It is registered until its terminal reply, whether or not its client is still there."""
+
+    def __init__(self, rid: str, hand_over: HandOver) -> None:
+        self.rid = rid
+        self.hand_over = hand_over
+        self.has_ended = False
+        # A message that ends it was sent: its rid is free for what is sent after that.
+        self.is_ending = False
+
+
+class Sessions:
+    """All requests to one scheduler. ``send`` takes each message for it, in order.
+
+    Those of a decode engine have ``prefills``, which choose who computes their prompts.
+    """
+
+    def __init__(self, send: Callable[[ClientMessage], None], prefills: Prefills | None = None) -> None:
+        self._send = send
+        self._prefills = prefills
+        self._open: dict[str, Request] = {}
+        # Earlier lives of a rid that is used again before their terminal replies are here, oldest first.
+        self._ending: dict[str, deque[Request]] = {}
+        # Answers of several choices, by their own rids, until the last choice has ended.
+        self._answers: dict[str, Session] = {}
+        self._broken: ApiError | None = None
+        self._closed: ApiError | None = None
+
+    @property
+    def broken(self) -> ApiError | None:
+        """Why the engine is gone; None while it is there."""
+        return self._broken
+
+    @property
+    def closed(self) -> ApiError | None:
+        """Why no further request is accepted; None while they are. Open requests may go on."""
+        return self._broken or self._closed
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open) + sum(map(len, self._ending.values()))
+
+    def send(self, message: ClientMessage) -> None:
+        """Send a message; the rids of the requests that it ends are free from now on.
+
+        An abort of an answer of several choices ends them all.
+        """
+        answer = self._answers.get(message.rid) if isinstance(message, Abort) else None
+        if answer is not None and isinstance(message, Abort):
+            message = answer.call_off(message)
+        for rid in ended_by(message, self._open.keys()):
+            self._open[rid].is_ending = True
+        self._send(message)
+
+    def check_free(self, rids: Iterable[str]) -> None:
+        """Raise ApiError: 409 for a rid that is live, as a request's or as that of an answer of several choices."""
+        for rid in rids:
+            request, answer = self._open.get(rid), self._answers.get(rid)
+            if (request is not None and not request.is_ending) or (answer is not None and answer.is_live):
+                raise ApiError.rid_is_live(rid)
+
+    def begin(self, answer: Session) -> None:
+        """Know an answer of several choices by its rid. Raises ApiError: 409 where one of its rids is live."""
+        self.check_free([answer.rid, *answer.rids])
+        self._answers[answer.rid] = answer
+
+    def end(self, answer: Session) -> None:
+        """The last choice of this answer has ended."""
+        if self._answers.get(answer.rid) is answer:
+            del self._answers[answer.rid]
+
+    def start(self, message: Generate, hand_over: HandOver) -> Request:
+        """Send a request. Raises ApiError: 409 for a rid that is live, 503 when closed or when the engine is gone."""
+        if self.closed is not None:
+            raise self.closed
+        self.check_free([message.rid])
+        before = self._open.get(message.rid)
+        if before is not None:
+            self._ending.setdefault(message.rid, deque()).append(before)
+        request = self._open[message.rid] = Request(message.rid, hand_over)
+        self.send(message if self._prefills is None else self._prefills.place(message))
+        return request
+
+    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ask for the end of a request; it stays registered until the scheduler's terminal reply."""
+        superseded = self._open.get(request.rid) is not request
+        if not request.has_ended and not superseded and self._broken is None:
+            self.send(Abort(rid=request.rid, finish_reason=reason))
+
+    def take(self, reply: TokenOutput | Refusal) -> None:
+        """Hand a reply to its request; replies to requests that are not known are dropped."""
+        rid, is_refusal = reply.rid, isinstance(reply, Refusal)
+        if self._prefills is not None:
+            self._prefills.heard(rid)
+        # A refusal is about the newest life: an older one was admitted.
+        older = None if is_refusal else self._ending.get(rid)
+        request = older[0] if older else self._open.get(rid)
+        if request is None:
+            return
+        output = ApiError.of_refusal(reply) if isinstance(reply, Refusal) else reply
+        request.has_ended = isinstance(output, ApiError) or output.finish_reason is not None
+        if request.has_ended and older:
+            older.popleft()
+            if not older:
+                del self._ending[rid]
+        elif request.has_ended:
+            del self._open[rid]
+        request.hand_over(output)
+
+    def break_off(self, reason: ApiError) -> None:
+        """End every open request with an error, and refuse all further ones. The first reason stays."""
+        if self._broken is not None:
+            return
+        self._broken = reason
+        requests = [*self._open.values(), *(one for lives in self._ending.values() for one in lives)]
+        self._open.clear()
+        self._ending.clear()
+        for request in requests:
+            request.has_ended = True
+            request.hand_over(reason)
+
+    def close(self, reason: ApiError) -> None:
+        self._closed = reason
+
+
+class Session:
+    """The answer to one HTTP request: its choices, sent together, shown as they come, aborted together.
+
+    ``on_output`` is called when an output or a failure has come; what it becomes is asked for by the shell, as ``part``
+    of a stream or as a whole. ``observe`` makes what is told of a choice's outputs.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        order: Order,
+        shape: Shape,
+        decoder: Decoder,
+        *,
+        observe: Callable[[], Observer] = lambda: _ignore,
+        request_id: str | None = None,
+    ) -> None:
+        self._sessions = sessions
+        self._order = order
+        self._shape = shape
+        self._decoder = decoder
+        self._observe = observe
+        self._request_id = request_id
+        self._choices: list[_Choice] = []
+        self._outputs: deque[tuple[int, TokenOutput | ApiError]] = deque()
+        self._ended = 0
+        # Choices that were sent and have no terminal reply.
+        self._unended = 0
+        self._has_shown = False
+        self._overdue: list[tuple[int, _TimedOut]] = []
+        self._failure: ApiError | None = None
+        self._kept: list[list[GenerateAnswer]] = []
+        # A stream's status was said with its first pieces; it is over with the last part.
+        self.has_begun = self.is_told = False
+        self.is_aborted = self._is_called_off = False
+        self.on_output: Callable[[], None] = _nothing
+
+    # -- its requests --
+
+    def send_some(self) -> bool:
+        """Send requests in their order, up to a bound of prompt tokens; True while there are more to send.
+
+        Nothing is sent after ``abort``. Raises ApiError when one is refused: the others are aborted.
+        """
+        if not self._choices and len(self._order.messages) > 1:
+            self._sessions.begin(self)
+        tokens = 0
+        while self.is_cut_short and not self.is_aborted:
+            if tokens >= TOKENS_A_TURN:
+                return True
+            index = len(self._choices)
+            message = self._order.messages[index]
+            answer, observe = Answer(self._decoder, message, shows_stop=self._order.shows_stop), self._observe()
+            try:
+                request = self._sessions.start(message, functools.partial(self._take, index))
+            except ApiError:
+                self.abort()
+                raise
+            self._choices.append(_Choice(request, answer, observe))
+            self._unended += 1
+            if self._is_called_off:
+                self._sessions.abort(request)
+            tokens += len(message.prompt_ids)
+        return False
+
+    @property
+    def is_cut_short(self) -> bool:
+        """True while requests of the order were not sent."""
+        return len(self._choices) < len(self._order.messages)
+
+    def abort(self) -> None:
+        """Ask the scheduler to end all of them, as when the client left. Those that have ended are left alone."""
+        if self.is_aborted:
+            return
+        self.is_aborted = True
+        for choice in self._choices:
+            self._sessions.abort(choice.request)
+        self._forget_if_ended()
+
+    def call_off(self, abort: Abort) -> Abort:
+        """An operator aborts the answer: abort all choices but the last live one; returns what that is sent."""
+        self._is_called_off = True
+        live = [c.request for c in self._choices if not (c.request.has_ended or c.request.is_ending)]
+        for request in live[:-1]:
+            self._sessions.abort(request)
+        return msgspec.structs.replace(abort, rid=live[-1].rid) if live else abort
+
+    @property
+    def rid(self) -> str:
+        return self._order.rid
+
+    @property
+    def rids(self) -> list[str]:
+        return [message.rid for message in self._order.messages]
+
+    @property
+    def is_live(self) -> bool:
+        """False once each of its requests has ended or is being ended."""
+        if self.is_aborted or self._is_called_off:
+            return False
+        return self.is_cut_short or any(not c.request.has_ended and not c.request.is_ending for c in self._choices)
+
+    def _forget_if_ended(self) -> None:
+        if not self._unended and (self.is_aborted or not self.is_cut_short):
+            self._sessions.end(self)
+
+    # -- its answer --
+
+    @property
+    def has_more(self) -> bool:
+        """True while ``part`` or ``collect`` would give or raise something at once."""
+        return bool(self._outputs) or self._failure is not None
+
+    @property
+    def is_over(self) -> bool:
+        """True once the last choice has ended, and its last piece was given."""
+        return self._ended == len(self._choices) and not self.has_more
+
+    def part(self) -> bytes:
+        """The events of a stream for what has come, up to a bound, and its end if that is there too; may be empty.
+
+        An error after the first piece is the last event; only a stream that ended in order is closed.
+        Raises ApiError for one before it.
+        """
+        try:
+            pieces = self.pieces()
+            self.has_begun = self.has_begun or bool(pieces)
+            part = written(event for index, piece in pieces for event in self._shape.events(index, piece))
+            if self.is_over:
+                self.is_told = True
+                part += written(self._shape.last_events()) + self._shape.end
+        except ApiError as exc:
+            if not self.has_begun:
+                raise
+            self.is_told = True
+            part = written([self._shape.failure(exc.body_for(self._request_id))])
+        return part
+
+    def collect(self) -> bool:
+        """Take in what has come of an answer that is sent whole; True once it is over. Raises ApiError."""
+        self._kept += [[] for _ in range(len(self._choices) - len(self._kept))]
+        for index, piece in self.pieces():
+            self._kept[index].append(piece)
+        return self.is_over
+
+    def body(self) -> Shaping[bytes]:
+        answers, values = list[GenerateAnswer](), 0
+        for index, pieces in enumerate(self._kept):
+            if index:
+                yield
+            answers.append(joined(pieces))
+        body = msgspec.json.encode((yield from self._shape.whole(answers)))
+        answers.clear()
+        # To let go of a million values at once takes 60 ms too.
+        for pieces in self._kept:
+            while pieces:
+                values += _values_of(pieces.pop().meta_info)
+                if values > VALUES_A_TURN:
+                    yield
+                    values = 0
+        return body
+
+    def pieces(self) -> list[IndexedPiece]:
+        """The pieces that are there, up to a bound, with the index of their choice, in the order in which they came.
+
+        Raises ApiError, after what came before it, when a choice was refused or failed; the others are aborted then. A
+        choice whose time was over before its first token fails the answer only if no other choice has a token.
+        """
+        pieces: list[IndexedPiece] = []
+        try:
+            if self._failure is not None:
+                raise self._failure
+            values = 0
+            for _ in range(min(len(self._outputs), OUTPUTS_A_TURN)):
+                index, output = self._outputs.popleft()
+                pieces += self._shown(index, output)
+                values += 0 if isinstance(output, ApiError) else _prompt_values(output)
+                if values >= VALUES_A_TURN:
+                    break
+        except ApiError as exc:
+            self._failure = exc
+            self._outputs.clear()
+            self.abort()
+            if not pieces:
+                raise
+        return pieces
+
+    def _take(self, index: int, output: TokenOutput | ApiError) -> None:
+        self._outputs += [(index, output)] if isinstance(output, ApiError) else [(index, one) for one in _split(output)]
+        self._unended -= self._choices[index].request.has_ended
+        self._forget_if_ended()
+        self.on_output()
+
+    def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:
+        """What an output shows. Raises ApiError."""
+        if isinstance(output, ApiError):
+            raise self._named(output)
+        self._ended += output.finish_reason is not None
+        choice = self._choices[index]
+        stopped_before = choice.answer.stop_found
+        try:
+            piece = choice.piece(output, self._order.grammar_field)
+            pieces = [(index, piece)] if is_shown(piece) else []
+        except _TimedOut as exc:
+            self._overdue.append((index, exc))
+            pieces = []
+        except ApiError as exc:
+            raise self._named(exc) from exc
+        # A client that left has had its requests aborted.
+        if choice.answer.stop_found and not stopped_before and not self.is_aborted:
+            self._sessions.abort(choice.request, FinishReason.STOP)
+        self._has_shown = self._has_shown or bool(pieces)
+        if self._overdue and self._has_shown:
+            pieces += [(overdue, end.piece) for overdue, end in self._overdue]
+            self._overdue.clear()
+        elif self._overdue and self._ended == len(self._choices):
+            raise self._overdue[0][1]
+        return pieces
+
+    def _named(self, error: ApiError) -> ApiError:
+        """An error of the LoRA, by the field that asked for it."""
+        return error.naming(self._order.lora_field) if error.body.error.param == LORA_PARAM else error
+
+
+class _TimedOut(ApiError):
+    """The time of a request was over before its first token. ``piece`` shows that beside choices that have some."""
+
+    def __init__(self, why: str, piece: GenerateAnswer) -> None:
+        super().__init__(ErrorType.TIME_LIMIT, why)
+        self.piece = piece
+
+
+class _Choice(NamedTuple):
+    request: Request
+    answer: Answer
+    observe: Observer
+
+    def piece(self, output: TokenOutput, grammar_field: str | None) -> GenerateAnswer:
+        """What is new with an output: text and ids are deltas, counts are totals; the last one has a finish reason.
+
+        Raises ApiError when the request was ended by an error or a fault of its own, _TimedOut when its time was over
+        before its first token.
+        """
+        self.observe(output)
+        if output.finish_reason in FAILURES:
+            raise ApiError.of_failure(output, grammar_field)
+        piece = self.answer.piece(output)
+        if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
+            raise _TimedOut(output.error or "the time of this request is over", piece)
+        return piece
+
+
+def spelled(entries: Sequence[_Entry], values_each: int, spell: Callable[[_Entry], object]) -> Shaping[bytes]:
+    """The inside of a JSON list of what ``spell`` makes of entries, each with so many values."""
+    count = max(1, VALUES_A_TURN // max(1, values_each))
+    parts = []
+    for start in range(0, len(entries), count):
+        if start:
+            yield
+        parts.append(msgspec.json.encode([spell(entry) for entry in entries[start : start + count]])[1:-1])
+    return b",".join(parts)
+
+
+def listed(*insides: bytes) -> Any:
+    """A JSON list, from the insides of lists; it stands for the list of the entries that were spelled."""
+    return msgspec.Raw(b"[" + b",".join([inside for inside in insides if inside]) + b"]")
+
+
+def finished(shaping: Shaping[_Result]) -> _Result:
+    """What is made, without a turn in between."""
+    while True:
+        try:
+            next(shaping)
+        except StopIteration as done:
+            result: _Result = done.value
+            return result
+
+
+def _values_of(meta: MetaInfo) -> int:
+    """The most logprobs that a piece may have."""
+    entries = len(meta.input_token_logprobs or ()) + len(meta.output_logprobs or ())
+    return entries * (1 + MAX_TOP_LOGPROBS)
+
+
+def _prompt_values(output: TokenOutput) -> int:
+    """The logprobs of a prompt in an output."""
+    logprobs = output.prompt_logprobs
+    return len(logprobs) * (1 + len(logprobs[0].top)) if logprobs else 0
+
+
+def _split(output: TokenOutput) -> list[TokenOutput]:
+    """An output as several, none of which has more logprobs of its prompt than are spelled in a turn."""
+    logprobs = output.prompt_logprobs
+    if _prompt_values(output) <= VALUES_A_TURN:
+        return [output]
+    count = max(1, VALUES_A_TURN // (1 + len(logprobs[0].top)))
+    *first, last = (logprobs[start : start + count] for start in range(0, len(logprobs), count))
+    bare = msgspec.structs.replace(
+        output, token_ids=(), logprobs=(), finish_reason=None, stop_token_id=None, error=None
+    )
+    parts = [msgspec.structs.replace(bare, prompt_logprobs=part) for part in first]
+    return [*parts, msgspec.structs.replace(output, prompt_logprobs=last)]
+
+
+def written(events: Iterable[msgspec.Struct]) -> bytes:
+    """Server-sent events as they are written; those of a tagged kind have its name."""
+    return b"".join([_named(event) + b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
+
+
+def _named(event: msgspec.Struct) -> bytes:
+    tag = event.__struct_config__.tag
+    return b"" if tag is None else b"event: %b\n" % str(tag).encode()
+
+
+def _ignore(output: TokenOutput) -> None:
+    """Nobody observes it."""
+
+
+def _nothing() -> None:
+    """Outputs wait until they are asked for."""

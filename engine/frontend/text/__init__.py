@@ -1,0 +1,1 @@
+"""Token ids to text: the tokenizer, stop strings, reasoning, tool calls."""

@@ -1,0 +1,295 @@
+"""Grammars in Lark of what a model has to write: reasoning, an answer, calls that keep to their schemas.
+
+Owns how texts, special tokens and schemas are spelled in them, and how each family's format is written as a grammar, so
+that its parser finds a call for sure. Values that can be nothing but texts are written as they are; of their schemas
+the choices and the length are kept. Compiles nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.core.messages import Grammar, GrammarKind
+from engine.frontend.text.reasoning import BEGIN, END, ReasoningStart
+from engine.frontend.text.tools.call_parser import is_text, properties_of
+
+HEADER = "%llguidance {}"
+# A slash ends a regex in Lark, unless it is escaped already.
+_ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
+ANY_TEXT = r"TEXT: /(.|\n)*/"
+# As models were trained to write JSON, and without room to lose one's way in whitespace.
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class LarkRules:
+    """The rules of one grammar. ``special_ids`` are the special tokens of the vocabulary, which have no bytes there."""
+
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
+        self._special_ids = special_ids
+        self._rules = [HEADER]
+
+    def add(self, rule: str) -> None:
+        self._rules.append(rule)
+
+    def text(self, *pieces: str) -> str:
+        """Pieces of text one after the other; one that is a special token is that token."""
+        return " ".join(self._piece(piece) for piece in pieces if piece)
+
+    def ending(self, piece: str) -> str | None:
+        """What stands for a piece that is a special token, which ends any text; None for one that is text itself."""
+        return self._piece(piece) if piece in self._special_ids else None
+
+    def add_reasoning(self, start: ReasoningStart | None) -> str:
+        """Add rules for reasoning; returns what stands for it before the answer, nothing where there is none."""
+        if start is None:
+            return ""
+        end = self._special_ids.get(END)
+        self.add(r"SPACE: /[ \n]{0,4}/")
+        if end is None:
+            self.add(rf"thought[suffix={json.dumps(END)}]: /(.|\n)*/")
+        else:
+            self.add(rf"thought: /(.|\n)*/ <[{end}]>")
+        begin = self._piece(BEGIN)
+        marked = f"{begin} thought SPACE"
+        rule = {
+            ReasoningStart.OPEN: "thought SPACE",
+            ReasoningStart.MARKED: f"({marked})?",
+            ReasoningStart.ASSUMED: f"{begin}? thought SPACE",
+        }[start]
+        self.add(f"reasoning: {rule}")
+        return "reasoning "
+
+    def grammar(self) -> Grammar:
+        return Grammar(GrammarKind.EBNF, "\n".join(self._rules))
+
+    def _piece(self, piece: str) -> str:
+        token_id = self._special_ids.get(piece)
+        return json.dumps(piece, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
+
+
+def after_reasoning(grammar: Grammar, start: ReasoningStart, special_ids: Mapping[str, int]) -> Grammar | None:
+    """A grammar of the answer alone as one of the whole output; None for a kind that cannot be a part of another."""
+    rules = LarkRules(special_ids)
+    body = rule_body(grammar)
+    if body is None:
+        return None
+    rules.add(f"start: {rules.add_reasoning(start)}answer")
+    rules.add(f"answer: {body}")
+    return rules.grammar()
+
+
+def rule_body(grammar: Grammar) -> str | None:
+    """A grammar as the body of a rule; None for a kind that cannot be a part of another."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return "%json " + json.dumps(spaced(json.loads(grammar.text)))
+        case GrammarKind.REGEX:
+            escaped = _ESCAPED_OR_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], grammar.text)
+            return "/" + escaped.replace("\n", r"\n") + "/"
+        case GrammarKind.CHOICE:
+            return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(grammar.text))
+        case _:
+            return None
+
+
+def spaced(schema: Any) -> Any:
+    """A schema whose JSON is spaced as models write it."""
+    return {"x-guidance": SPACING, **schema} if isinstance(schema, dict) else schema
+
+
+DEFINITIONS = ("$defs", "definitions")
+ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
+LONGEST_BOUND = 10_000
+
+
+class ArgumentForm(msgspec.Struct, frozen=True, kw_only=True):
+    """How a family writes arguments, in pieces of which some are markers.
+
+    An argument is ``before``, its name, ``between``, its value and ``after``; ``separator`` stands between two.
+    ``raw``: a text has no quotes.
+    """
+
+    before: tuple[str, ...] = ()
+    between: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    separator: tuple[str, ...] = ()
+    raw: bool
+
+
+def add_arguments(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any], name: str) -> str:
+    """Add rules for the arguments of a tool, in the order of its schema; returns what stands for them."""
+    properties = properties_of(schema)
+    if not properties:
+        return "" if schema.get("additionalProperties") is False else _add_any(rules, form, name)
+    required = schema.get("required")
+    required = required if isinstance(required, list) else []
+    definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
+    count, separator = len(properties), rules.text(*form.separator)
+    # Of each place two rules: before it no argument was written, or one was.
+    for number, (key, described) in enumerate(properties.items()):
+        one = f"{name}_{number}"
+        value = _add_value(rules, form, definitions | described, f"{one}_value")
+        rules.add(f"{one}: {rules.text(*form.before, key, *form.between)} {value}")
+        last = number == count - 1
+        more = "" if last else f"{name}_more_{number + 1}"
+        skipped = " | " + ('""' if last else f"{name}_more_{number + 1}")
+        rules.add(f"{name}_more_{number}: {separator} {one} {more}" + ("" if key in required else skipped))
+        skipped = " | " + ('""' if last else f"{name}_from_{number + 1}")
+        rules.add(f"{name}_from_{number}: {one} {more}" + ("" if key in required else skipped))
+    return f"{name}_from_0"
+
+
+def _add_any(rules: LarkRules, form: ArgumentForm, name: str) -> str:
+    value = _add_value(rules, form, {"type": "string"} if form.raw else {}, f"{name}_value")
+    rules.add(f"{name.upper()}_KEY: {ANY_KEY}")
+    rules.add(f"{name}_one: {rules.text(*form.before)} {name.upper()}_KEY {rules.text(*form.between)} {value}")
+    rules.add(f"{name}_any: ({name}_one ({rules.text(*form.separator)} {name}_one)*)?")
+    return f"{name}_any"
+
+
+def _add_value(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any], name: str) -> str:
+    """Add a rule for a value and what stands after it; returns the rule's name."""
+    after = rules.text(*form.after)
+    if not (form.raw and is_text(schema)):
+        rules.add(f"{name}: {name}_json {after}")
+        rules.add(f"{name}_json: %json {json.dumps(spaced(dict(schema)))}")
+    elif "enum" in schema:
+        choices = " | ".join(rules.text(choice) or '""' for choice in schema["enum"])
+        rules.add(f"{name}: ({choices}) {after}")
+    else:
+        closing, *rest = form.after
+        ends = rules.ending(closing)
+        text = rf"/(.|\n){_length_of(schema)}/"
+        rules.add(f"{name}: {name}_text {rules.text(*rest)}")
+        rules.add(f"{name}_text: {text} {ends}" if ends else f"{name}_text[suffix={json.dumps(closing)}]: {text}")
+    return name
+
+
+def _length_of(schema: Mapping[str, Any]) -> str:
+    fewest, most = (schema.get(key) for key in ("minLength", "maxLength"))
+    fewest = fewest if isinstance(fewest, int) and 0 < fewest <= LONGEST_BOUND else 0
+    if not isinstance(most, int) or not fewest <= most <= LONGEST_BOUND:
+        return f"{{{fewest},}}" if fewest else "*"
+    return f"{{{fewest},{most}}}"
+
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
+
+
+class CallForm(msgspec.Struct, frozen=True, kw_only=True):
+    """How a family writes calls, in pieces of which some are markers.
+
+    ``opening`` and ``closing`` stand around all calls, ``separator`` between two of them. A call is ``before``, its
+    name, ``between``, its arguments and ``after``; ``quoted`` says that the name is a JSON string. Without
+    ``arguments`` they are an object in JSON.
+    """
+
+    opening: tuple[str, ...] = ()
+    before: tuple[str, ...]
+    quoted: bool = True
+    between: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    separator: tuple[str, ...] = ()
+    closing: tuple[str, ...] = ()
+    arguments: ArgumentForm | None = None
+
+
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool with the schema of its arguments; None: it has none. ``strict`` ones are held to it in every call."""
+
+    name: str
+    parameters: dict[str, Any] | None
+    strict: bool
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What the arguments must be: always an object."""
+        return NO_PARAMETERS if self.parameters is None else ANY_PARAMETERS | self.parameters
+
+
+def required_calls(
+    form: CallForm,
+    tools: Sequence[OfferedTool],
+    reasoning: ReasoningStart | None,
+    special_ids: Mapping[str, int],
+    *,
+    several: bool,
+) -> Grammar:
+    """The grammar of an output that is calls alone, one or ``several``, after its reasoning."""
+    rules = LarkRules(special_ids)
+    rules.add(f"start: {rules.add_reasoning(reasoning)}calls")
+    _add_calls(rules, form, tools, several=several)
+    return rules.grammar()
+
+
+def calls_or_answer(
+    form: CallForm,
+    tools: Sequence[OfferedTool],
+    answer: Grammar,
+    reasoning: ReasoningStart | None,
+    special_ids: Mapping[str, int],
+) -> Grammar | None:
+    """The grammar of an output that is calls alone or an answer of a grammar.
+
+    None where the one could not be told from the other: for a grammar that cannot be a part of another, and for calls
+    that begin as JSON does.
+    """
+    body = rule_body(answer)
+    if body is None or (form.opening or form.before)[0].startswith("{"):
+        return None
+    rules = LarkRules(special_ids)
+    rules.add(f"start: {rules.add_reasoning(reasoning)}(answer | calls)")
+    rules.add(f"answer: {body}")
+    _add_calls(rules, form, tools, several=True, only_strict=True)
+    return rules.grammar()
+
+
+def calls_if_any(
+    form: CallForm, tools: Sequence[OfferedTool], reasoning: ReasoningStart | None, special_ids: Mapping[str, int]
+) -> Grammar:
+    """The grammar of an output that may have calls anywhere, those of strict tools with arguments of their schemas."""
+    rules = LarkRules(special_ids)
+    trigger, *rest = form.opening or form.before
+    rules.add(f"start: {rules.add_reasoning(reasoning)}(head calls)* TEXT")
+    rules.add(ANY_TEXT)
+    rules.add(
+        f"head: TEXT {rules.text(trigger)}" if trigger in special_ids else f"head[lazy]: TEXT {rules.text(trigger)}"
+    )
+    if form.opening:
+        more = f"({rules.text(*form.separator)} call)*"
+        rules.add(f"calls: {rules.text(*rest)} call {more} {rules.text(*form.closing)}")
+        rules.add(f"call: {_choice_of(rules, form, tools, skip=0, only_strict=True)}")
+    else:
+        rules.add(f"calls: {_choice_of(rules, form, tools, skip=1, only_strict=True)}")
+    return rules.grammar()
+
+
+def _add_calls(
+    rules: LarkRules, form: CallForm, tools: Sequence[OfferedTool], *, several: bool, only_strict: bool = False
+) -> None:
+    """Add a rule ``calls`` for calls and what stands around them."""
+    more = f" ({rules.text(*form.separator)} call)*" if several else ""
+    rules.add(f"calls: {rules.text(*form.opening)} call{more} {rules.text(*form.closing)}")
+    rules.add(f"call: {_choice_of(rules, form, tools, skip=0, only_strict=only_strict)}")
+
+
+def _choice_of(
+    rules: LarkRules, form: CallForm, tools: Sequence[OfferedTool], *, skip: int, only_strict: bool = False
+) -> str:
+    """Add a rule for a call of each tool, without its first ``skip`` pieces; returns the choice between them."""
+    for number, tool in enumerate(tools):
+        name = json.dumps(tool.name, ensure_ascii=False) if form.quoted else tool.name
+        schema = tool.schema if tool.strict or not only_strict else ANY_PARAMETERS
+        before, after = rules.text(*form.before[skip:], name, *form.between), rules.text(*form.after)
+        if form.arguments is not None:
+            rules.add(f"call_{number}: {before} {add_arguments(rules, form.arguments, schema, f'a{number}')} {after}")
+            continue
+        rules.add(f"call_{number}: {before} arguments_{number} {after}")
+        rules.add(f"arguments_{number}: %json {json.dumps(spaced(schema))}")
+    return " | ".join(f"call_{number}" for number in range(len(tools)))
