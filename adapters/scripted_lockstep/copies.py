@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from engine.core.routing.picture import CachePicture
+from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Launched, Scheduler
 from engine.core.scheduler.counters import Counters
 from scripted.core.account import Account

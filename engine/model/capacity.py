@@ -21,7 +21,7 @@ from engine.core.errors import ConfigError
 from engine.core.limits import Limits, ModelFacts
 from engine.model.arithmetic import stage_devices
 from engine.model.checkpoint import read_quantization, resolve_folder
-from engine.model.stored import stored_tensors
+from engine.model.checkpoint_files import stored_tensors
 
 # Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
 # all other processes on the machine.

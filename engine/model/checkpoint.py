@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from engine.core.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
 from engine.core.errors import CheckpointError
 from engine.core.limits import ModelFacts, embedded_facts
+from engine.model.checkpoint_files import read_json, stored_tensors
 from engine.model.embedded import embedded_folder
 from engine.model.pooling import PoolingKind, read_pooling
 from engine.model.quantization import Quantization, quantization_of
-from engine.model.stored import read_json, stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

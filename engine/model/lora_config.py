@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from engine.core.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.core.errors import CheckpointError
+from engine.model.checkpoint_files import read_json
 from engine.model.embedded_lora import embedded_lora_folder
-from engine.model.stored import read_json
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"

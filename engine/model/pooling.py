@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from engine.core.errors import CheckpointError
-from engine.model.stored import read_json
+from engine.model.checkpoint_files import read_json
 
 _MODULES: Final = "modules.json"
 _POOLING: Final = "config.json"

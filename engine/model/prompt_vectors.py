@@ -12,8 +12,8 @@ import torch
 
 from engine.core.messages import TokenLogprob
 from engine.core.plan import Segment
-from engine.model.choice import Sampled
 from engine.model.pooling import Pooling, PoolingKind
+from engine.model.sampler_output import Sampled
 
 
 class PromptVectors:

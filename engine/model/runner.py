@@ -22,7 +22,6 @@ from engine.core.limits import Limits
 from engine.core.messages import Completion
 from engine.core.plan import Control, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, SleepSwitch, WeightUpdate
 from engine.grammar.compiled import CompiledGrammars
-from engine.model.asleep import AsleepStage, FileStates, give_back, require_as_read, states_of
 from engine.model.backend import ComputingStage, make_stage
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, emitters_of
 from engine.model.checkpoint import (
@@ -33,7 +32,6 @@ from engine.model.checkpoint import (
     resolve_folder,
     tokenizer_reader,
 )
-from engine.model.choice import LaunchedStep
 from engine.model.drafting import DraftModel
 from engine.model.host_pool import HostPool
 from engine.model.lora import LoadedLora, StageLoras
@@ -42,7 +40,9 @@ from engine.model.page_image import PageImages
 from engine.model.profiling import StageProfile
 from engine.model.prompt_logprobs import PromptScores, ScoreTaker
 from engine.model.prompt_vectors import PromptVectors
+from engine.model.sampler_output import LaunchedStep
 from engine.model.sampling import Sampler
+from engine.model.sleeping_stage import AsleepStage, FileStates, give_back, require_as_read, states_of
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.model.verification import verify

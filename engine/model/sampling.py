@@ -17,7 +17,7 @@ from engine.core.errors import IntegrityError
 from engine.core.messages import RequestError, TokenLogprob
 from engine.core.plan import SamplingSpec, Segment
 from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher
-from engine.model.choice import Choice, Sampled
+from engine.model.sampler_output import Choice, Sampled
 from engine.model.transfer import sent
 
 # The ids of all tokens of a segment's request so far, the last one computed included, by position.

@@ -23,8 +23,8 @@ from engine.model.arithmetic import compute_dtype, relative_difference, stage_de
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, LayersBatch, require_hidden
 from engine.model.checkpoint import SERVED, heads_of
 from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
+from engine.model.fused_decoder import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.kv_pool import KVPool
-from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.lora import BatchLoras, StageLoras
 from engine.model.pooling import PoolingKind
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of

@@ -16,8 +16,8 @@ from engine.core.errors import EngineError
 from engine.core.messages import Completion, GrammarReady, PipelineEvent, TransferEvent
 from engine.core.plan import Forward, GrammarOrder, Microbatch, TransferOrder
 from engine.grammar.compiled import GrammarCompiler
-from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner
+from engine.model.sampler_output import LaunchedStep
 from engine.pipeline.kv_port import KVPort
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView

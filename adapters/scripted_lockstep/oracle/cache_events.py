@@ -6,7 +6,7 @@ import functools
 
 from engine.core.memory import KVMemory
 from engine.core.memory.node import KvKey, page_keys
-from engine.core.routing.picture import CachePicture
+from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import StepResult
 from scripted.core.violation import Violation
 

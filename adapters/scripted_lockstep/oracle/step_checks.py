@@ -34,7 +34,7 @@ from engine.core.messages import (
     ended_by,
 )
 from engine.core.plan import Microbatch, SendPages
-from engine.core.routing.picture import CachePicture
+from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Scheduler, StepResult
 from scripted.core.oracle import Oracle, Paused
 from scripted.core.violation import Violation

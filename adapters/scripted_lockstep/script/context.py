@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from engine.core.routing.picture import CachePicture
+from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Request
 from engine.core.stats import EngineStats
 from engine.pipeline.wire import StageView

@@ -30,7 +30,7 @@ from engine.core.messages import (
     ended_by,
 )
 from engine.core.plan import ForwardMode
-from engine.core.routing.picture import CachePicture
+from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.core.clock import VirtualClock
 from scripted.core.named import OWN

@@ -21,8 +21,8 @@ from starlette.responses import Response
 from engine.cluster.router.front import ENGINE_HEADER
 from engine.cluster.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
 from engine.core.errors import ConfigError
+from engine.core.routing.cache_index import FollowedCache
 from engine.core.routing.operators import OWED, Message, Operators
-from engine.core.routing.picture import FollowedCache
 from engine.core.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 from engine.frontend.http.auth import Access
 from engine.frontend.http.metrics import PREFIX

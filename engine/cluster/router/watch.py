@@ -20,7 +20,7 @@ from engine.cluster.router.engines import RoutedEngines
 from engine.cluster.router.prompt_reader import ReadsPrompts
 from engine.core.errors import ConfigError, EngineError
 from engine.core.limits import Limits
-from engine.core.routing.picture import Batch, FollowedCache
+from engine.core.routing.cache_index import Batch, FollowedCache
 from engine.core.routing.placement import ReplicaLoad
 from engine.frontend.http.kv_events import END, batch_of, written
 from engine.frontend.schema.errors import ApiError

@@ -14,7 +14,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from engine.cluster.router.proxy import PassedRequest
 from engine.cluster.router.watch import Subscription
-from engine.core.routing.picture import FollowedCache
+from engine.core.routing.cache_index import FollowedCache
 from engine.core.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 from engine.frontend.schema.errors import ApiError, ErrorType
 

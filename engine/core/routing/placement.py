@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from engine.core.memory.node import page_keys
 from engine.core.messages import salt_key
-from engine.core.routing.picture import FollowedCache
+from engine.core.routing.cache_index import FollowedCache
 
 # What orders replicas: weight, pending prefill tokens, free pages (more is better), how long ago it was chosen.
 Rank = tuple[int, int, int, int]

@@ -19,7 +19,7 @@ import zmq
 
 from engine.core.errors import EngineError
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.core.routing.picture import Batch
+from engine.core.routing.cache_index import Batch
 
 MAX_KEPT_BATCHES: Final = 10_000
 MAX_KEPT_BYTES: Final = 64 * 2**20

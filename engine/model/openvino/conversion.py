@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 
 from engine.core.errors import OpenVINOError, StepFailedError
 from engine.model.dequantization import Integers
-from engine.model.lean import why_not_lean
+from engine.model.fused_decoder import why_not_lean
 from engine.model.openvino.paging import Place, StageGraph, mark
 from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
 from engine.model.weights import WeightFiles

@@ -25,7 +25,7 @@ from engine.model.kv_pool import KVPool
 from engine.model.lora import StageLoras
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
-from engine.model.openvino.kept import stage_graph
+from engine.model.openvino.graph_cache import stage_graph
 from engine.model.openvino.paging import StageGraph
 from engine.model.openvino.threads import stage_threads
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of

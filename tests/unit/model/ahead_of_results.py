@@ -12,8 +12,8 @@ from chained_stages import DEVICE, ChainedStages, limits_for
 from engine.core.config import EngineConfig
 from engine.core.messages import Completion
 from engine.core.plan import UNKNOWN_TOKEN, Microbatch, SamplingSpec
-from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner
+from engine.model.sampler_output import LaunchedStep
 
 SPECS = [
     SamplingSpec(seed=0, return_logprob=True, top_logprobs_num=2),

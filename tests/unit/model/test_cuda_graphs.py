@@ -23,8 +23,8 @@ from engine.core.plan import SamplingSpec, Segment, WeightUpdate
 from engine.model import cuda_graphs
 from engine.model.batch import DecodeBatch
 from engine.model.cuda_graphs import graph_sizes, why_no_graphs
+from engine.model.fused_decoder import LeanDecoder
 from engine.model.kv_pool import KVPool
-from engine.model.lean import LeanDecoder
 
 PROMPTS = [[(row * 31 + place * 7) % 190 for place in range(5 + 6 * row)] for row in range(5)]
 SPECS = [SamplingSpec(seed=row, temperature=0.9 if row % 2 else 0.0) for row in range(5)]

@@ -17,9 +17,9 @@ from engine.core.config import EngineConfig
 from engine.core.errors import StepFailedError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.plan import SamplingSpec
-from engine.model import lean
+from engine.model import fused_decoder as lean
 from engine.model.arithmetic import compute_dtype, relative_difference
-from engine.model.lean import LeanDecoder, why_not_lean
+from engine.model.fused_decoder import LeanDecoder, why_not_lean
 
 PROMPT = list(range(20, 61))
 

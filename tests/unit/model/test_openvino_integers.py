@@ -17,7 +17,7 @@ from quantized_checkpoints import KINDS, quantized
 from engine.core.config import EngineConfig
 from engine.core.plan import SamplingSpec
 from engine.model.arithmetic import compute_dtype
-from engine.model.openvino.kept import default_folder
+from engine.model.openvino.graph_cache import default_folder
 
 PROMPT = list(range(20, 51))
 KEPT = {

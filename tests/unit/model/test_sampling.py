@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.plan import SamplingSpec, Segment
-from engine.model.choice import Sampled
+from engine.model.sampler_output import Sampled
 from engine.model.sampling import History, Sampler, uniform
 
 VOCAB = 8

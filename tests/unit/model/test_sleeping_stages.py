@@ -10,7 +10,7 @@ from chained_stages import DEVICE, ChainedStages
 from engine.core.config import EngineConfig
 from engine.core.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
 from engine.core.plan import LoraChange, LoraUpdate, SamplingSpec, SleepSwitch
-from engine.model.asleep import AsleepStage
+from engine.model.sleeping_stage import AsleepStage
 
 PROMPT = list(b"a prompt that fills two pages of KV, and then goes on a little")
 SPEC = SamplingSpec(seed=0)

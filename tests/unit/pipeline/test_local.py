@@ -20,8 +20,8 @@ from engine.core.plan import (
     SamplingSpec,
     Segment,
 )
-from engine.model.choice import LaunchedStep
 from engine.model.runner import StageRunner
+from engine.model.sampler_output import LaunchedStep
 from engine.pipeline.local import LocalPipeline
 
 CONFIG = EngineConfig(device="cpu", context_length=256)

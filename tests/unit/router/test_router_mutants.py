@@ -12,7 +12,7 @@ from tests.unit.routing import test_operators as operators
 from tests.unit.routing import test_placement as placement
 
 OPERATORS = "engine.core.routing.operators:Operators"
-PICTURE = "engine.core.routing.picture:FollowedCache"
+PICTURE = "engine.core.routing.cache_index:FollowedCache"
 
 
 def mutant(name: str, origin: str, bug: str, signature: str, place: str, cut: str, becomes: str) -> Mutant:

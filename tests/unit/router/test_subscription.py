@@ -12,7 +12,7 @@ import zmq
 from engine.cluster.router.watch import Subscription
 from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, PagesRemoved, PagesStored
-from engine.core.routing.picture import FollowedCache
+from engine.core.routing.cache_index import FollowedCache
 from engine.frontend.http.kv_events import KvEvents
 
 SIZE = 4

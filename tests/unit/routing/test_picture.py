@@ -8,7 +8,7 @@ from engine.core.memory import KVMemory
 from engine.core.memory.cache_log import CacheLog
 from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.core.routing.picture import Batch, CachePicture, FollowedCache
+from engine.core.routing.cache_index import Batch, CachePicture, FollowedCache
 
 SIZE, PAGES, BATCHES, KEPT = 4, 24, 10_000, 50
 

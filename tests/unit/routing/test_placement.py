@@ -8,7 +8,7 @@ import pytest
 
 from engine.core.memory.node import page_keys
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
-from engine.core.routing.picture import Batch, FollowedCache
+from engine.core.routing.cache_index import Batch, FollowedCache
 from engine.core.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
 SIZE = 4
