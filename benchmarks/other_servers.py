@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.machine import Machine
 from lockstep.output_files import write_output
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.report.step_log import StepLog
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test, scripts_in

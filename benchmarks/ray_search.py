@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from typing import Final
 
-from scripted_lockstep.server.ray_cluster import LocalCluster
+from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
 
 from lockstep.interruption import interruptible
 from scripted.search.ray_pool import RayPool, ray_pool

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Final
 
 import msgspec
-from scripted_lockstep.server.runner import ScriptedServer
+from scripted_lockstep.demo.race import flush_race
+from scripted_lockstep.tiers.server.runner import ScriptedServer
 
 from benchmarks.measurement import Measurement
 from engine.server.launch.preload import PreloadedParent
-from scripted.demo.race import flush_race
 from scripted.script.decorator import spec_of
 
 __all__ = ["measure"]

@@ -27,7 +27,7 @@ GENERATED_SCHEDULES: Final = 500
 # What both checkouts understand; a round is a process of its own.
 _ROUND: Final = """
 import sys, time
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.search.units import SearchPlan, Unit, run_unit
 units, size = map(int, sys.argv[1:])
 targets = tuple(adapter_named("lockstep").workloads)
@@ -41,7 +41,7 @@ print(done, time.process_time() - began)
 """
 _GENERATED_ROUND: Final = """
 import sys, time
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.search.campaign import Campaign
 from scripted.search.strategies import StrategyName
 from scripted.search.units import SearchPlan

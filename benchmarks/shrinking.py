@@ -16,12 +16,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from scripted_lockstep.bugs import mutant_named
-from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 from engine.core.messages import Completion, Generate, GrammarReady
 from lockstep.interruption import interruptible
-from scripted.core.named import OWN, adapter_named
-from scripted.core.placed import Placed
+from scripted.core.adapters import OWN, adapter_named
+from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.script.loader import find_test

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--adapter", choices=tuple(_SECTIONS), required=True, help="whose defects")
     parser.add_argument("--python", default=sys.executable, help="runs the files (default: this one)")
     asked = parser.parse_args(arguments)
-    from scripted.core.named import adapter_named
+    from scripted.core.adapters import adapter_named
     from scripted.core.schedule import Schedule
     from scripted.sdk.standalone import run_alone, text_of, what_is_wrong
     from scripted.search.execution import execute

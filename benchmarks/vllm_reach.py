@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if find_spec(asked.adapter) is None:
         sys.stderr.write(f"no {asked.adapter} is installed; `make {asked.adapter}` makes an environment with one\n")
         return 2
-    from scripted.core.named import adapter_named
+    from scripted.core.adapters import adapter_named
 
     # It makes modules that are absent here and never called.
     installed = adapter_named(asked.adapter).standalone.engine
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _search(adapters: Sequence[str], seconds: float) -> int:
     """Workloads and generated targets of each adapter; how many schedules."""
-    from scripted.core.named import adapter_named
+    from scripted.core.adapters import adapter_named
     from scripted.search.campaign import Campaign
     from scripted.search.strategies import StrategyName
     from scripted.search.units import SearchPlan

@@ -26,7 +26,7 @@ _LOOK: Final = """
 from scripted_vllm.adapter import installed_version
 from scripted_vllm.config import VllmSettingsError
 from scripted.core.mutant import MutantDoesNotFit
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
 

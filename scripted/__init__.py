@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scripted_lockstep.script.context import ScriptContext
     from scripted_lockstep.script.handle import RequestHandle
-    from scripted_lockstep.server.runner import ScriptedServer
-    from scripted_lockstep.sim.runner import ScriptedSim
+    from scripted_lockstep.tiers.server.runner import ScriptedServer
+    from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
+    from scripted.core.errors import BadCall, BudgetSpent, RequestRefused, UnknownName
     from scripted.core.refusals import ScriptDefinitionError
-    from scripted.errors import BadCall, BudgetSpent, RequestRefused, UnknownName
     from scripted.report.failure import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
     from scripted.script.decorator import scripted
     from scripted.script.options import ScriptOptions
@@ -50,11 +50,11 @@ _LAZY = {
     "scripted_lockstep.script.context": ("ScriptContext",),
     "scripted_lockstep.script.execution": ("ScriptSucceeded",),
     "scripted_lockstep.script.handle": ("RequestHandle",),
-    "scripted_lockstep.server.runner": ("ScriptedServer",),
-    "scripted_lockstep.server.wire": ("Shutdown",),
-    "scripted_lockstep.sim.runner": ("ScriptedSim",),
+    "scripted_lockstep.tiers.server.runner": ("ScriptedServer",),
+    "scripted_lockstep.tiers.server.wire": ("Shutdown",),
+    "scripted_lockstep.tiers.sim.runner": ("ScriptedSim",),
     "scripted.core.refusals": ("ScriptDefinitionError",),
-    "scripted.errors": ("BadCall", "BudgetSpent", "RequestRefused", "UnknownName"),
+    "scripted.core.errors": ("BadCall", "BudgetSpent", "RequestRefused", "UnknownName"),
     "scripted.report.failure": ("ScriptError", "ScriptFailed", "ScriptTimeout", "ServerDied", "ServerDirty"),
     "scripted.script.decorator": ("scripted",),
     "scripted.script.options": ("ScriptOptions",),

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -322,7 +322,7 @@ def _ended(
         with closing(LiveServers()) as servers:
             return servers.lend(known, test.config).run(test, dict(arguments), options, mutant)
     if tier == "server":
-        from scripted_lockstep.server.pool import start_server
+        from scripted_lockstep.tiers.server.pool import start_server
 
         with start_server(test.config, mutant=mutant, placement=test.placement) as server:
             return server.run(test.script, options=options, **arguments)

@@ -214,8 +214,8 @@ def pytest_runtest_makereport(
     if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
         report.user_properties.append((_RESULT, counts))
     if call.excinfo is not None and report.failed:
+        from scripted.core.errors import BadCall
         from scripted.core.refusals import ScriptDefinitionError
-        from scripted.errors import BadCall
         from scripted.report.failure import ScriptError
 
         error, test = call.excinfo.value, _scripted_test(getattr(item, "function", None))
@@ -401,7 +401,7 @@ def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     if _not_in_the_gallery not in config.stash:
         return
-    from scripted.core.named import adapter_named
+    from scripted.core.adapters import adapter_named
 
     tests = [test for item in items if (test := _scripted_test(getattr(item, "function", None))) is not None]
     named = {name for test in tests for name in adapter_named(test.adapter).mutant_names}

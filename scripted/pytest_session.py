@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.phrases import path_of
 from scripted.core.protocol import ScriptEnded
 from scripted.core.refusals import ScriptDefinitionError
@@ -31,9 +31,9 @@ _VETTING_ONE_S = 5.0
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from scripted_lockstep.server.pool import ServerPool
-    from scripted_lockstep.server.runner import ScriptedServer
-    from scripted_lockstep.sim.runner import ScriptedSim
+    from scripted_lockstep.tiers.server.pool import ServerPool
+    from scripted_lockstep.tiers.server.runner import ScriptedServer
+    from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
     from engine.core.config import EngineConfig
     from scripted.script.options import ScriptOptions
@@ -157,7 +157,7 @@ class ScriptedSession:
         """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
         mutant = mutant or self.mutant
         if tier == "sim":
-            from scripted_lockstep.sim.runner import ScriptedSim
+            from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
             return ScriptedSim.start(config, mutant=mutant)
         from lockstep.extras import INSTALL_SERVE, serve_is_installed
@@ -180,7 +180,7 @@ class ScriptedSession:
 
     def _servers(self) -> ServerPool:
         if self._pool is None:
-            from scripted_lockstep.server.pool import ServerPool
+            from scripted_lockstep.tiers.server.pool import ServerPool
 
             self._pool = ServerPool()
         return self._pool

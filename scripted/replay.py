@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.server.parent import start_parent
+from scripted_lockstep.tiers.server.parent import start_parent
 
 from engine.server.launch.preload import PreloadedParent
 

@@ -13,9 +13,9 @@ from engine.core.limits import Limits
 from engine.core.messages import Event, GetStats
 from engine.core.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
 from scripted.core.action import Action
+from scripted.core.adapters import OWN
 from scripted.core.common_actions import HoldResults, ReleaseResults
-from scripted.core.named import OWN
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
@@ -46,21 +46,21 @@ from scripted_lockstep.bugs import CONTRACTS, MUTANTS, PAIRS
 from scripted_lockstep.bugs.fresh import fresh_sample
 from scripted_lockstep.bugs.mutants import mutant_named, switched_on
 from scripted_lockstep.configs import config_values, limits_of, smaller_configs
-from scripted_lockstep.copies import STATES, FrozenRun
 from scripted_lockstep.gallery_page import write_gallery
 from scripted_lockstep.machine import EngineMachine, place_of
 from scripted_lockstep.oracle.digests import check_digests
 from scripted_lockstep.oracle.step_checks import EngineOracle
-from scripted_lockstep.recordings.again import replay_engine
 from scripted_lockstep.recordings.as_schedule import plan_of, schedule_of_recording
+from scripted_lockstep.recordings.replay import replay_engine
+from scripted_lockstep.run_forks import STATES, FrozenRun
 from scripted_lockstep.script.execution import ScriptSucceeded
 from scripted_lockstep.script.history import record_step
 from scripted_lockstep.script_target import ScriptTarget
-from scripted_lockstep.sim.runner import ScriptedSim
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
-from scripted_lockstep.space import SPACE
+from scripted_lockstep.space.targets import SPACE
+from scripted_lockstep.space.workloads import TEXTS
 from scripted_lockstep.step_words import log_of
-from scripted_lockstep.workloads import TEXTS
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 _LONGEST_LINE: Final = 106
 

@@ -10,7 +10,7 @@ import msgspec
 from engine.core.errors import IntegrityError
 from engine.core.messages import Generate
 from scripted.core.action import Action
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.report.failure import FailureReport, ScriptError
@@ -18,7 +18,7 @@ from scripted.script.decorator import ScriptedTest
 from scripted.search.execution import Failure, Outcome
 from scripted.search.strategies import Drawn
 from scripted_lockstep.actions import FailStage, StartRequest
-from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 # Steps that a script still runs after the last added event; then the harness drains the engine.
 _AFTER_LIMIT_STEPS: Final = 300

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from scripted.core.action import Action, SearchBase, verb
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.sdk.signals import SignalAction
 
 HOLD: Final = "hold-tier"

@@ -26,7 +26,7 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 
 from scripted.script.watchdog import unwatched
 from scripted_sglang import host, transfers
-from scripted_sglang.turns import MODEL
+from scripted_sglang.event_loop import MODEL
 
 Policy = Literal["fcfs", "lpm", "lof", "dfs-weight"]
 Mode = Literal["null", "prefill", "decode"]

@@ -13,12 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from scripted.core.action import Action
+from scripted.core.errors import BadCall
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.run import Run
 from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation
-from scripted.errors import BadCall
 from scripted.fleets.adapter import FleetAdapter
 from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun, SearchedMember
 from scripted.fleets.space import FleetSpace
@@ -29,7 +29,7 @@ from scripted_sglang.adapter import COPIER, adapter_of
 from scripted_sglang.config import ServerSettings
 from scripted_sglang.machine import SglangMachine
 from scripted_sglang.roles import Decode, Prefill
-from scripted_sglang.shares import rid_of
+from scripted_sglang.scheduler_view import rid_of
 from scripted_sglang.transfers import Frames, PageWrite, Recompute, Row, Written, room_that_fails
 
 NAME: Final = "sglang-fleet"

@@ -12,7 +12,7 @@ from sglang.srt.managers.io_struct import ContinueGenerationReqInput, GenerateRe
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.utils.aio_rwlock import RWLock
 
-from scripted_sglang.turns import Turns, request
+from scripted_sglang.event_loop import Turns, request
 
 # So often everybody goes on until he waits, before the scheduler takes what was sent.
 MOST_WAITS = 20

@@ -50,11 +50,11 @@ from scripted.sdk import (
 from scripted.sdk.messages import Event, Reply
 from scripted_sglang.actions import ReleaseTiers
 from scripted_sglang.config import SglangSettings, new_scheduler
+from scripted_sglang.event_loop import request
 from scripted_sglang.host import HostTier, NoHost, written_by
 from scripted_sglang.roles import LOOPS, role_of
-from scripted_sglang.shares import Retractions, counts_of, inner_name, rid_of, shares_of
+from scripted_sglang.scheduler_view import Retractions, counts_of, inner_name, rid_of, shares_of
 from scripted_sglang.transfers import Launched
-from scripted_sglang.turns import request
 
 _IN_PLACE: Final = PauseMode(name="in_place")
 _RETRACT: Final = PauseMode(name="retract")

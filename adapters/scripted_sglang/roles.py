@@ -8,7 +8,7 @@ from typing import Any, Final
 from sglang.srt.disaggregation.utils import DisaggregationMode
 
 from scripted.sdk import Load
-from scripted_sglang.shares import rid_of
+from scripted_sglang.scheduler_view import rid_of
 from scripted_sglang.transfers import PORT, LinkedManager
 
 _TURN: Final = frozenset({

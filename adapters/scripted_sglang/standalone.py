@@ -20,8 +20,9 @@ from sglang.srt.managers.io_struct import (
 
 from scripted.sdk import Abort, Add, FlushCache, Pause, Resume
 from scripted.sdk.standalone import Calls, Standalone
-from scripted_sglang import front, stubs, turns
-from scripted_sglang.shares import rid_of
+from scripted_sglang import event_loop as turns
+from scripted_sglang import front, stubs
+from scripted_sglang.scheduler_view import rid_of
 
 if TYPE_CHECKING:
     from scripted_sglang.config import SglangSettings

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.errors import BadCall
 from scripted.core.prompts import prompt_ids
-from scripted.errors import BadCall
 from scripted.sdk import Add
 from scripted.sdk.signals import SignalAction
 

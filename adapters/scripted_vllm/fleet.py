@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from scripted.core.errors import BadCall
 from scripted.core.forks import Frozen
 from scripted.core.run import Run
 from scripted.core.states import StateReader
 from scripted.core.violation import Violation
-from scripted.errors import BadCall
 from scripted.fleets.adapter import FleetAdapter
 from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun, SearchedMember
 from scripted.fleets.space import FleetSpace

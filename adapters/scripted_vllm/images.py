@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from scripted.sdk.images import Image, with_images
-from scripted_vllm.encoded import made_by
+from scripted_vllm.encoder_check import made_by
 from scripted_vllm.ids import rid_of
 
 _NAME: Final = "image-"

@@ -41,13 +41,13 @@ from scripted_vllm.actions import (
     ReleaseCompilation,
     ReleaseConnector,
 )
-from scripted_vllm.announced import not_cached, take_events
 from scripted_vllm.config import VllmSettings
+from scripted_vllm.engine_objects import new_request, new_scheduler, result_of
 from scripted_vllm.grammar import masks_of
 from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.ids import id_at, rid_of
 from scripted_vllm.images import Images, name_of, placed_in
-from scripted_vllm.parts import new_request, new_scheduler, result_of
+from scripted_vllm.kv_event_check import not_cached, take_events
 from scripted_vllm.runner_view import RunnerView
 from scripted_vllm.transfers import Transfers
 

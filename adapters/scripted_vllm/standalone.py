@@ -12,7 +12,10 @@ from vllm.v1.request import Request
 
 from scripted.core import masks
 from scripted.sdk.standalone import Calls, Standalone
-from scripted_vllm import announced, connector, encoded, encoder_cache, grammar, parts
+from scripted_vllm import connector, encoder_cache, grammar
+from scripted_vllm import encoder_check as encoded
+from scripted_vllm import engine_objects as parts
+from scripted_vllm import kv_event_check as announced
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.ids import rid_of
 from scripted_vllm.readers import launches, moves, positions_of, said_of

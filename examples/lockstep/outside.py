@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 from scripted_lockstep.bugs import MUTANTS
-from scripted_lockstep.copies import COPIER
 from scripted_lockstep.machine import SilentDigests
+from scripted_lockstep.run_forks import COPIER
 
 from engine.core import messages as own
 from engine.core.config import EngineConfig

@@ -9,7 +9,7 @@ import typer
 
 from lockstep.output_files import require_writable, write_output
 from scripted.cli.console import ADAPTER_OPTION, plain_console
-from scripted.core.named import OWN
+from scripted.core.adapters import OWN
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:

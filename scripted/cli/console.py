@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from lockstep.output_files import write_output
-from scripted.core.named import BUILT_IN
+from scripted.core.adapters import BUILT_IN
 
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule

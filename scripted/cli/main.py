@@ -17,7 +17,7 @@ from lockstep.output_files import print_every_character, require_writable, told_
 from lockstep.usage_errors import WordedGroup
 from scripted.cli.console import ADAPTER_OPTION
 from scripted.cli.search import add_commands
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 
 EXIT_FAILED = 1
@@ -149,7 +149,7 @@ def new(
 ) -> None:
     """Write a race test that passes. Prints the command that runs it; change it into your own."""
     from scripted.cli.new import new_test, write_lint_rules
-    from scripted.new_files import command_of
+    from scripted.report.new_files import command_of
 
     path = new_test(name, folder=folder, pp_size=pp_size, adapter=adapter)
     typer.echo(f"{path} is written; run it:\n{command_of(path)}")
@@ -215,7 +215,7 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the timeline page")] = DEFAULT_PAGE,
 ) -> None:
     """Show the flush race on four real stage processes. Runs against the bug, and against the engine."""
-    from scripted.demo import run_demo
+    from scripted_lockstep.demo import run_demo
 
     require_writable("--output", output)
     if not run_demo(output):

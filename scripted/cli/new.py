@@ -10,9 +10,9 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.new_files import render_source, write_new
+from scripted.report.new_files import render_source, write_new
 
 DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")

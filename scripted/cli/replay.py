@@ -12,7 +12,7 @@ from rich.console import Console
 from lockstep.errors import LockstepError
 from lockstep.output_files import require_writable
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
-from scripted.core.named import OWN
+from scripted.core.adapters import OWN
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:

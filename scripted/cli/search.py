@@ -20,7 +20,7 @@ from lockstep.output_files import require_writable, write_output
 from scripted.cli.bound import bound
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
 from scripted.cli.replay import replay
-from scripted.core.named import OWN
+from scripted.core.adapters import OWN
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.search.failure_database import DEFAULT_FAILURES, FailureDatabase
@@ -197,7 +197,7 @@ def _show_finding(
 
 
 def _check_version(adapter: str) -> None:
-    from scripted.core.named import adapter_named
+    from scripted.core.adapters import adapter_named
 
     check = getattr(adapter_named(adapter), "version_check", None)
     if check is None:
@@ -212,7 +212,7 @@ def _searched_for(
     name: str | None, of: str, fresh: int, fresh_seed: int
 ) -> tuple[tuple[str, ...], Callable[[str], str] | None]:
     """The mutants of a measurement, and what its table says of each."""
-    from scripted.core.named import adapter_named
+    from scripted.core.adapters import adapter_named
     from scripted.search.mutant_search import adapter_of
 
     adapter = adapter_named(of)
@@ -260,7 +260,7 @@ def find(
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
     require_writable("--markdown", markdown)
-    from scripted.core.named import adapter_named
+    from scripted.core.adapters import adapter_named
     from scripted.search.mutant_search import ALONE, CORPUS, find_mutant, measure, table_of
 
     known = adapter_named(adapter)

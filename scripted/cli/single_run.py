@@ -16,8 +16,8 @@ import msgspec
 
 from scripted.api import RecordedRun, run_script
 from scripted.cli.console import plain_console
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.mutant import Mutant
-from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.report.trace import write_trace

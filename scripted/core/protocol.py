@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from scripted.core.action import Action, RunLike
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 
 
 class WrittenTest(msgspec.Struct, frozen=True):

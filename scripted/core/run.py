@@ -15,11 +15,11 @@ import msgspec
 
 from scripted.core.account import Life
 from scripted.core.action import Action, RunLike
+from scripted.core.adapters import adapter_named
 from scripted.core.clock import VirtualClock
 from scripted.core.common_actions import AdvanceClock, ReleaseResults
-from scripted.core.named import adapter_named
 from scripted.core.phrases import text_of
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
 from scripted.core.results import Results

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from scripted.core.named import OWN, adapter_named
-from scripted.core.placed import Placed, clauses_of, parse_placed, quoted, words_of_clause
+from scripted.core.adapters import OWN, adapter_named
+from scripted.core.placed_action import Placed, clauses_of, parse_placed, quoted, words_of_clause
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 

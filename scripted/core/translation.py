@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.phrases import common_start
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.prompts import Recipe
 from scripted.core.schedule import Schedule
 

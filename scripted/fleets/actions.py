@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from scripted.core.action import Action, RunLike, SearchBase
-from scripted.core.named import adapter_named
-from scripted.core.placed import Placed, parse_action
+from scripted.core.adapters import adapter_named
+from scripted.core.placed_action import Placed, parse_action
 from scripted.fleets.machine import FleetConfig
 
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from scripted.core.action import Action
+from scripted.core.adapters import adapter_named
 from scripted.core.common_actions import AdvanceClock
-from scripted.core.named import adapter_named
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run

@@ -9,9 +9,9 @@ import msgspec
 
 from scripted.core.account import Account, Life
 from scripted.core.action import Action
+from scripted.core.adapters import adapter_named
 from scripted.core.clock import VirtualClock
 from scripted.core.common_actions import ReleaseResults
-from scripted.core.named import adapter_named
 from scripted.core.oracle import Oracle
 from scripted.core.run import EMPTY_STEPS_LIMIT, Phase, Run
 from scripted.core.schedule import Schedule

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from scripted.core.common_actions import AdvanceClock
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.fleets.actions import adapter_of, clause_of
 from scripted.fleets.machine import FleetConfig

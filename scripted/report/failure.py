@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from scripted.core.named import OWN
+from scripted.core.adapters import OWN
 from scripted.report.frames import Frame, where_text, width_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 

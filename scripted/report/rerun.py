@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from scripted.core.named import OWN
+from scripted.core.adapters import OWN
 from scripted.report.step_log import StepLog
 
 if TYPE_CHECKING:

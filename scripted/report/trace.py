@@ -13,7 +13,7 @@ import msgspec
 
 from lockstep.errors import LockstepError
 from lockstep.output_files import write_output
-from scripted.core.named import OWN
+from scripted.core.adapters import OWN
 from scripted.report.step_log import EngineLog, FleetLog, Message, Note, ShownStep, StepLog
 
 _ConfigValue = str | int | float | bool | None

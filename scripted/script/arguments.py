@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 
 # Extensions of msgpack, which knows arrays and strings: a tuple, and a path.
 _TUPLE: Final = 1

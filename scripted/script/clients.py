@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.script.values import Listed, Nameless, Status, Word
 
 # Those of every adapter: an engine has some of them.

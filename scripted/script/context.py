@@ -20,12 +20,12 @@ from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 from scripted.core.action import Action, verbs_of
 from scripted.core.clock import VirtualClock
+from scripted.core.errors import BadCall, BudgetSpent
 from scripted.core.phrases import nearest
-from scripted.errors import BadCall, BudgetSpent
 from scripted.report.step_log import Note
-from scripted.script.asked import Asked, check_count, check_predicate, several, truth_of
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest, status_of
+from scripted.script.static_checks import Asked, check_count, check_predicate, several, truth_of
 from scripted.script.values import Listed, ListedList, Named
 from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from scripted.errors import Overdue
+from scripted.core.errors import Overdue
 
 _Result = TypeVar("_Result")
 

@@ -14,8 +14,8 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from scripted.core.errors import NotIdle, Overdue
 from scripted.core.refusals import HarnessError
-from scripted.errors import NotIdle, Overdue
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog, Note, StepLog

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from scripted.core.errors import BadCall
 from scripted.core.violation import Violation
-from scripted.errors import BadCall
 
 
 class Link:

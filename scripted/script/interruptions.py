@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+from scripted.core.errors import BadCall
 from scripted.core.phrases import nearest, text_of
-from scripted.errors import BadCall
 from scripted.script.deadline import Overrun
 
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 
 
 def as_json(call: str, name: str, value: Any) -> Any:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
-from scripted.errors import BadCall, RequestRefused
-from scripted.script.asked import Method
+from scripted.core.errors import BadCall, RequestRefused
 from scripted.script.clients import Call, ClientView
 from scripted.script.context import BaseContext
 from scripted.script.handles import BaseRequest
+from scripted.script.static_checks import Method
 from scripted.script.values import Named, Status, Word
 
 # The methods of ``t`` that only look; any other acts, and what is asked after it is asked at another moment.

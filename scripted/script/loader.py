@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from scripted.core.named import OWN
+from scripted.core.adapters import OWN
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, spec_of
 

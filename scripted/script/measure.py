@@ -23,8 +23,8 @@ from typing import Any, Final, TypeGuard
 
 import msgspec
 
+from scripted.core.errors import BadCall
 from scripted.core.phrases import path_of
-from scripted.errors import BadCall
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.decorator import ScriptedTest
 from scripted.script.lies import Liar, constants_of

@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import msgspec
 
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.script.open_files import STANDARD_FILES, Descriptors, Streams
 
 _PACKAGES: Final = ("engine", "lockstep", "scripted")

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 from scripted.core.action import Action
+from scripted.core.errors import BadCall, BudgetSpent
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
-from scripted.errors import BadCall, BudgetSpent
 from scripted.script.context import BaseContext
 from scripted.script.execution import ScriptExecution, ScriptSource
 from scripted.script.handles import Handles

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.errors import BadCall, UnknownName
 from scripted.core.phrases import nearest
-from scripted.errors import BadCall, UnknownName
 from scripted.script.values import Word
 
 # Those of every adapter: an engine has some of them.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from scripted.core.errors import BadCall
 from scripted.core.phrases import nearest
-from scripted.errors import BadCall
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")

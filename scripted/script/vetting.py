@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.adapters import adapter_named
 from scripted.core.mutant import MutantDoesNotFit
-from scripted.core.named import adapter_named
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError

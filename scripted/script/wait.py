@@ -6,7 +6,7 @@ from collections.abc import Generator
 from types import GeneratorType
 from typing import Final
 
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.script.values import Nameless
 
 DEFAULT_BUDGET_STEPS: Final = 400

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from scripted.errors import Overdue
+from scripted.core.errors import Overdue
 
 # A timer of 0 seconds would be none.
 _LEAST_S: Final = 0.001

@@ -10,12 +10,12 @@ import msgspec
 
 from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.core.errors import BadCall
 from scripted.core.phrases import nearest
 from scripted.core.prompts import prompt_ids as prompt_ids_of
 from scripted.core.verb import Verb, variable_of
-from scripted.errors import BadCall
-from scripted.script.asked import bounded, check_count, check_prompt_len
 from scripted.script.clients import Call
+from scripted.script.static_checks import bounded, check_count, check_prompt_len
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.images import images_in, with_images
 from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume

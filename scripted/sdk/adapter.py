@@ -12,10 +12,11 @@ import msgspec
 from scripted.core.account import Account
 from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
+from scripted.core.errors import Overdue
 from scripted.core.forks import Copier, Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import ADAPTER_API, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
@@ -23,7 +24,6 @@ from scripted.core.schedule import Schedule
 from scripted.core.states import StateReader
 from scripted.core.translation import Translated
 from scripted.core.violation import Violation
-from scripted.errors import Overdue
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.sdk.actions import ResumeAll, actions_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from scripted.core.action import Action, RunLike, SearchBase, verbs_of
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.sdk.messages import Signal
 
 

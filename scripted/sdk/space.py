@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from scripted.core.action import Action
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule

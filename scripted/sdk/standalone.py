@@ -23,13 +23,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from scripted.core.errors import Overdue
 from scripted.core.phrases import text_of as words_of
 from scripted.core.protocol import WrittenTest
 from scripted.core.run import WAITING_LIMIT, Run
 from scripted.core.schedule import Schedule
 from scripted.core.verb import variable_of
 from scripted.core.violation import Violation
-from scripted.errors import Overdue
 from scripted.script.watchdog import watchdog
 from scripted.search.execution import OVERDUE, RUN_TIMEOUT_S
 

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from scripted.core.common_actions import AdvanceClock
-from scripted.core.placed import Placed
+from scripted.core.errors import Overdue
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import Freezer
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
-from scripted.errors import Overdue
 from scripted.script.watchdog import watchdog
 from scripted.search.execution import OVERDUE, RUN_TIMEOUT_S, Failure, Left, finish
 

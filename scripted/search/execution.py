@@ -16,15 +16,15 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.errors import Overdue
 from scripted.core.phrases import path_of, text_of
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import Freezer
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Cell, Phase, Run
 from scripted.core.schedule import Schedule
 from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation, is_raised_in
-from scripted.errors import Overdue
 from scripted.script import watchdog as watching
 from scripted.search.strategies import Drawn
 

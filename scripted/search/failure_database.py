@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure

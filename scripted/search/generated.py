@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from scripted.core.action import Action
+from scripted.core.adapters import adapter_named
 from scripted.core.common_actions import AdvanceClock
-from scripted.core.named import adapter_named
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.covering import Row, covering_rows

@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.mutant import MutantDoesNotFit
-from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import HarnessError
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute, execute_recorded

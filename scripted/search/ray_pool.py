@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:

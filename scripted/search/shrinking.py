@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from scripted.core.action import Action
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, Outcome, execute, execute_recorded

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from scripted.core.action import Action, SearchBase
 from scripted.core.common_actions import HoldResults, ReleaseResults
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 

@@ -10,9 +10,9 @@ import runpy
 from pathlib import Path
 from typing import Final, Protocol, cast
 
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.phrases import nearest
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Outcome, Prefixes

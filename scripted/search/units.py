@@ -12,8 +12,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from scripted.core.named import OWN
-from scripted.core.placed import Placed
+from scripted.core.adapters import OWN
+from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure

@@ -16,13 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from scripted.core.action import Action
+from scripted.core.errors import BadCall, RequestRefused
 from scripted.core.phrases import plural
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.verb import Code, Verb, variable_of
-from scripted.errors import BadCall, RequestRefused
 from scripted.report.failure import ScriptError, ScriptTimeout
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions

@@ -18,7 +18,7 @@ from typing import Final
 
 from scripted.core.action import Action
 from scripted.core.phrases import nearest
-from scripted.core.placed import parse_action
+from scripted.core.placed_action import parse_action
 from scripted.core.refusals import BadCommand, ScriptDefinitionError
 from scripted.core.verb import Code, Verb
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall

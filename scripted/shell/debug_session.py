@@ -14,10 +14,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.live import Live
 
+from scripted.core.errors import BadCall, BudgetSpent, Overdue, RequestRefused
 from scripted.core.phrases import nearest, plural, printable
 from scripted.core.protocol import Adapter, ScriptEnded
 from scripted.core.refusals import BadCommand, ScriptDefinitionError
-from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused
 from scripted.report.failure import FailureReport, ScriptError
 from scripted.report.step_log import StepLog
 from scripted.report.table import render_text, step_table

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.new_files import render_source, write_new
 from scripted.report.failure import ScriptError
+from scripted.report.new_files import render_source, write_new
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
 from scripted.script.options import ScriptOptions

@@ -28,9 +28,9 @@ from machines import IN_A_NAMESPACE, MachineStages, Network, inside_a_namespace
 from rich.console import Console
 from rich.table import Table
 from scripted_lockstep.script.world import StageLink
-from scripted_lockstep.server.links import order_link
-from scripted_lockstep.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
-from scripted_lockstep.server.ray_cluster import LocalCluster
+from scripted_lockstep.tiers.server.links import order_link
+from scripted_lockstep.tiers.server.placed_stages import HEARTBEAT_TIMEOUT_S, PlacedStages
+from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
 
 from engine.process.control import STAGE_PREFIX
 from engine.process.settings import ServerSettings

@@ -28,7 +28,7 @@ from operators import Operators
 from outcome import Outcome, complaint_about, complaint_after_death
 from rich.console import Console
 from rich.table import Table
-from scripted_lockstep.server.placed import PlacedStages
+from scripted_lockstep.tiers.server.placed_stages import PlacedStages
 from workload import Workload
 
 from engine.server.launch.preload import PreloadedParent

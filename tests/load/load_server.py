@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 from auditing_gate import AUDITING_GATE
-from scripted_lockstep.server.placed import PlacedStages
+from scripted_lockstep.tiers.server.placed_stages import PlacedStages
 
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent

@@ -20,7 +20,7 @@ from scripted_lockstep.bugs import CONTRACTS, MUTANTS, mutant_named
 from ci.register import register_cpu_ci
 from scripted import ScriptedSim, ScriptError
 from scripted.cli.single_run import show_mutant
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.script.loader import find_test, load_test, scripts_in
 from scripted.script.options import ScriptOptions
 

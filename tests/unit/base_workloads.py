@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripted_lockstep.workloads import TEXTS
+from scripted_lockstep.space.workloads import TEXTS
 
 from scripted.core.schedule import Schedule
 

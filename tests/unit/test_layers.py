@@ -55,9 +55,9 @@ ROOMS = (
     "engine.cli",
     "engine.__main__",
     "scripted.core",
-    "scripted.errors",
+    "scripted.core.errors",
     "scripted.report",
-    "scripted.new_files",
+    "scripted.report.new_files",
     "scripted.script",
     "scripted_lockstep.simulated",
     "scripted_lockstep.actions",
@@ -68,8 +68,8 @@ ROOMS = (
     "scripted_lockstep.machine",
     "scripted_lockstep.script",
     "scripted_lockstep.configs",
-    "scripted_lockstep.sim",
-    "scripted_lockstep.server",
+    "scripted_lockstep.tiers.sim",
+    "scripted_lockstep.tiers.server",
     "scripted",
     "scripted.search",
     "scripted.sdk",
@@ -79,19 +79,19 @@ ROOMS = (
     "scripted_sglang",
     "scripted_transformers",
     "scripted_vllm",
-    "scripted_lockstep.workloads",
-    "scripted_lockstep.twists",
-    "scripted_lockstep.space",
-    "scripted_lockstep.copies",
+    "scripted_lockstep.space.workloads",
+    "scripted_lockstep.space.rare_scenarios",
+    "scripted_lockstep.space.targets",
+    "scripted_lockstep.run_forks",
     "scripted_lockstep.gallery_page",
     "scripted_lockstep.script_target",
     "scripted_lockstep.recordings",
     "scripted_lockstep",
     "scripted_lockstep.adapter",
-    "scripted_lockstep.roles",
-    "scripted_lockstep.fleets",
+    "scripted_lockstep.fleet.roles",
+    "scripted_lockstep.fleet",
     "scripted.api",
-    "scripted.demo",
+    "scripted_lockstep.demo",
     "scripted.shell",
     "scripted.cli",
     "scripted.__main__",
@@ -206,7 +206,7 @@ def imports_of(package: str, packages: tuple[str, ...]) -> list[str]:
 
 def test_a_foreign_scheduler_does_without_the_engine() -> None:
     """What a script or a search of another scheduler imports has no import of ``engine`` outside a function."""
-    ours = ("scripted_lockstep", "scripted.demo")
+    ours = ("scripted_lockstep", "scripted_lockstep.demo")
     eager = [
         f"{path.relative_to(ROOT)}:{node.lineno} imports {node.module}"
         for path in modules("scripted")
@@ -279,7 +279,7 @@ def test_the_core_touches_nothing_outside(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["engine.core.scheduler, scripted", "scripted_lockstep.sim.runner, engine.pipeline.staged"]
+    "module", ["engine.core.scheduler, scripted", "scripted_lockstep.tiers.sim.runner, engine.pipeline.staged"]
 )
 def test_importing_loads_no_torch(module: str) -> None:
     """D12: in an interpreter of its own, so that nothing that another test imported is seen."""

@@ -16,13 +16,13 @@ import pytest
 
 from ci.register import register_cpu_ci
 from scripted import scripted
+from scripted.core.errors import NoAnswer
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.violation import Violation
-from scripted.errors import NoAnswer
 from scripted.sdk import Capabilities, Limits
 from scripted.sdk.live.launch import SETTINGS_VARIABLE, Plugin, ServerCommand, check_simulated, server_command
-from scripted.sdk.live.parts import LiveDevice, LiveOracle
 from scripted.sdk.live.server import LiveServer
+from scripted.sdk.live.stand_ins import LiveDevice, LiveOracle
 from scripted.sdk.live.stops import HeldQueue, LoopGate, LoopStops
 from scripted.sdk.live.weights import WEIGHTS
 from scripted.sdk.messages import Add, Signal, Stepped

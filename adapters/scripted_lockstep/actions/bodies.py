@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from engine.frontend.schema.native import MAX_N
 from engine.frontend.sessions.requests import rids_of
+from scripted.core.errors import BadCall
 from scripted.core.prompts import prompt_of
-from scripted.errors import BadCall
-from scripted.script.asked import bounded, check_prompt_len
 from scripted.script.clients import ChoicesView, ClientView
 from scripted.script.json_values import as_json
+from scripted.script.static_checks import bounded, check_prompt_len
 
 # What a body calls otherwise than start_req does.
 _ARGUMENTS: Final = {"input_ids": "prompt_ids", "lora_path": "lora"}

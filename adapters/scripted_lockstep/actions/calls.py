@@ -19,7 +19,7 @@ from engine.core.messages import (
     Wake,
 )
 from scripted.core.action import Action, RunLike, SearchBase, verb
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.script.clients import Call
 from scripted_lockstep.actions.action import AdministrativeCall
 

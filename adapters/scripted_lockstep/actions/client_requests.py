@@ -19,10 +19,10 @@ from engine.core.messages import (
 )
 from engine.core.scheduler import Scheduler
 from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
+from scripted.core.errors import BadCall
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.prompts import prompt_ids
 from scripted.core.verb import Code, Verb, variable_of
-from scripted.errors import BadCall
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
 from scripted_lockstep.actions.action import AdministrativeCall, EngineAction, EventReader

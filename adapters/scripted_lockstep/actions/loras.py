@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Final
 from engine.core.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.core.messages import LoadLora, UnloadLora
 from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
 from scripted.core.verb import Verb
-from scripted.errors import BadCall
 from scripted.script.clients import Call
 from scripted_lockstep.actions.action import AdministrativeCall, EventReader
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final
 from engine.core.messages import Completion, PipelineFailed
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
-from scripted.errors import BadCall
 from scripted_lockstep.actions.action import EngineAction, EventReader, take_in
 
 _STAGE: Final = "stage-"

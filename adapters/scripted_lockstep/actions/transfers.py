@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from engine.core.messages import PrefillFailed
 from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
-from scripted.errors import BadCall
 from scripted_lockstep.actions.action import EngineAction, EventReader
 
 

@@ -10,9 +10,9 @@ import msgspec
 from engine.core.config import EMBEDDED_MODEL
 from engine.core.messages import EvictCache, ReleasePressure, SetPressure, UpdateWeights
 from scripted.core.action import Action, RunLike, SearchBase, verb
+from scripted.core.errors import BadCall
 from scripted.core.phrases import plural, printable
 from scripted.core.verb import Verb
-from scripted.errors import BadCall
 from scripted.script.clients import Call
 from scripted_lockstep.actions.action import AdministrativeCall, EventReader, Intervention, as_seconds
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout

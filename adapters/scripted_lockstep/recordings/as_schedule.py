@@ -32,7 +32,7 @@ from scripted.core.schedule import Schedule
 from scripted.core.translation import ENDLESS, RecordedStep, Translated, Translator
 from scripted_lockstep.actions import HoldGrammars, ReleaseGrammars, all_actions
 from scripted_lockstep.configs import limits_of
-from scripted_lockstep.recordings.again import replay_engine
+from scripted_lockstep.recordings.replay import replay_engine
 
 _ENDED: Final = (FinishReason.LENGTH, FinishReason.STOP)
 # Tokens of an output that is never complete.

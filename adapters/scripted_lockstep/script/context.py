@@ -14,13 +14,13 @@ from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Request
 from engine.core.stats import EngineStats
 from engine.pipeline.wire import StageView
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.script.context import BaseContext, with_verbs
 from scripted.script.values import ListedList
 from scripted.script.wait import Steps, Wait
 from scripted_lockstep.actions import all_actions
 from scripted_lockstep.script.fleet import Fleet
-from scripted_lockstep.script.in_vain import met_nothing
+from scripted_lockstep.script.ineffective_actions import met_nothing
 
 # A longer delay would be taken for a process that hangs.
 MAX_DELAY_S: Final = 2.0

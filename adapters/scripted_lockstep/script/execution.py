@@ -18,7 +18,7 @@ from scripted.report.tally import NOT_COMPARED
 from scripted.script.execution import ScriptExecution, ScriptOutcome
 from scripted.script.process_state import LeftChanged
 from scripted_lockstep.oracle.growth import Grown
-from scripted_lockstep.script.alone import Compared
+from scripted_lockstep.script.solo_runs import Compared
 from scripted_lockstep.step_words import call_names, log_of
 
 # The last steps that a report carries; more than it shows, for readers of the data.

@@ -26,8 +26,8 @@ from engine.core.messages import (
     ReleasePressure,
 )
 from engine.core.scheduler import StepResult
+from scripted.core.errors import BadCall, NotIdle
 from scripted.core.violation import Violation
-from scripted.errors import BadCall, NotIdle
 from scripted.report.step_log import EngineLog, FleetLog, Message, Said, ShownStep, StepLog
 from scripted.script.fleet import BaseFleet
 from scripted.script.wait import Steps

@@ -17,7 +17,7 @@ from engine.core.messages import (
     UpdateWeights,
     Wake,
 )
-from scripted.errors import NotIdle
+from scripted.core.errors import NotIdle
 from scripted.script.wait import Steps
 
 # The call id of what the harness itself asks for: no client waits for the answer.

@@ -32,10 +32,10 @@ from engine.core.messages import (
 from engine.core.plan import ForwardMode
 from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult
+from scripted.core.adapters import OWN
 from scripted.core.clock import VirtualClock
-from scripted.core.named import OWN
+from scripted.core.errors import BadCall, NotIdle, Overdue, RequestRefused
 from scripted.core.violation import Violation
-from scripted.errors import BadCall, NotIdle, Overdue, RequestRefused
 from scripted.script.clients import Call, ClientView
 from scripted.script.execution import ScriptExecution, ScriptSource
 from scripted.script.handles import Choices
@@ -48,7 +48,6 @@ from scripted_lockstep.actions import AdministrativeCall
 from scripted_lockstep.machine import EngineMachine
 from scripted_lockstep.oracle.growth import check_growth, check_sizes, check_stages
 from scripted_lockstep.oracle.step_checks import EngineOracle
-from scripted_lockstep.script.alone import AloneRuns
 from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.script.execution import EngineExecution
 from scripted_lockstep.script.fleet import Fleet
@@ -56,6 +55,7 @@ from scripted_lockstep.script.followed_answers import FollowedAnswers
 from scripted_lockstep.script.handle import RequestHandle
 from scripted_lockstep.script.history import EngineHandles, check_answers, record_step
 from scripted_lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
+from scripted_lockstep.script.solo_runs import AloneRuns
 from scripted_lockstep.script.state import EngineState, take_state
 from scripted_lockstep.script.world import StageLink, World
 from scripted_lockstep.simulated.grammar import HeldGrammars

@@ -15,7 +15,7 @@ from engine.core.messages import ClientMessage, Generate, GrammarReady, Pipeline
 from engine.core.scheduler.ports import Pipeline
 from engine.frontend.text.answer import Decoder
 from engine.pipeline.wire import StageView
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.script.clients import Call, ClientView
 from scripted_lockstep.actions import AdministrativeCall
 from scripted_lockstep.simulated.grammar import HeldGrammars

@@ -18,11 +18,11 @@ from sglang.srt.managers.io_struct import (
     UpdateWeightFromDiskReqOutput,
 )
 
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.sdk.live.clients import HttpCall
 from scripted.sdk.live.machine import ABORT, LiveEngine
 from scripted.sdk.messages import Add, Batch, FlushCache, Pause, Refused, Resume
-from scripted_sglang.shares import Retractions, counts_of, inner_name, rid_of
+from scripted_sglang.scheduler_view import Retractions, counts_of, inner_name, rid_of
 
 if TYPE_CHECKING:
     from scripted_sglang.live.stops import SglangStops

@@ -23,7 +23,7 @@ from sglang.srt.managers.io_struct import (
 
 from scripted.sdk.live.stops import HeldQueue, LoopStops
 from scripted.sdk.messages import Share
-from scripted_sglang.shares import shares_of
+from scripted_sglang.scheduler_view import shares_of
 
 # What scripts send, and the end; whatever else the front end says of its own accord passes.
 _HELD: Final = (

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from scripted.core.named import OWN
+from scripted.core.adapters import OWN
 from scripted.core.phrases import printable
 from scripted.report.difference import Difference
 from scripted.report.step_log import Launch, Message, Note, Said, ShownStep, StepLog, own_file

@@ -32,7 +32,7 @@ from scripted.sdk.live.launch import (
     Reply,
 )
 from scripted.sdk.live.machine import LiveEngine
-from scripted.sdk.live.parts import LiveDevice, LiveOracle, LiveRun
+from scripted.sdk.live.stand_ins import LiveDevice, LiveOracle, LiveRun
 from scripted.sdk.live.stops import LoopStops
 from scripted.sdk.script.runner import run_script
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from scripted.errors import NoAnswer
+from scripted.core.errors import NoAnswer
 
 ANSWER_TIMEOUT_S: Final = 30.0
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from scripted.core.account import Account, Life
 from scripted.core.action import verb
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.sdk.messages import Add, Event, Signal
 from scripted.sdk.signals import SignalAction
 

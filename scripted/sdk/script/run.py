@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
 from scripted.core.action import Action, verbs_of
+from scripted.core.errors import BadCall
 from scripted.core.phrases import plural
 from scripted.core.refusals import HarnessError
 from scripted.core.run import STEPS_LIMIT
-from scripted.errors import BadCall
 from scripted.script.clients import Call, Chunk, ClientView
 from scripted.script.context import BaseContext, with_verbs
 from scripted.script.execution import ScriptExecution, ScriptSource

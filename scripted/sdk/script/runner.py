@@ -13,12 +13,12 @@ from traceback import extract_tb
 from typing import Any, Final
 
 from scripted.core.account import OWN_ENDS
+from scripted.core.errors import Overdue
 from scripted.core.phrases import text_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Phase
 from scripted.core.violation import Violation, is_raised_in
-from scripted.errors import Overdue
 from scripted.report.failure import FailureKind, FailureReport, error_of
 from scripted.report.frames import Frame
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome, run_one

@@ -10,7 +10,7 @@ import pytest
 from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.script.options import ScriptOptions
 
 register_cpu_ci(est_time=8, suite="base-cpu")

@@ -26,7 +26,7 @@ pytest.importorskip("ray", reason="Ray is an optional extra")
 sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
 
 from cluster import FAULTS, NODE_CPUS, STAGES, Scene, different_tokens, run_scene  # noqa: E402 - found by now
-from scripted_lockstep.server.ray_cluster import LocalCluster  # noqa: E402
+from scripted_lockstep.tiers.server.ray_cluster import LocalCluster  # noqa: E402
 
 START_TIMEOUT_S = 60.0
 GONE_TIMEOUT_S = 10.0

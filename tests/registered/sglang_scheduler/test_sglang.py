@@ -30,9 +30,9 @@ from scripted_sglang.machine import Scheduler, SglangMachine, check_loops
 from scripted_sglang.standalone import SglangStandalone
 
 from scripted import api
+from scripted.core.adapters import adapter_named
 from scripted.core.forks import Frozen
 from scripted.core.mutant import Mutant
-from scripted.core.named import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk.messages import Record

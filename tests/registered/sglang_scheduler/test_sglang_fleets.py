@@ -24,7 +24,7 @@ from scripted_sglang.standalone import SglangStandalone
 
 from scripted import api
 from scripted.core.mutant import Mutant
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.sdk.standalone import run_alone
 from scripted.search.execution import Prefixes, execute, record

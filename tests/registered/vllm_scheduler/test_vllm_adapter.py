@@ -21,14 +21,14 @@ if find_spec("vllm") is None:
 
 from scripted_vllm.adapter import TRIED_VERSIONS, installed_version
 from scripted_vllm.config import VllmSettings
+from scripted_vllm.engine_objects import new_scheduler
 from scripted_vllm.machine import VllmMachine
-from scripted_vllm.parts import new_scheduler
 from scripted_vllm.runner_view import RunnerView
 from typer.testing import CliRunner
 
 from scripted.cli import app
-from scripted.core.named import adapter_named
-from scripted.core.placed import Placed
+from scripted.core.adapters import adapter_named
+from scripted.core.placed_action import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Share, Violation

@@ -20,7 +20,7 @@ if find_spec("vllm") is None:
 from scripted_vllm.connector import ScheduledConnector
 from scripted_vllm.fleet import ADAPTER, NAME, VllmMember
 
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Prefixes, execute
 from scripted.search.generated import generated_schedule

@@ -17,9 +17,9 @@ if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
 from scripted import scripted
+from scripted.core.errors import BadCall
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.errors import BadCall
 from scripted.search.execution import execute
 
 register_cpu_ci(est_time=12, suite="vllm-cpu")

@@ -22,8 +22,8 @@ from scripted_vllm.adapter import installed_version
 
 from scripted import scripted
 from scripted.api import write_test
+from scripted.core.errors import BadCall
 from scripted.core.schedule import Schedule
-from scripted.errors import BadCall
 from scripted.search.execution import execute
 
 register_cpu_ci(est_time=60, suite="vllm-cpu")

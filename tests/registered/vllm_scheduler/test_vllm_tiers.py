@@ -17,11 +17,11 @@ if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
 from scripted_vllm.config import VllmSettings
+from scripted_vllm.engine_objects import Scheduler
 from scripted_vllm.hisparse import SparseHost
 from scripted_vllm.machine import VllmMachine
-from scripted_vllm.parts import Scheduler
 
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.sdk import Batch, Share
 from scripted.search.execution import execute

@@ -18,8 +18,8 @@ if find_spec("vllm") is None:
 
 from scripted_vllm.adapter import MUTANTS, TRIED_VERSIONS, installed_version
 
+from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant, MutantDoesNotFit
-from scripted.core.named import adapter_named
 from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.units import SearchPlan
 

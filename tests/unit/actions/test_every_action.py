@@ -34,8 +34,8 @@ from scripted_lockstep.actions import (
     all_actions,
 )
 from scripted_lockstep.script.context import ScriptContext
-from scripted_lockstep.sim.runner import ScriptedSim
 from scripted_lockstep.step_words import call_names, event_text
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 from engine.core.config import EngineConfig
 from engine.core.messages import (
@@ -52,9 +52,9 @@ from engine.core.messages import (
 )
 from engine.core.scheduler import StepRecord
 from scripted.core.action import Action
+from scripted.core.adapters import adapter_named
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
-from scripted.core.named import adapter_named
-from scripted.core.placed import Placed, parse_placed
+from scripted.core.placed_action import Placed, parse_placed
 from scripted.core.prompts import Recipe, prompt_of
 from scripted.core.schedule import Schedule
 from scripted.core.translation import action_of

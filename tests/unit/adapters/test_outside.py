@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.search.campaign import Campaign
 from scripted.search.units import SearchPlan
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from scripted import api
 from scripted.cli.main import app
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripted_lockstep import workloads
+from scripted_lockstep.space import workloads
 
 from scripted.sdk.workloads import read_workloads
 

@@ -10,7 +10,7 @@ import pytest
 from base_workloads import WORKLOADS
 from rich.console import Console
 from scripted_lockstep.bugs.mutants import switched_on
-from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 from engine.core.messages import FlushCache
 from engine.core.scheduler import Scheduler, StepResult

@@ -13,8 +13,8 @@ import pytest
 from scripted_lockstep.bugs import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
 from scripted_lockstep.bugs.mutants import switched_on
 
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.mutant import read_mutants
-from scripted.core.named import OWN, adapter_named
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
 

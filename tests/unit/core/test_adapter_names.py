@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 

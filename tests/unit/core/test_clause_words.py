@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripted.core.placed import clauses_of, quoted, words_of_clause
+from scripted.core.placed_action import clauses_of, quoted, words_of_clause
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
+from scripted.core.adapters import adapter_named
 from scripted.core.mutant import Mutant
-from scripted.core.named import adapter_named
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, execute

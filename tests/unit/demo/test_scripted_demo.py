@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from rich.console import Console
 from scripted_lockstep.bugs import mutant_named
-from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.demo.race import flush_race
+from scripted_lockstep.demo.show import BUG, Half, Race
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 from scripted.api import RecordedRun, run_script
-from scripted.demo.race import flush_race
-from scripted.demo.show import BUG, Half, Race
 from scripted.script.decorator import spec_of
 from scripted.script.loader import load_test
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from scripted_lockstep.script.execution import ScriptSucceeded
-from scripted_lockstep.server.wire import decode_command
-from scripted_lockstep.server.wire import decode_replies as decode_gate_reply
+from scripted_lockstep.tiers.server.wire import decode_command
+from scripted_lockstep.tiers.server.wire import decode_replies as decode_gate_reply
 
 from engine.core.config import EngineConfig
 from engine.core.errors import EngineError

@@ -33,7 +33,7 @@ from engine.core.messages import (
 )
 from engine.core.stats import EngineStats
 from engine.frontend.schema.errors import ApiError
-from scripted.core.placed import parse_placed
+from scripted.core.placed_action import parse_placed
 
 
 def _events(text: str) -> list[Any]:

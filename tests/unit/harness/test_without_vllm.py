@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripted.cli import app
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -39,7 +39,7 @@ def test_only_a_adapter_with_versions_can_be_asked_for_them() -> None:
 
 def test_the_search_of_other_adapters_does_not_import_vllm() -> None:
     program = (
-        "import sys, scripted.cli, scripted.search.campaign, scripted.sdk, scripted.core.named as named; "
+        "import sys, scripted.cli, scripted.search.campaign, scripted.sdk, scripted.core.adapters as named; "
         "named.adapter_named('lockstep'); "
         "print([name for name in sys.modules if name.split('.')[0] in ('sglang', 'vllm')])"
     )

@@ -9,7 +9,7 @@ import pytest
 from scripted_lockstep.bugs import mutant_named
 from scripted_lockstep.oracle import digests
 from scripted_lockstep.oracle.digests import DigestedStep, check_digest, check_digests
-from scripted_lockstep.workloads import FLAGSHIP
+from scripted_lockstep.space.workloads import FLAGSHIP
 
 from engine.core.instruments import DigestChain
 from engine.core.messages import Abort, CallAnswer, TokenOutput

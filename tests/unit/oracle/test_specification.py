@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from base_workloads import WORKLOADS
-from scripted_lockstep.copies import UNSPECIFIED_EVERY_RUNS, is_specified
+from scripted_lockstep.run_forks import UNSPECIFIED_EVERY_RUNS, is_specified
 from scripted_lockstep.specification import specification
 from scripted_lockstep.specification.conformance import RULES, Conformance, Nonconformance
 

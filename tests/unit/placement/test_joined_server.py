@@ -18,7 +18,8 @@ from typing import Final
 import psutil
 import pytest
 from joined_server import END_BOUND_S, STAGES, JoinedServer
-from scripted_lockstep.server.runner import ScriptedServer
+from scripted_lockstep.demo.race import flush_race
+from scripted_lockstep.tiers.server.runner import ScriptedServer
 
 from engine.process.death import read_death_report
 from engine.process.links.connection import LinkAddress
@@ -27,7 +28,6 @@ from engine.process.links.proof import Claim, LinkError, Role
 from engine.process.links.secret import Secret, read_secret
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent
-from scripted.demo.race import flush_race
 from scripted.report.failure import ScriptError
 from scripted.script.decorator import spec_of
 

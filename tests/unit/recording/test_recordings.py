@@ -12,8 +12,8 @@ from base_workloads import WORKLOADS
 from scripted_lockstep.actions import Flush, StartRequest
 from scripted_lockstep.bugs.mutants import switched_on
 from scripted_lockstep.configs import limits_of
-from scripted_lockstep.sim.runner import ScriptedSim
 from scripted_lockstep.step_words import log_of
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 from engine.core.config import EngineConfig
 from engine.core.errors import IntegrityError
@@ -35,7 +35,7 @@ from engine.core.recording.format import frame_bytes
 from engine.core.recording.replay_gate import NullPorts
 from engine.core.scheduler import Scheduler, run_loop
 from scripted.cli.replay import replay
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule

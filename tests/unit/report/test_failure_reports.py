@@ -6,7 +6,7 @@ import faulthandler
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.server.stacks import readable_stack
+from scripted_lockstep.tiers.server.stacks import readable_stack
 
 from engine import EngineConfig
 from scripted import (

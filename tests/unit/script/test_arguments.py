@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_lockstep.server.wire import decode_command
+from scripted_lockstep.tiers.server.wire import decode_command
 
 from engine.core.messages import encode
 from scripted import BadCall

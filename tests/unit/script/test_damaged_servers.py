@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from damages import IN_SERVERS, OPTIONS, do, finds_a_whole_engine
-from scripted_lockstep.server.pool import ServerPool
+from scripted_lockstep.tiers.server.pool import ServerPool
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripted.errors import BadCall
+from scripted.core.errors import BadCall
 from scripted.script.counted_source import turned
 from scripted.script.measure import Measured, count_assertions, turn_round
 

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from scripted.errors import Overdue
+from scripted.core.errors import Overdue
 from scripted.script.watchdog import unwatched, watchdog
 
 

@@ -7,18 +7,18 @@ import subprocess
 import sys
 
 import pytest
-from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 from typer.testing import CliRunner
 
 from engine import EngineConfig
 from engine.core.errors import ConfigError
 from scripted.cli import app
 from scripted.cli.new import new_test, write_lint_rules
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.new_files import command_of, write_new
 from scripted.report.failure import ServerDied
+from scripted.report.new_files import command_of, write_new
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.search.written_test import Draft, script_text

@@ -6,7 +6,7 @@ import inspect
 import re
 
 from scripted.sdk import oracle
-from scripted.sdk.live.parts import LiveDevice
+from scripted.sdk.live.stand_ins import LiveDevice
 from scripted.sdk.pipeline import SimulatedRunner
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.replay import schedule_of_recording

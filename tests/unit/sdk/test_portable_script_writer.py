@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scripted import ScriptDefinitionError, ScriptFailed
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.script.loader import find_test, load_test
 from scripted.search.execution import execute, record

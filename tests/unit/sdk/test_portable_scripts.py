@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scripted import BadCall, ScriptDefinitionError, ScriptFailed, scripted
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.script.options import ScriptOptions
 
 pytest_plugins = ["pytester"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.units import SearchPlan
 

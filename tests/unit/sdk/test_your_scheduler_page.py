@@ -72,7 +72,7 @@ def test_a_foreign_adapter_is_searched_without_the_engine() -> None:
         "import sys\n"
         "from scripted.search.campaign import Campaign\n"
         "from scripted.search.units import SearchPlan\n"
-        "from scripted.core.named import adapter_named\n"
+        "from scripted.core.adapters import adapter_named\n"
         "name = 'examples/your_scheduler/fixed.py'\n"
         "plan = SearchPlan(targets=('twins', 'full'), adapter=name, schedules=200)\n"
         "report = Campaign(plan).run()\n"

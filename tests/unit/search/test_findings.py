@@ -11,7 +11,7 @@ from scripted_lockstep.bugs import mutant_named
 from engine.core.memory import KVMemory
 from engine.core.memory.radix import RadixTree
 from engine.core.scheduler import Scheduler
-from scripted.core.named import adapter_named
+from scripted.core.adapters import adapter_named
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter, Stepped

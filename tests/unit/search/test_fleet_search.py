@@ -6,15 +6,15 @@ from typing import Final
 
 import pytest
 from scripted_lockstep.bugs import mutant_named
-from scripted_lockstep.fleets.adapter import ADAPTER, NAME
+from scripted_lockstep.fleet.adapter import ADAPTER, NAME
 
 from engine.core.config import EngineConfig
 from engine.core.routing.prefills import Prefills
-from scripted.core.named import adapter_named
-from scripted.core.placed import Placed, parse_placed
+from scripted.core.adapters import adapter_named
+from scripted.core.errors import BadCall
+from scripted.core.placed_action import Placed, parse_placed
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
-from scripted.errors import BadCall
 from scripted.fleets.actions import DrainEngine, HoldTraffic, JoinEngine, KillEngine
 from scripted.fleets.machine import FleetConfig
 from scripted.search.execution import Prefixes, execute, record

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 import pytest
-from scripted_lockstep.space import SPACE
+from scripted_lockstep.space.targets import SPACE
 
 from scripted import api
-from scripted.core.named import OWN, adapter_named
-from scripted.core.placed import Placed
+from scripted.core.adapters import OWN, adapter_named
+from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter

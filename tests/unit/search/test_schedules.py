@@ -21,7 +21,7 @@ from scripted_lockstep.actions import (
 from engine.core.errors import ConfigError
 from engine.core.messages import PauseMode
 from scripted.core.common_actions import ReleaseResults
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule

@@ -11,10 +11,10 @@ from scripted_lockstep.actions import KillStage
 from scripted_lockstep.bugs import ESCAPES, RACES, UnknownMutant
 from scripted_lockstep.bugs.mutants import switched_on
 from scripted_lockstep.gallery_page import gallery_markdown, results_on
-from scripted_lockstep.workloads import FLAGSHIP
+from scripted_lockstep.space.workloads import FLAGSHIP
 
-from scripted.core.named import adapter_named
-from scripted.core.placed import Placed
+from scripted.core.adapters import adapter_named
+from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripted.cli import app
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.schedule import Schedule
 from scripted.search import mutant_search
 from scripted.search.execution import Outcome, execute

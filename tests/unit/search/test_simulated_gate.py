@@ -19,13 +19,13 @@ from scripted_lockstep.actions import (
     Press,
     StartRequest,
 )
-from scripted_lockstep.copies import COPIER
-from scripted_lockstep.sim.runner import ScriptedSim
-from scripted_lockstep.workloads import FLAGSHIP
+from scripted_lockstep.run_forks import COPIER
+from scripted_lockstep.space.workloads import FLAGSHIP
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 from engine.core.scheduler import StepRecord
 from scripted.core.forks import Frozen
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.script.options import ScriptOptions

@@ -7,10 +7,10 @@ from collections import deque
 from typing import Any
 
 import pytest
-from scripted_lockstep.copies import COPIER, STATES
+from scripted_lockstep.run_forks import COPIER, STATES
 
+from scripted.core.adapters import adapter_named
 from scripted.core.forks import Frozen
-from scripted.core.named import adapter_named
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.states import StateReader, UnreadableState

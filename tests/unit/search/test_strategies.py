@@ -11,7 +11,7 @@ from base_workloads import WORKLOADS
 
 from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign

@@ -11,13 +11,13 @@ from typing import Final
 import pytest
 from scripted_lockstep.actions import Evict, Press, StartRequest
 from scripted_lockstep.configs import limits_of
-from scripted_lockstep.space import SPACE
-from scripted_lockstep.twists import SCENES, TWISTS, twisted
+from scripted_lockstep.space.rare_scenarios import SCENES, TWISTS, twisted
+from scripted_lockstep.space.targets import SPACE
 
 from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
+from scripted.core.adapters import OWN
 from scripted.core.common_actions import HoldResults, ReleaseResults
-from scripted.core.named import OWN
-from scripted.core.placed import Placed
+from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.covering import Row, covering_rows
 from scripted.search.generated import TWIST, row_of

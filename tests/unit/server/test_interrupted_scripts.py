@@ -30,7 +30,7 @@ import sys
 from pathlib import Path
 from engine import EngineConfig
 from scripted import ScriptedServer, ScriptOptions
-from scripted_lockstep.server import runner
+from scripted_lockstep.tiers.server import runner
 
 # A server that waits for its frozen scheduler to hear an order waits longer than the test does.
 runner.SHUTDOWN_TIMEOUT_S = 600.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from scripted_lockstep.server.survivor import result_of_survivor
+from scripted_lockstep.tiers.server.forked_script import result_of_survivor
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
@@ -91,7 +91,7 @@ def test_nothing_is_left_of_the_copy(monkeypatch: pytest.MonkeyPatch, parent: Pr
         seen.append((folder / "survivor").read_text())
         return result_of_survivor(folder, timeout_s)
 
-    monkeypatch.setattr("scripted_lockstep.server.runner.result_of_survivor", noting)
+    monkeypatch.setattr("scripted_lockstep.tiers.server.runner.result_of_survivor", noting)
     with ScriptedServer.start(CONFIG, parent=parent) as server:
         server.run(kills)
     (pid,) = map(int, seen)

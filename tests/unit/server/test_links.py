@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from scripted_lockstep.script.world import StageLink
-from scripted_lockstep.server.links import LOOPBACK, Relay, Route, order_link
+from scripted_lockstep.tiers.server.links import LOOPBACK, Relay, Route, order_link
 
 from engine.core.errors import EngineError
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.server import ray_cluster
-from scripted_lockstep.server.stacks import dump_stacks
+from scripted_lockstep.tiers.server import ray_cluster
+from scripted_lockstep.tiers.server.stacks import dump_stacks
 
 from engine.process.signals import STACK_SIGNAL
 
@@ -65,7 +65,7 @@ LATE = """
 import ray
 import sys
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
-from scripted_lockstep.server import ray_cluster
+from scripted_lockstep.tiers.server import ray_cluster
 
 assert not is_token_auth_enabled()
 with ray_cluster._environment(sys.argv[1]):

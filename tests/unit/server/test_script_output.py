@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from scripted_lockstep.server import runner
+from scripted_lockstep.tiers.server import runner
 
 from engine import EngineConfig
 from engine.core.frames import decoder_of

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.server.role_runner import ScriptedRole
+from scripted_lockstep.tiers.server.role_runner import ScriptedRole
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
@@ -88,7 +88,7 @@ def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig
 
 
 def test_it_passes_where_the_kernel_has_no_tables(monkeypatch: pytest.MonkeyPatch, parent: PreloadedParent) -> None:
-    monkeypatch.setattr("scripted_lockstep.server.growth._TABLES", (Path("/no/such/table"),))
+    monkeypatch.setattr("scripted_lockstep.tiers.server.growth._TABLES", (Path("/no/such/table"),))
     check_that_it_passes(CONFIG, parent)
 
 

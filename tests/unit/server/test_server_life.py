@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from scripted_lockstep.server.pool import ServerPool
+from scripted_lockstep.tiers.server.pool import ServerPool
 
 from engine import EngineConfig
 from engine.core.errors import EngineError

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from scripted_lockstep.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import ScriptedSim
 from typer.testing import CliRunner
 
 from engine.core.config import EngineConfig
 from scripted.cli import app
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.core.refusals import BadCommand
 from scripted.report.failure import ServerDied
 from scripted.script.loader import load_test

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripted.core.named import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_named
 from scripted.shell import DebugSession, WebPrompt, WebShell
 
 YOURS = str(Path(__file__).parents[3] / "examples/your_scheduler/adapter.py")

@@ -1,0 +1,94 @@
+"""The adapter ``lockstep-fleet``: engines with roles, their links and one clock, as one machine of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from scripted.core.adapters import OWN
+from scripted.core.common_actions import AdvanceClock
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.run import Run
+from scripted.fleets.adapter import FleetAdapter
+from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun
+from scripted.fleets.space import FleetSpace
+from scripted_lockstep.actions import (
+    FailGrammar,
+    FailTransfer,
+    HoldGrammars,
+    HoldTransfers,
+    KillStage,
+    LoraLoad,
+    LoraUnload,
+    ReleaseGrammars,
+    ReleaseTransfers,
+    all_actions,
+)
+from scripted_lockstep.fleet.members import SearchedEngine
+from scripted_lockstep.fleet.roles import DECODE
+from scripted_lockstep.run_forks import STATES, FrozenRun
+from scripted_lockstep.script.execution import ScriptSucceeded
+from scripted_lockstep.script.fleet import role_of
+
+NAME: Final = "lockstep-fleet"
+# What an engine of a fleet does not have, or a fleet does in its own way.
+_NOT_HERE: Final = (
+    FailGrammar, FailTransfer, HoldGrammars, HoldTransfers, KillStage, LoraLoad, LoraUnload, ReleaseGrammars,
+    ReleaseTransfers, AdvanceClock,
+)  # fmt: skip
+_LEFT_OUT: Final = {"loras", "kept-grammars", "held-grammars", "profile", "scale"}
+_SMALL: Final = "engines=p0,d0 page_size=4 chunked_prefill_size=16 max_total_tokens=128"
+_PAIR: Final = "engines=p0,p1,d0,d1 page_size=4 chunked_prefill_size=16 max_total_tokens=128"
+
+
+class LockstepFleets(FleetAdapter):
+    """Fleets of engines of this project."""
+
+    name = NAME
+    of = OWN
+    inner_actions = tuple(kind for kind in all_actions() if kind not in _NOT_HERE)
+    space = FleetSpace(
+        NAME,
+        lambda: DECODE.space,
+        left_out=_LEFT_OUT,
+        shared=lambda config: config.model_copy(update={"role": "both"}),
+    )
+    workloads: Mapping[str, str] = {
+        "one": f'{_SMALL}; 1 begin on=d0 do="start a prompt=50 new=3"',
+        "again": f'{_SMALL}; 1 begin on=d0 do="start a prompt=50"; 14 begin on=d0 do="start b prompt=60 new=3"',
+        "several": f'{_SMALL}; 1 begin on=d0 do="start a prompt=50 new=3"; 2 begin on=d0 do="start b prompt=30 seed=1"'
+        '; 3 begin on=d0 do="start c prompt=41 new=4"',
+        "pair": f'{_PAIR}; 1 begin on=d0 do="start a prompt=50 new=3"; 1 begin on=d1 do="start b prompt=40 new=3"'
+        '; 3 begin on=d0 do="start c prompt=33 seed=2"; 4 begin on=d1 do="start e prompt=50"',
+    }
+
+    def role_of(self, name: str) -> str:
+        return role_of(name)
+
+    def config_of(self, config: FleetConfig, name: str) -> Any:
+        return config.engine.model_copy(update={"role": role_of(name)})
+
+    def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedEngine:
+        run = MemberRun(self.config_of(config, name), OWN, machine.clock, record=record)
+        return SearchedEngine(name, run, config.names)
+
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+    ) -> ScriptSucceeded:
+        """There is none: a script of several engines is one of an engine. Raises ScriptDefinitionError."""
+        del script, arguments, options, mutant
+        raise ScriptDefinitionError(
+            f"no script and no shell runs on {NAME}; a script makes its fleet itself: use the adapter {OWN}, and "
+            f"t.engines({', '.join(map(repr, config.names))})"
+        )
+
+    def fleet_digest(self, run: Run) -> bytes:
+        machine = run.machine
+        known = [(one.name, one.asked, one.serving, one.prefills, one.is_draining) for one in machine.living]
+        return STATES.digest(machine.fleet.links, known)
+
+    def freeze(self, run: Run) -> FrozenRun:
+        return FrozenRun(run, lambda one: [member.run.oracle for member in one.machine.fleet.members])
+
+
+ADAPTER: Final = LockstepFleets()

@@ -1,0 +1,1 @@
+"""What generated targets are drawn from: settings, workloads, events."""

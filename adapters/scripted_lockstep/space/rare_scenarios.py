@@ -1,0 +1,250 @@
+"""What a generated target of the engine has beside its features: orders and amounts that are rarely drawn one by one.
+
+A request that is ended while it is in flight, a queue in which nothing fits but what came last, an operator who asks
+for another amount. Drawn after all else, so that the rest of a target is what it is without. Some need features, and
+have targets of their own: long prompts that are equal, a prompt that comes back from the host, others that keep coming.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from engine.core.limits import Limits
+from engine.core.messages import PauseMode
+from engine.core.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS
+from engine.core.scheduler.shared_prompts import LEAST_SPARED_TOKENS
+from scripted.core.action import Action
+from scripted.core.common_actions import HoldResults, ReleaseResults
+from scripted.core.placed_action import Placed
+from scripted.core.schedule import Schedule
+from scripted.search.strategies import extras_of
+from scripted_lockstep.actions import (
+    AbortEverything,
+    AbortRequest,
+    DisconnectClient,
+    Evict,
+    PauseServing,
+    Press,
+    Relieve,
+    ResumeServing,
+    StartRequest,
+)
+
+CAUGHT: Final = "caught"
+CROWD: Final = "crowd"
+PRESSED: Final = "pressed-again"
+EQUALS: Final = "equals"
+LOADS: Final = "loads"
+STREAM: Final = "stream"
+AHEAD: Final = "caught-ahead"
+SHORT: Final = "short-of-pages"
+PASSED: Final = "passed-over"
+OFTEN: Final = "used-often"
+LORAS: Final = "stream-of-loras"
+# Those that only add, by how often each is drawn.
+TWISTS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
+# Of the others the features that each needs, with what they are drawn from.
+SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    # Several microbatches, in each of which a whole prompt finds room, or in some of them.
+    EQUALS: {"scale": ("large",), "stages": ("two", "more"), "chunk": ("roomy", "off", "ragged"), "requests": ("one",)},
+    LOADS: {"host": ("small", "small", "large"), "requests": ("one",)},
+    # Two microbatches of one request are in flight when it is ended.
+    AHEAD: {"stages": ("async",), "requests": ("several",)},
+    # Decodes find no page, and who gives way is not the one that was launched last.
+    PASSED: {"requests": ("one",), "pool": ("tight",)},
+    LORAS: {"requests": ("stream",), "loras": ("one", "several")},
+    OFTEN: {"requests": ("one",)},
+    SHORT: {
+        "pool": ("tight",),
+        "outputs": ("long",),
+        "requests": ("several",),
+        "policy": ("priority", "preempting", "priority", "lpm"),
+    },
+    STREAM: {
+        "requests": ("stream",),
+        "policy": ("lpm", "dfs-weight", "priority", "preempting"),
+        "rows": ("one", "few"),
+    },
+}
+_LARGEST: Final = 60
+# A prompt is split into so many parts at most; in a crowd each into a third of that.
+MOST_PARTS: Final = 24
+_ROWS: Final = 3
+_STAGGERED: Final = ((2, 3, 5), (1, 2, 3, 5, 8), (4, 6, 9, 12))
+
+
+def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
+    """What is added to a schedule. Where a crowd would take long, a request is caught."""
+    if twist == PRESSED:
+        return _pressed_again(rng, schedule, limits)
+    if twist == EQUALS and limits.total_pages * limits.page_size > LEAST_SPARED_TOKENS + 4 * limits.page_size:
+        return _equals(rng, schedule, limits)
+    if twist == LOADS and limits.host_pages:
+        return _loads(rng, limits)
+    if twist == OFTEN:
+        return _used_often(rng, limits)
+    if twist in (STREAM, LORAS, SHORT):
+        return iter(())
+    tokens = (rng.choice((7, 8, 9)) if twist == PASSED else 6) * limits.total_pages * limits.page_size // 10
+    tokens = min(tokens, limits.context_length - 2, tokens if limits.chunking else limits.prefill_budget_tokens)
+    if twist == PASSED:
+        return _passed_over(rng, tokens, limits)
+    if twist == CROWD and 1 < tokens <= min(_LARGEST, MOST_PARTS // 3 * limits.prefill_budget_tokens):
+        return _crowd(rng, tokens, limits)
+    return _caught(rng, schedule)
+
+
+def _caught(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
+    """Results are held, and what they are of ends meanwhile; mostly something else happens then, too.
+
+    Many have a twin that comes with it or after it: what one has in flight, the other one shares or waits for.
+    """
+    starts = [(placed.step, placed.action) for placed in schedule.placed if isinstance(placed.action, StartRequest)]
+    # A long prompt is in flight for longer than others.
+    step, start = rng.choice((rng.choice(starts), max(starts, key=lambda one: one[1].prompt)))
+    if rng.random() < 0.35:
+        # Two in one microbatch, each of which is told something of its prompt; one ends while it is in flight. Others
+        # would be in that microbatch instead: mostly they come when those are done.
+        late = schedule.last_step + rng.randint(6, 24)
+        step = rng.choice((step, late, late))
+        for number in range(2):
+            pair = StartRequest(rid=f"w{number}", prompt=rng.randint(2, 9), seed=20 + number, logprobs_from=0)
+            yield Placed(step, pair)
+        yield from _ended_in_flight(
+            rng, rng.choice(("w0", "w0", "w0", "w1")), step + rng.choice((0, 0, 1)), by_itself=True
+        )
+        return
+    if rng.random() < 0.5:
+        twin = msgspec.structs.replace(start, rid=f"{start.rid}-w", seed=rng.choice((start.seed, 7)))
+        yield Placed(step + rng.choice((0, 0, 1, 2)), twin)
+    yield from _ended_in_flight(rng, start.rid, step + rng.choice((0, 0, 1, 1, 2, 4, 8)), schedule)
+
+
+def _ended_in_flight(
+    rng: random.Random, rid: str, held: int, schedule: Schedule | None = None, *, by_itself: bool = False
+) -> Iterator[Placed]:
+    """Results are held, a request ends meanwhile, mostly ``by_itself`` if so, and mostly something else happens."""
+    back = PauseServing(mode=PauseMode.RETRACT)
+    alone: list[Action] = [AbortRequest(rid=rid), DisconnectClient(rid=rid)]
+    ends = alone * (6 if by_itself else 1)
+    ends += [back, back, AbortRequest(rid=rid), AbortEverything(), PauseServing(mode=PauseMode.ABORT)]
+    end, by = held + rng.randint(1, 3), rng.choice(ends)
+    yield Placed(held, HoldResults())
+    yield Placed(end, by)
+    if isinstance(by, PauseServing) and rng.random() < 0.8:
+        # So that others go on beside what is in flight.
+        yield Placed(end + rng.randint(0, 1), ResumeServing())
+    if schedule is not None and rng.random() < 0.7:
+        others = [*ends, *[extra for extra in extras_of(schedule) if not extra.is_start]]
+        kind = rng.choice([*dict.fromkeys(other.kind for other in others)])
+        yield Placed(held + rng.randint(0, 5), rng.choice([other for other in others if other.kind == kind]))
+    yield Placed(end + rng.randint(1, 5), ReleaseResults(count=rng.choice((None, 1, 1, 2))))
+
+
+def _equals(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
+    """Long prompts that begin alike come close together: all of each, most of it or little of it.
+
+    Often what the first one computes is lost; and small ones come behind.
+    """
+    page = limits.page_size
+    most = min(limits.total_pages * page, limits.context_length) - 3
+    shared = min(LEAST_SPARED_TOKENS + rng.choice((-1, 0, 1, 1, 2)) * page, most - 1)
+    step = rng.randint(1, 1 + schedule.last_step // 2)
+    first, rest = step, rng.choice(((1,), (1, page), (1, page, shared + page + 1)))
+    for number in range(rng.randint(2, 4)):
+        prompt = min(shared + rng.choice(rest), most)
+        yield Placed(step, StartRequest(rid=f"e{number}", prompt=prompt, new=1, shared=shared, tail=number))
+        step += rng.choice((0, 0, 0, 1, 2))
+    for number in range(rng.randint(0, 2)):
+        small = StartRequest(rid=f"f{number}", prompt=rng.randint(1, page + 1), new=rng.randint(1, 3), seed=5)
+        yield Placed(step + rng.randint(0, 2), small)
+    held = first + rng.choice((0, 0, 1, 1, 2, 4))
+    if rng.random() < 0.7:
+        yield from _ended_in_flight(rng, "e0", held)
+    elif rng.random() < 0.6:
+        yield Placed(held, HoldResults())
+        yield Placed(held + rng.randint(2, 6), ReleaseResults())
+
+
+def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
+    """Prompts are computed, leave for the host and come again; what one loads is often in flight when it ends."""
+    page = limits.page_size
+    pages = max(1, min(limits.host_pages, limits.total_pages // 2 - 1, rng.randint(1, 5)))
+    step, starts = 1, list[StartRequest]()
+    for number in range(rng.randint(1, 2)):
+        starts.append(StartRequest(rid=f"l{number}", prompt=pages * page + 1, new=1, seed=11 + number))
+        yield Placed(step, starts[-1])
+        step += rng.randint(5, 12)
+    yield Placed(step, Evict(pages=rng.choice((None, None, pages))))
+    # What is written to the host goes with the next microbatch; a large one also takes the place of what comes back.
+    large = max(1, min((limits.total_pages - rng.randint(1, 3)) * page, limits.context_length - 6))
+    prompt = rng.choice((rng.randint(1, page), large if limits.chunking else 1))
+    yield Placed(step + 1, StartRequest(rid="m", prompt=prompt, new=rng.randint(1, 6), seed=13))
+    step += rng.randint(4, 12)
+    for number, start in enumerate(starts):
+        yield Placed(step, msgspec.structs.replace(start, rid=f"l{number}-w", new=rng.randint(1, 4)))
+        if rng.random() < 0.6:
+            yield from _ended_in_flight(rng, f"l{number}-w", step + rng.randint(0, 1))
+        step += rng.randint(0, 6)
+    if rng.random() < 0.5:
+        yield Placed(step + rng.randint(4, 12), msgspec.structs.replace(starts[0], rid="l-x"))
+        yield Placed(step + rng.randint(1, 12), Evict())
+
+
+def _passed_over(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
+    """Small ones keep coming, and early among them mostly two that have no room beside some of these.
+
+    Both have waited too long when the first one starts.
+    """
+    for number in range(rng.choice((1, 2, 2, 2, 2, 3))):
+        start = StartRequest(rid=f"q{number}", prompt=max(1, tokens), new=rng.choice((1, 1, 3, 6)), seed=9 + number)
+        yield Placed(rng.randint(2, 5), start)
+    # Of one length they would end together, and leave room for all.
+    outputs, rate, prompt = rng.choice(_STAGGERED), rng.choice((1, 2, 2)), rng.randint(1, limits.page_size + 1)
+    for number in range(rng.randint(26, 36)):
+        small = StartRequest(rid=f"r{number}", prompt=prompt, new=rng.choice(outputs), seed=0)
+        yield Placed(1 + number // rate, small)
+
+
+def _used_often(rng: random.Random, limits: Limits) -> Iterator[Placed]:
+    """One prefix is used again and again beside another one that nobody wants, until what is cached leaves.
+
+    What is noted of these uses comes to more than is kept of them.
+    """
+    page = limits.page_size
+    pages = max(1, min(limits.total_pages // 2 - 1, rng.randint(1, 3)))
+    yield Placed(1, StartRequest(rid="o", prompt=pages * page + 1, new=1, seed=15))
+    step = limits.depth + 2
+    # Those that come together, or while one is in flight, are one use.
+    gap = rng.choice((1, limits.depth, limits.depth + 1))
+    for number in range(rng.choice((36, 36, 80)) + rng.randint(0, 8)):
+        yield Placed(step, StartRequest(rid=f"o{number}", prompt=page + 1, new=1, seed=16))
+        step += gap
+    yield Placed(step + rng.randint(0, 3), Evict(pages=rng.choice((None, None, pages))))
+
+
+def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
+    """One request has most of the pool, none of those that come then fits beside it, and the last ones are small."""
+    step = rng.randint(1, 4)
+    yield Placed(step, StartRequest(rid="q", prompt=tokens, new=rng.randint(4, 16), seed=9, ignore_eos=True))
+    for number in range(ADMISSION_TRIES_LIMIT_REQUESTS + rng.choice((-1, -1, 0, 0, 1, 3))):
+        step += rng.choice((0, 0, 0, 1))
+        yield Placed(step, StartRequest(rid=f"q{number}", prompt=tokens, new=1, seed=10 + number))
+    for number in range(rng.randint(1, 3)):
+        step += rng.choice((0, 0, 1, 3))
+        yield Placed(step, StartRequest(rid=f"t{number}", prompt=rng.randint(1, limits.page_size), new=1, seed=8))
+
+
+def _pressed_again(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
+    """An operator asks for one amount and then for others, more of it or less."""
+    most = {"pages": limits.total_pages // 2, "rows": _ROWS, "window": limits.window_pages // 2}
+    what = rng.choice([name for name, count in most.items() if count])
+    step = rng.randint(1, schedule.last_step)
+    for _ in range(rng.randint(2, 4)):
+        yield Placed(step, Press(**{what: rng.randint(0, most[what])}))
+        step += rng.randint(0, 5)
+    yield Placed(step, Relieve())

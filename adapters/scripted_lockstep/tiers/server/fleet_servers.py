@@ -1,0 +1,101 @@
+"""The servers of a script's fleets, from the test's process: started when a script asks, kept, and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.core.config import EngineConfig
+from engine.process.control import Serving
+from engine.process.settings import LIVE_GATE, ServerSettings
+from engine.server.launch.preload import PreloadedParent, ServerProcess
+from scripted.core.violation import Violation
+from scripted_lockstep.tiers.server.growth import ServerGrowth
+from scripted_lockstep.tiers.server.parent import FOLLOWER_GATE, no_process_left
+from scripted_lockstep.tiers.server.wire import EnginePlace, EngineWanted, GateOptions
+
+_BOOT_TIMEOUT_S: Final = 120.0
+_END_TIMEOUT_S: Final = 5.0
+
+
+class FleetServers:
+    """Servers of ``config`` by the names of their engines, each in a role of its own.
+
+    They are frozen, unless ``gate`` is None.
+    """
+
+    def __init__(
+        self, config: EngineConfig, mutant: str | None, parent: PreloadedParent, *, gate: str | None = FOLLOWER_GATE
+    ) -> None:
+        self._config = config
+        self._mutant = mutant
+        self._gate = gate or LIVE_GATE
+        self._parent = parent
+        self._servers: dict[str, tuple[ServerProcess, Path]] = {}
+        self._serving: dict[str, Serving] = {}
+        self._growth: dict[str, ServerGrowth] = {}
+
+    def start(self, wanted: Sequence[EngineWanted]) -> tuple[EnginePlace, ...]:
+        """Start them all at once. Raises StartupError with the cause when one does not come up."""
+        for one in wanted:
+            folder = Path(tempfile.mkdtemp(prefix="scripted-"))
+            settings = ServerSettings(
+                **self._config.model_dump() | {"role": one.role},
+                prefill_engines=one.prefill_engines,
+                # Whom it asks is the script's to say, and what it knows of them would be a matter of time.
+                prefill_retry_s=0,
+                port=0,
+                gate=self._gate,
+                gate_options=msgspec.json.encode(GateOptions(mutant=self._mutant)).decode(),
+                profile_dir=str(folder),
+            )
+            process = self._parent.serve(settings, folder, folder / "server.log", remove_private_dir=True)
+            self._servers[one.name] = process, folder
+        places = []
+        for one in wanted:
+            process, folder = self._servers[one.name]
+            serving = process.wait_ready(_BOOT_TIMEOUT_S)
+            self._serving[one.name] = serving
+            places.append(EnginePlace(one.name, serving.base_url, str(folder), process.pid))
+        return tuple(places)
+
+    def check_growth(self) -> None:
+        """Look at all of them, which are idle, after each script. Raises Violation.
+
+        After its first script an engine has its connections to the harness, but perhaps not to each other engine.
+        """
+        for name, serving in self._serving.items():
+            if name not in self._growth:
+                self._growth[name] = ServerGrowth(serving)
+            try:
+                self._growth[name].check(spare=len(self._serving))
+            except Violation as exc:
+                raise Violation(f"engine {name}: {exc}") from exc
+
+    def kill(self, names: Sequence[str]) -> None:
+        """Kill all processes of these, and remove their files. Harmless for one that is gone."""
+        for name in names:
+            if name not in self._servers:
+                continue
+            process, folder = self._servers.pop(name)
+            self._growth.pop(name, None)
+            with contextlib.closing(process):
+                with no_process_left(process.pid):
+                    # First, so that it has no time to tell clients of the others' end: a machine that is gone does not.
+                    with contextlib.suppress(KeyError, ProcessLookupError):
+                        os.kill(self._serving.pop(name).pids["frontend"], signal.SIGKILL)
+                    process.kill()
+                with contextlib.suppress(TimeoutError):
+                    process.wait(_END_TIMEOUT_S)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        self.kill(list(self._servers))

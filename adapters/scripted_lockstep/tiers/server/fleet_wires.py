@@ -1,0 +1,364 @@
+"""What carries messages and KV between the real engines of a fleet, in the script's process.
+
+Stands between a decode engine's front end and the prefill engines as each of them, and between their stages as the
+other's. What comes stays here until the fleet's links let it through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx
+
+from engine.core.errors import EngineError
+from engine.core.frames import LENGTH_BYTES, framed
+from engine.core.messages import Abort, Generate, PrefillDropped, PrefillFailed, PrefillWanted, encode
+from engine.core.plan import SendPages
+from engine.model.page_image import PageLayout
+from engine.pipeline.kv_frames import END, HEADER, KV_PROTOCOL, PAGE, Greeting, Verdict, decode_greeting, decode_verdict
+from engine.process.kv_addresses import KVAddress, parse_kv_address
+from scripted.core.violation import Violation
+from scripted_lockstep.script.fleet import role_of
+from scripted_lockstep.script.fleet_ends import Heard, WiredEngine, Wires
+from scripted_lockstep.simulated.transfers import SentPages
+from scripted_lockstep.tiers.server.clients import NO_AUTHORITIES
+from scripted_lockstep.tiers.server.loop_thread import LoopThread
+from scripted_lockstep.tiers.server.remote import RemoteWorld
+
+# The prefill engines that a decode engine of a fleet can ask.
+MOST_PREFILLS: Final = 4
+_LOOPBACK: Final = "127.0.0.1"
+_RUN: Final = "fleet"
+_WORK_TIMEOUT_S: Final = 30.0
+# How the thread's work on a connection ends: by the other side, or with the thread.
+_OVER: Final = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)
+_BUSY: Final = (503, b'{"error": {"message": "an engine of a script stands still"}}')
+
+# The sender, the receiver, its number for the transfer, the place of the first page.
+_Order = tuple[str, str, int, int]
+_T = TypeVar("_T")
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A prompt that a decode engine asks a prefill engine for. ``answer`` is the latter's: an HTTP status and a body.
+
+    ``is_gone``: the decode engine's end of it is closed. ``is_left``: so is the prefill engine's.
+    """
+
+    body: dict[str, Any]
+    answer: tuple[int, bytes] | None = None
+    is_gone: bool = False
+    is_left: bool = False
+    rid: str = ""
+    asking: asyncio.Task[None] | None = None
+    # What the decode engine is answered; None breaks the connection.
+    shown: tuple[int, bytes] | None = None
+    is_shown: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RealWires(LoopThread, Wires):
+    """Of all fleets of a script's process, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("fleet-wires")
+        self._folder = folder
+        self.worlds: dict[str, RemoteWorld] = {}
+        self._calls: dict[tuple[str, int], _Call] = {}
+        self._ports: dict[str, list[int]] = {}
+        self._servers: dict[object, asyncio.Server] = {}
+        # Pages that have left a stage, by the stage.
+        self._pages: dict[_Order, dict[int, bytes]] = {}
+        self._layouts: dict[tuple[str, str, int], PageLayout] = {}
+        self._onward: dict[tuple[str, str, int], tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._http = httpx.AsyncClient(timeout=httpx.Timeout(None), trust_env=False, verify=NO_AUTHORITIES)
+
+    # -- for the host --
+
+    def urls_for(self, decode: str) -> list[str]:
+        """Where a decode engine of this name finds its prefill engines, whichever they will be."""
+        if decode not in self._ports:
+            self._ports[decode] = self._do(self._listen_for(decode))
+        return [f"http://{_LOOPBACK}:{port}" for port in self._ports[decode]]
+
+    def addresses(self, prefill: str, decode: str) -> tuple[str, ...]:
+        """Where the stages of a prefill engine find those of a decode engine."""
+        stages = range(self.worlds[decode].limits.pp_size)
+        return tuple(str(KVAddress(self._socket(prefill, decode, stage), _RUN)) for stage in stages)
+
+    def begin(self, worlds: dict[str, RemoteWorld]) -> None:
+        """These are the engines of the next script; nothing is under way between them."""
+        self.worlds = worlds
+        self._do(self._begin())
+        for world in worlds.values():
+            self.introduce(world)
+
+    def introduce(self, world: RemoteWorld) -> None:
+        """Tell an engine of a fleet where it finds the others."""
+        self.worlds[world.name] = world
+        if world.limits.receives:
+            world.urls = dict(zip(self._prefills, self.urls_for(world.name), strict=False))
+        elif world.limits.prefills:
+            world.addresses = {name: self.addresses(world.name, name) for name in self._decodes}
+
+    @property
+    def _prefills(self) -> list[str]:
+        return [name for name in self.worlds if role_of(name) == "prefill"]
+
+    @property
+    def _decodes(self) -> list[str]:
+        return [name for name in self.worlds if role_of(name) == "decode"]
+
+    def take(self, prefill: str, order: SendPages) -> None:
+        """Wait until the pages of an order are here."""
+        decode = order.to[0]
+        stages, key = self.worlds[decode].limits.pp_size, (prefill, decode, order.to_transfer, order.first)
+        self._wait(prefill, lambda: len(self._pages.get(key, ())) == stages, f"{order} to leave {prefill}")
+
+    # -- Wires --
+
+    def leave(self, engine: WiredEngine, said: PrefillWanted | PrefillDropped) -> None:
+        key = engine.name, said.transfer
+        if isinstance(said, PrefillWanted):
+            self._wait(engine.name, lambda: key in self._calls, f"{said} to leave {engine.name}")
+        elif self._calls[key].shown is None:
+            self._wait(engine.name, lambda: self._calls[key].is_gone, f"{said} to leave {engine.name}")
+
+    def answer(self, engine: WiredEngine, receiver: str, transfer: int, *, failed: bool) -> None:
+        call = self._calls.get((receiver, transfer))
+        if call is None or call.is_left:
+            return
+        self._wait(engine.name, lambda: call.answer is not None, f"{engine.name} to answer transfer {transfer}")
+        assert call.answer is not None
+        if (call.answer[0] != httpx.codes.OK) is not failed:
+            raise Violation(f"{engine.name} answered {call.answer} for transfer {transfer} of {receiver}")
+        call.is_left = True
+        if not failed:
+            self._show(call, call.answer)
+
+    def bring(self, sender: str, engine: WiredEngine, heard: Heard) -> None:
+        world = self.worlds[engine.name]
+        if isinstance(heard, Generate):
+            assert heard.deliver is not None
+            call = self._calls[sender, heard.deliver.transfer]
+            call.rid = heard.rid
+            body = call.body | {"to": world.addresses[sender], "rid": heard.rid}
+            self._loop.call_soon_threadsafe(lambda: self._ask(call, f"{world.base_url}/prefill", body))
+            came = world.await_message(
+                lambda m: isinstance(m, Generate) and m.rid == heard.rid, unless=lambda: call.answer
+            )
+            if world.as_real(heard) != came:
+                raise Violation(f"{engine.name} was to be asked {heard}, but its front end made {came} of it")
+        elif isinstance(heard, Abort):
+            self.break_off(engine, heard)
+        elif isinstance(heard, PrefillFailed):
+            call = self._calls[engine.name, heard.transfer]
+            self._show(call, call.answer)
+            self._await_failure(world, heard)
+
+    def hand_on(self, sender: str, engine: WiredEngine, pages: SentPages, error: str | None) -> None:
+        key = sender, engine.name, pages.transfer, pages.first
+        verdicts = self._do(self._hand_on(key, self._pages.pop(key)))
+        if any((verdict is None) is not (error is None) for verdict in verdicts):
+            raise Violation(f"the stages of {engine.name} say {verdicts} of pages that came, but {error} was due")
+
+    def break_off(self, engine: WiredEngine, heard: Abort | PrefillFailed) -> None:
+        world = self.worlds[engine.name]
+        if isinstance(heard, PrefillFailed):
+            call = self._calls[engine.name, heard.transfer]
+            # A front end that was answered, or has left, hears of nothing more.
+            if call.shown is None and not call.is_gone:
+                self._show(call, None)
+                self._await_failure(world, heard)
+            return
+        for call in self._calls.values():
+            if call.rid == heard.rid and not call.is_left:
+                call.is_left = True
+                assert call.asking is not None
+                self._loop.call_soon_threadsafe(call.asking.cancel)
+                world.await_message(lambda m: m == heard)
+
+    def kill(self, engine: Any) -> None:
+        """What it has asked for is left to the fleet to break off at the other engines."""
+        handles = engine.run.handles
+        self.worlds[engine.name].kill(
+            lambda: all(one.client.closed for one in handles.all) and all(call.done for call in handles.calls)
+        )
+        self._do(self._forget_onward(engine.name))
+        for (decode, number), call in list(self._calls.items()):
+            if decode == engine.name:
+                call.is_gone = True
+                # Another engine of this name counts from the beginning.
+                del self._calls[decode, number]
+                self._calls[decode, -number] = call
+
+    # -- waiting --
+
+    def _await_failure(self, world: RemoteWorld, failed: PrefillFailed) -> None:
+        world.await_message(lambda m: isinstance(m, PrefillFailed) and m.transfer == failed.transfer)
+
+    def _wait(self, name: str, done: Any, what: str) -> None:
+        self.worlds[name].wait_until(done, what)
+
+    def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return self._spawn(work).result(_WORK_TIMEOUT_S)
+
+    def _show(self, call: _Call, answer: tuple[int, bytes] | None) -> None:
+        call.shown = answer
+        self._loop.call_soon_threadsafe(call.is_shown.set)
+
+    # -- in the thread: prompts that are asked for --
+
+    async def _listen_for(self, decode: str) -> list[int]:
+        ports = []
+        for number in range(MOST_PREFILLS):
+            server = await asyncio.start_server(
+                lambda reader, writer: self._converse(decode, reader, writer), _LOOPBACK, 0
+            )
+            self._servers[decode, number] = server
+            ports.append(server.sockets[0].getsockname()[1])
+        return ports
+
+    async def _converse(self, decode: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Be a prefill engine on one connection. What is no prompt is answered that it is not the time."""
+        with contextlib.suppress(*_OVER), contextlib.closing(writer):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = head.partition(b"content-length:")[2].split(b"\r\n", 1)[0].strip()
+                body = await reader.readexactly(int(length or b"0"))
+                answer: tuple[int, bytes] | None = _BUSY
+                if head.startswith(b"post /prefill "):
+                    answer = await self._shown_of(decode, json.loads(body), reader)
+                if answer is None:
+                    return
+                status, content = answer
+                writer.write(b"HTTP/1.1 %d -\r\ncontent-type: application/json\r\n" % status)
+                writer.write(b"content-length: %d\r\n\r\n%s" % (len(content), content))
+                await writer.drain()
+
+    async def _shown_of(
+        self, decode: str, body: dict[str, Any], reader: asyncio.StreamReader
+    ) -> tuple[int, bytes] | None:
+        """Wait until a call is to be answered; None when its connection is to break, or did."""
+        call = self._calls[decode, body["transfer"]] = _Call(body)
+        self._wake()
+        left = asyncio.ensure_future(reader.read(1))
+        shown = asyncio.ensure_future(call.is_shown.wait())
+        await asyncio.wait((left, shown), return_when=asyncio.FIRST_COMPLETED)
+        is_left = left.done()
+        left.cancel()
+        shown.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await left
+        if is_left or call.shown is None:
+            call.is_gone = True
+            self._wake()
+            return None
+        return call.shown
+
+    def _ask(self, call: _Call, url: str, body: dict[str, Any]) -> None:
+        call.asking = self._loop.create_task(self._post(call, url, body))
+
+    async def _post(self, call: _Call, url: str, body: dict[str, Any]) -> None:
+        try:
+            response = await self._http.post(url, json=body)
+            call.answer = response.status_code, response.content
+        except httpx.HTTPError as exc:
+            call.answer = 0, str(exc).encode()
+        finally:
+            self._wake()
+
+    # -- in the thread: pages --
+
+    def _socket(self, prefill: str, decode: str, stage: int) -> Path:
+        return self._folder / f"{prefill}-{decode}-{stage}"
+
+    async def _begin(self) -> None:
+        for name in self.worlds:
+            await self._forget_onward(name)
+        self._calls.clear()
+        self._pages.clear()
+        for prefill in self._prefills:
+            for decode in self._decodes:
+                for stage in range(self.worlds[decode].limits.pp_size):
+                    path = self._socket(prefill, decode, stage)
+                    if path not in self._servers:
+                        self._servers[path] = await asyncio.start_unix_server(
+                            self._taking(prefill, decode, stage), path
+                        )
+
+    def _taking(self, prefill: str, decode: str, stage: int) -> Any:
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(*_OVER), contextlib.closing(writer):
+                await self._take_all(prefill, decode, stage, reader, writer)
+
+        return take
+
+    async def _take_all(
+        self, prefill: str, decode: str, stage: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Be a stage of a decode engine on one connection."""
+        layout = self._layouts[prefill, decode, stage] = decode_greeting(await _frame(reader)).layout
+        writer.write(framed(encode(Verdict(None))))
+        pages, key = bytearray(), None
+        while True:
+            header = await reader.readexactly(HEADER.size)
+            kind, transfer, place = HEADER.unpack(header)
+            if kind == PAGE:
+                pages += header + await reader.readexactly(layout.image_bytes)
+                key = key or (prefill, decode, transfer, place)
+                continue
+            if key is not None:
+                self._pages.setdefault(key, {})[stage] = bytes(pages)
+                self._wake()
+                await self._until_confirmed(key)
+            writer.write(framed(encode(Verdict(None))))
+            pages, key = bytearray(), None
+
+    async def _until_confirmed(self, key: _Order) -> None:
+        """The next pages come behind the answer to these, so it is given. That they came is for the link to say."""
+
+    async def _hand_on(self, key: _Order, pages: Mapping[int, bytes]) -> list[str | None]:
+        """Be the stages of a prefill engine: give pages to those of a decode engine, and hear what they say."""
+        verdicts = []
+        for stage, images in sorted(pages.items()):
+            way = (*key[:2], stage)
+            if way not in self._onward:
+                self._onward[way] = await self._greet(way)
+            reader, writer = self._onward[way]
+            writer.write(images + HEADER.pack(END, key[2], 0))
+            await writer.drain()
+            verdicts.append(decode_verdict(await _frame(reader)).error)
+        return verdicts
+
+    async def _greet(self, way: tuple[str, str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        address = parse_kv_address(self.worlds[way[1]].kv_addresses()[way[2]])
+        assert isinstance(address.place, Path)
+        reader, writer = await asyncio.open_unix_connection(address.place)
+        writer.write(framed(encode(Greeting(KV_PROTOCOL, address.run, self._layouts[way]))))
+        refusal = decode_verdict(await _frame(reader)).error
+        if refusal is not None:
+            raise EngineError(f"{way[1]} takes no KV of {way[0]}: {refusal}")
+        return reader, writer
+
+    async def _forget_onward(self, name: str) -> None:
+        for way in [way for way in self._onward if name in way[:2]]:
+            self._onward.pop(way)[1].close()
+
+    async def _end(self) -> None:
+        for server in self._servers.values():
+            server.close()
+        await super()._end()
+        for name in list(self.worlds):
+            await self._forget_onward(name)
+        await self._http.aclose()
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little"))

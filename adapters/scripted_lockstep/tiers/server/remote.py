@@ -1,0 +1,384 @@
+"""The world of one real engine of a fleet, in the script's process.
+
+What the engine's scheduler decides is computed here too, by the one that the script sees, and compared in every step.
+The real one is given the steps that this one has made, by the engine's gate. Clients and stages are real.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, NoReturn
+
+import msgspec
+import zmq
+
+from engine.core.errors import EngineError
+from engine.core.limits import Limits
+from engine.core.messages import (
+    ClientMessage,
+    Event,
+    Generate,
+    GrammarReady,
+    PagesSent,
+    PipelineEvent,
+    PrefillWanted,
+    Refusal,
+    TransferEvent,
+    encode,
+)
+from engine.core.messages import Reply as EngineReply
+from engine.core.plan import ReceivePages, SendPages, StopTransfer
+from engine.core.scheduler import Step, StepResult
+from engine.frontend.text.answer import Decoder
+from engine.pipeline.wire import StageView
+from engine.process.death import read_death_report
+from engine.process.kv_addresses import kv_addresses
+from scripted.core.errors import BadCall, NoAnswer
+from scripted.core.violation import Violation
+from scripted.script.clients import ClientView
+from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
+from scripted_lockstep.script.world import World
+from scripted_lockstep.simulated.transfers import PageContent, SimulatedTransfers
+from scripted_lockstep.tiers.server.clients import HttpClients
+from scripted_lockstep.tiers.server.wire import (
+    Answered,
+    Arrived,
+    Ask,
+    AskedInVain,
+    Do,
+    EnginePlace,
+    FollowerReady,
+    FollowerVerb,
+    connected_socket,
+    decode_reply,
+)
+
+BOOT_TIMEOUT_S: Final = 120.0
+# The engine's own waits end first and say more.
+_PATIENCE_S: Final = 1.0
+
+
+class FleetClients(HttpClients):
+    """The clients of an engine of a fleet. ``choose_prefill`` is the prefill engine of a decode engine's next request.
+
+    The front end would choose by loads, which it looks at from time to time.
+    """
+
+    choose_prefill: Callable[[], str | None]
+
+    def __init__(self, base_url: str, *, pause: Callable[[float], object]) -> None:
+        super().__init__(base_url, pause=pause)
+        self._chosen: dict[str, list[str | None]] = {}
+
+    def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
+        view = super().generate(rid, body, first_page)
+        # All choices of an answer are asked of one engine, which is chosen if one of them arrives.
+        choice: list[str | None] = []
+        self._chosen |= {one.rid: choice for one in view.choices}
+        return view
+
+    def forget(self) -> None:
+        super().forget()
+        self._chosen.clear()
+
+    def chosen(self, rid: str) -> str | None:
+        """The prefill engine of a request that has arrived."""
+        choice = self._chosen.pop(rid)
+        if not choice:
+            choice.append(self.choose_prefill())
+        return choice[0]
+
+
+class _NoPages:
+    """Pages whose contents are real, and elsewhere."""
+
+    def content(self, page: int) -> PageContent:
+        del page
+        return []
+
+    def receive(self, page: int, content: PageContent) -> None:
+        """It was received."""
+
+
+class RemoteWorld(World):
+    """An engine at ``place``. ``pause`` waits until anything has happened to any engine, at most so many seconds.
+
+    ``urls`` are the prefill engines as this one asks them, ``addresses`` the stages of decode engines as it sends to
+    them, both by their names in the fleet.
+    """
+
+    tier = "server"
+    clients: FleetClients
+    clients_type: ClassVar = FleetClients
+
+    def __init__(self, place: EnginePlace, context: zmq.Context[Any], pause: Callable[[float], object]) -> None:
+        self.name = place.name
+        self.base_url = place.base_url
+        self._private_dir = Path(place.private_dir)
+        self._pause = pause
+        self._answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
+        self.is_dead = False
+        self.urls: Mapping[str, str] = {}
+        self.addresses: Mapping[str, tuple[str, ...]] = {}
+        self.limits: Limits
+        self.on_kill: Callable[[], None]
+        self.on_sent: Callable[[Any], None]
+        self.new_decoder: Callable[[], Decoder]
+        self._messages: list[ClientMessage] = []
+        self._answers: list[Answered | AskedInVain | FollowerReady] = []
+        self._ordered: dict[int, SendPages | ReceivePages] = {}
+        # Readable when the supervisor is gone.
+        self.pid = place.pid
+        self.alive = os.pidfd_open(place.pid)
+        self.socket = connected_socket(context, self._private_dir)
+        self.clients = self.clients_type(place.base_url, pause=pause)
+        # The stages, as far as verbs reach them; they forget together with the scheduler, which is idle.
+        self.pipeline: Any = SimpleNamespace(
+            fail_next_step=partial(self._ask, "fail_next_step"),
+            spare_next_step=partial(self._ask, "spare_next_step"),
+            forget=partial(self._ask, "start_over"),
+            describe=partial(self._ask, "describe", kind=tuple[StageView, ...]),
+        )
+
+    # -- for the host --
+
+    def await_ready(self) -> None:
+        """Wait until the engine stands still. Raises NoAnswer."""
+        ready = self._next_answer(BOOT_TIMEOUT_S, "it to stand still before its first step")
+        assert isinstance(ready, FollowerReady), ready
+        self.limits = ready.limits
+
+    def begin(self, answer_timeout_s: float) -> None:
+        """Be as good as new for the next script. Raises EngineError for an engine that is not idle."""
+        self.limit_waits(answer_timeout_s)
+        self.forget()
+        self.pipeline.forget()
+        self._transfers.is_imagined = False
+
+    def forget(self) -> None:
+        """Nothing of another script is here any more."""
+        self.clients.forget()
+        self._messages.clear()
+        self._ordered.clear()
+        self._transfers = SimulatedTransfers(self.limits.page_size)
+
+    def receive(self) -> None:
+        """Take what the engine's gate has said, without waiting."""
+        while self.socket.poll(0):
+            reply = decode_reply(self.socket.recv())
+            if isinstance(reply, Arrived):
+                self._messages += reply.messages
+            else:
+                self._answers.append(reply)
+
+    @property
+    def sources(self) -> dict[Any, Callable[[], None]]:
+        """What is readable when anything has happened to the engine or its clients, and what is to be done then."""
+        return {
+            self.socket: self.receive,
+            self.clients.fileno(): self.clients.clear,
+            self.alive: self.check_alive,
+        }
+
+    def check_alive(self) -> None:
+        """Raise Violation for an engine whose supervisor is gone, unless the script killed it."""
+        if not self.is_dead:
+            report = read_death_report(self._private_dir)
+            cause = "it left no report" if report is None else f"{report.process}: {report.cause}"
+            raise Violation(f"engine {self.name} died: {cause}")
+
+    def kill(self, is_told: Callable[[], bool]) -> None:
+        """Kill its processes, and wait until its clients are told."""
+        self.is_dead = True
+        self.on_kill()
+        self.wait_until(is_told, "its clients to be told of its death")
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the engine; idempotent."""
+        if self.alive >= 0:
+            os.close(self.alive)
+            self.alive = -1
+            self.socket.close(linger=0)
+            self.clients.close()
+
+    def wait_until(self, done: Callable[[], object], what: str, within_s: float | None = None) -> None:
+        """Wait with a bound, which is the script's by itself. Raises NoAnswer."""
+        within_s = self._answer_timeout_s if within_s is None else within_s
+        deadline = time.monotonic() + within_s
+        while not done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise NoAnswer(f"engine {self.name}: {within_s} s were waited in vain for {what}")
+            self._pause(left_s)
+
+    def await_message(
+        self, matches: Callable[[ClientMessage], bool], unless: Callable[[], object] = lambda: None
+    ) -> ClientMessage:
+        """Wait for what another engine has caused to arrive here, and take it out of what has arrived."""
+        found: list[ClientMessage] = []
+
+        def is_here() -> bool:
+            found.extend([message for message in self._messages if matches(message)][:1])
+            return bool(found or unless())
+
+        self.wait_until(is_here, "what another engine has caused")
+        if not found:
+            raise Violation(f"the front end of {self.name} answered what the decode engine asked for: {unless()}")
+        self._messages.remove(found[0])
+        return found[0]
+
+    def kv_addresses(self) -> tuple[str, ...]:
+        """Where its stages take KV."""
+        return kv_addresses(self._private_dir, self.limits.pp_size)
+
+    # -- World --
+
+    def limit_waits(self, seconds: float) -> None:
+        self._answer_timeout_s = self.clients.answer_timeout_s = seconds
+        self._ask("limit_waits", seconds)
+
+    def take_messages(self) -> list[ClientMessage]:
+        self.receive()
+        messages, self._messages = self._messages, []
+        if not self.limits.receives:
+            return messages
+        return [
+            msgspec.structs.replace(one, prefill_at=self.clients.chosen(one.rid)) if isinstance(one, Generate) else one
+            for one in messages
+        ]
+
+    def decoder(self) -> Decoder:
+        return self.new_decoder()
+
+    def wait(self) -> None:
+        if not self._pause(self._answer_timeout_s):
+            raise NoAnswer(
+                f"nothing arrived at the gate of {self.name} within {self._answer_timeout_s} s of a call: the front "
+                "end hangs"
+            )
+
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        return self._ask("take_completion", microbatch_id, kind=PipelineEvent)  # type: ignore[no-any-return]
+
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        return self._ask("take_grammar", grammar_id, kind=GrammarReady)  # type: ignore[no-any-return]
+
+    def answer(self, replies: Sequence[EngineReply]) -> None:
+        refusals = tuple(reply for reply in replies if isinstance(reply, Refusal))
+        self._ask("answer", replies=refusals)
+
+    @property
+    def transfers(self) -> SimulatedTransfers:
+        """What is said of transfers; the pages are real."""
+        return self._transfers
+
+    def ended_transfers(self, replies: Sequence[EngineReply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
+        """Those that have ended by the links of the fleet, once the engine's stages have ended them too."""
+        self._transfers.want(replies)
+        ended = self._transfers.take_ended(_NoPages(), 0, prompts, [])
+        for pages in self._transfers.sent:
+            self.on_sent(self._ordered[pages.sending])
+        for event in ended:
+            self._bring_about(event, self._ordered.pop(event.transfer), prompts)
+            real = self._ask("take_transfer", event.transfer, kind=TransferEvent | None)
+            if self._shape(real) != self._shape(event):
+                raise Violation(f"engine {self.name}: {event} was due, but its stages say {real}")
+        return ended
+
+    def _bring_about(self, event: TransferEvent, order: SendPages | ReceivePages, prompts: Sequence[Generate]) -> None:
+        """Do what a transfer ends by, where that is not another engine's to do."""
+
+    def _shape(self, event: TransferEvent | None) -> object:
+        """What must be equal of two ends of a transfer. Whether what was sent has come, is the link's to say."""
+        return event.transfer if isinstance(event, PagesSent) else event
+
+    def carry_out(self, step: Step, result: StepResult) -> None:
+        """Have the real engine make the step that was made here, and compare."""
+        events = tuple([self.as_real(event) for event in step.events])
+        self._note_orders(result)
+        told = self._ask(Do(step=msgspec.structs.replace(step, events=events)))
+        if bytes(told) != encode(self._real_result(result)):
+            here, there = msgspec.to_builtins(self._real_result(result)), msgspec.msgpack.decode(told)
+            raise Violation(f"engine {self.name} made another step than its scheduler here: {there}, not {here}")
+
+    def _note_orders(self, result: StepResult) -> None:
+        for order in result.transfers:
+            self._transfers.order(order)
+            if not isinstance(order, StopTransfer):
+                self._ordered[order.transfer] = order
+
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        return self._ask("kill_stage", stage, kind=PipelineEvent)  # type: ignore[no-any-return]
+
+    def stall_stage(self, stage: int) -> None:
+        self._ask("stall_stage", stage)
+
+    def resume_stage(self, stage: int) -> None:
+        self._ask("resume_stage", stage)
+
+    def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
+        del is_told
+        raise BadCall(
+            f"kill_scheduler() is for t's own engine; fleet.kill({self.name!r}) kills an engine of a fleet with all "
+            "its processes"
+        )
+
+    def as_real(self, event: Event) -> Event:
+        """An event as the real engine knows the others."""
+        if not isinstance(event, Generate):
+            return event
+        if event.deliver is not None:
+            to = self.addresses[event.deliver.to[0]]
+            return msgspec.structs.replace(event, deliver=msgspec.structs.replace(event.deliver, to=to))
+        return (
+            event
+            if event.prefill_at is None
+            else msgspec.structs.replace(event, prefill_at=self.urls[event.prefill_at])
+        )
+
+    # -- inside --
+
+    def _real_result(self, result: StepResult) -> StepResult:
+        replies = tuple(
+            [
+                msgspec.structs.replace(one, at=self.urls[one.at]) if isinstance(one, PrefillWanted) else one
+                for one in result.replies
+            ]
+        )
+        transfers = tuple(
+            [
+                msgspec.structs.replace(one, to=self.addresses[one.to[0]]) if isinstance(one, SendPages) else one
+                for one in result.transfers
+            ]
+        )
+        return msgspec.structs.replace(result, replies=replies, transfers=transfers)
+
+    def _ask(
+        self, what: FollowerVerb | Do, *numbers: float, replies: tuple[Refusal, ...] = (), kind: Any = None
+    ) -> Any:
+        """Have the engine's gate do this. Raises EngineError when it could not."""
+        command = what if isinstance(what, Do) else Ask(verb=what, numbers=numbers, replies=replies)
+        self.socket.send(encode(command))
+        answer = self._next_answer(self._answer_timeout_s + _PATIENCE_S, f"the answer to {command}")
+        if isinstance(answer, AskedInVain):
+            raise EngineError(f"engine {self.name}: {answer.error}")
+        assert isinstance(answer, Answered), answer
+        if isinstance(what, Do):
+            return answer.value
+        return None if kind is None else msgspec.msgpack.decode(answer.value, type=kind)
+
+    def _next_answer(self, timeout_s: float, what: str) -> Answered | AskedInVain | FollowerReady:
+        self.wait_until(lambda: self._answers, what, timeout_s)
+        return self._answers.pop(0)
+
+    def _refuse_link(self, verb: str) -> NoReturn:
+        raise BadCall(
+            f"{verb}() is for the stages of t's own engine; fleet.hold, slow, cut and heal are for the links between "
+            "engines"
+        )

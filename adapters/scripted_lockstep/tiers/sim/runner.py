@@ -1,0 +1,161 @@
+"""The sim tier: the same loop, gate and scripts over a simulated pipeline and simulated clients, in one process.
+
+No torch, no HTTP, no sockets; a script takes milliseconds. Its front end is played with the real one's own rules for
+bodies, text and stop strings.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from engine.core.config import EngineConfig
+from engine.core.errors import EngineError, ProcessDiedError
+from engine.core.limits import Limits
+from engine.core.messages import (
+    ClientMessage,
+    Generate,
+    GrammarReady,
+    PipelineEvent,
+    PipelineFailed,
+    Reply,
+    TransferEvent,
+)
+from engine.core.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
+from scripted.core.clock import VirtualClock
+from scripted.script.decorator import ScriptFunction
+from scripted.script.execution import OneScript, run_one
+from scripted.script.options import ScriptOptions
+from scripted.script.process_state import ProcessState
+from scripted_lockstep.bugs import mutant_named
+from scripted_lockstep.configs import limits_of
+from scripted_lockstep.script.context import ScriptContext
+from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of
+from scripted_lockstep.script.fleet import Fleet, FleetEngine, config_of
+from scripted_lockstep.script.followed_answers import ByteDecoder
+from scripted_lockstep.script.run import EngineRun
+from scripted_lockstep.script.runner import ScriptRunner, error_of
+from scripted_lockstep.script.world import World
+from scripted_lockstep.simulated.pipeline import SimulatedPipeline
+from scripted_lockstep.simulated.transfers import SimulatedTransfers
+from scripted_lockstep.tiers.sim.clients import SimClients
+
+
+class SimWorld(World):
+    tier = "sim"
+    clients: SimClients
+    pipeline: SimulatedPipeline
+
+    def __init__(self, limits: Limits, model_name: str) -> None:
+        self.pipeline = SimulatedPipeline(limits)
+        self.clients = SimClients(limits, model_name)
+        self._grammars: dict[int, GrammarReady] = {}
+
+    def take_messages(self) -> list[ClientMessage]:
+        return self.clients.take_sent()
+
+    def decoder(self) -> ByteDecoder:
+        return ByteDecoder()
+
+    def wait(self) -> None:
+        raise EngineError("a verb waits for a message that its client never sent")
+
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        event = self.pipeline.next_completion(0)
+        assert event is not None, f"microbatch {microbatch_id} is due, but the pipeline has nothing"
+        return event
+
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.answers()})
+        return self._grammars.pop(grammar_id)
+
+    @property
+    def transfers(self) -> SimulatedTransfers:
+        return self.pipeline.transfers
+
+    def ended_transfers(self, replies: Sequence[Reply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
+        self.pipeline.transfers.want(replies)
+        return self.pipeline.ended_transfers(prompts)
+
+    def answer(self, replies: Sequence[Reply]) -> None:
+        self.clients.send(replies)
+
+    def carry_out(self, step: Step, result: StepResult) -> None:
+        """Hand on what a step of an engine of a fleet has ordered, launched and said."""
+        del step
+        carry_out(result, self.pipeline, self.clients)
+
+    def corruptions(self) -> Sequence[str]:
+        return self.pipeline.corruptions
+
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        self.pipeline.kill_stage(stage)
+        event = self.pipeline.next_completion(0)
+        assert isinstance(event, PipelineFailed)
+        self.clients.refuse(ProcessDiedError(event.process, event.cause))
+        return event
+
+
+class ScriptedSim(ScriptRunner):
+    """Runs scripts in the sim tier. Every script gets its own scheduler and pipeline."""
+
+    # Real ones in this process, with connections of their own.
+    _has_clients = False
+
+    def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
+        super().__init__(config, mutant=mutant)
+        self._limits = limits_of(config)
+        self._open = True
+
+    @classmethod
+    def start(cls, config: EngineConfig, *, mutant: str | None = None) -> AbstractContextManager[ScriptedSim]:
+        """A sim of this configuration; ``mutant`` switches a gallery bug on."""
+        return cls(config, mutant=mutant)
+
+    def _run(
+        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+    ) -> ScriptSucceeded:
+        if not self._open:
+            raise EngineError("this sim was shut down; start another one")
+        execution = EngineExecution(script, args, kwargs, options)
+        settings = configs_of(script, self.config)
+        new_state = functools.partial(ProcessState, standard_files=self._has_clients, settings=settings)
+        source = OneScript(execution, self.mutant, new_state)
+        switched_on = nullcontext() if self.mutant is None else mutant_named(self.mutant).switched_on()
+        run_one(source, self._run_loop, switched_on)
+        if source.report is not None:
+            raise error_of(source.report, self.config, self.mutant) from source.error
+        return execution.succeeded()
+
+    def _run_loop(self, source: OneScript) -> None:
+        scheduler, world = new_engine(self.config, copy.deepcopy(self._limits))
+        run = EngineRun(scheduler, world, source)
+        run.new_fleet = functools.partial(new_fleet, self.config)
+        run_loop(run, scheduler, world.pipeline, world.clients)
+
+    def shutdown(self) -> None:
+        self._open = False
+
+
+def new_engine(config: EngineConfig, limits: Limits) -> tuple[Scheduler, SimWorld]:
+    """A new engine, and the world that it is in."""
+    scheduler, world = Scheduler(limits), SimWorld(limits, config.model)
+    world.clients.scheduler = scheduler if config.role != "both" else None
+    return scheduler, world
+
+
+def new_fleet(config: EngineConfig, names: Sequence[str], clock: VirtualClock) -> Fleet:
+    """Engines of these names, each as its name says, with one clock."""
+
+    def make(name: str) -> FleetEngine:
+        own = config_of(name, config)
+        scheduler, world = new_engine(own, limits_of(own))
+        world.transfers.is_imagined = False
+        run = EngineRun(scheduler, world, None)
+        run.join_fleet(clock)
+        return FleetEngine(name, run, ScriptContext(run, rid_prefix=name))
+
+    return Fleet(names, make)

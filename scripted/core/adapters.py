@@ -1,0 +1,119 @@
+"""Adapters by name: the ones that come along, a file that has one, an attribute of an installed module."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+
+from scripted.core.protocol import ADAPTER_API, Adapter
+from scripted.core.refusals import ScriptDefinitionError
+
+OWN: Final = "lockstep"
+BUILT_IN: Final = {
+    OWN: "scripted_lockstep.adapter",
+    "lockstep-fleet": "scripted_lockstep.fleet.adapter",
+    "lockstep-decode": "scripted_lockstep.fleet.roles:DECODE",
+    "lockstep-prefill": "scripted_lockstep.fleet.roles:PREFILL",
+    "sglang": "scripted_sglang",
+    "sglang-fleet": "scripted_sglang.fleet",
+    "transformers": "scripted_transformers",
+    "vllm": "scripted_vllm",
+    "vllm-fleet": "scripted_vllm.fleet",
+}
+_ATTRIBUTE: Final = "ADAPTER"
+_OUR_PACKAGES: Final = ("engine", "lockstep", "scripted")
+_WHAT: Final = (
+    f"an adapter is {', '.join(BUILT_IN)}, a file FILE.py that has one as {_ATTRIBUTE}, or MODULE:NAME of an "
+    "installed module"
+)
+
+
+def adapter_named(name: str) -> Adapter:
+    """The adapter of this name, made once a process. Raises ScriptDefinitionError for anything else."""
+    found = _found(name)
+    if name not in BUILT_IN:
+        # Schedules name their adapter, and another process finds it by that name: the one it was last asked for by.
+        cast(Any, found).name = name
+    return found
+
+
+@functools.cache
+def _found(name: str) -> Adapter:
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return cast(Adapter, getattr(importlib.import_module(module), attribute or _ATTRIBUTE))
+    if name.endswith(".py"):
+        return _adapter_in_file(name)
+    module, separator, attribute = name.partition(":")
+    if not separator:
+        raise ScriptDefinitionError(f"{_WHAT}; got {name!r}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as exc:
+        raise ScriptDefinitionError(f"the adapter {name!r} cannot be had: {exc}{_hidden(exc)}; {_WHAT}") from exc
+    return _checked(found, name)
+
+
+def _adapter_in_file(name: str) -> Adapter:
+    path = Path(name)
+    if not path.is_file():
+        raise ScriptDefinitionError(f"there is no file {name!r} in {Path.cwd()} to take an adapter from")
+    # Its neighbours are found as if it had been started itself.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    # Another adapter may have imported it already: there is one module of a file, and its mutants are of that one.
+    module = sys.modules.get(path.stem)
+    if getattr(module, "__file__", None) != str(path.resolve()):
+        module = _loaded(name, path)
+    if not hasattr(module, _ATTRIBUTE):
+        raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_WHAT}")
+    return _checked(getattr(module, _ATTRIBUTE), name)
+
+
+def _loaded(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, f"{name} ends in .py"
+    assert spec.loader is not None, f"{name} ends in .py"
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as exc:
+        del sys.modules[path.stem]
+        where = next(
+            (f", line {at.lineno}" for at in traceback.extract_tb(exc.__traceback__)[::-1] if at.filename == str(path)),
+            "",
+        )
+        raise ScriptDefinitionError(
+            f"{name}{where} cannot be loaded: {type(exc).__name__}: {exc}{_hidden(exc)}"
+        ) from exc
+    return module
+
+
+def _hidden(exc: Exception) -> str:
+    """What to do when an import meets a package of Lockstep where the adapter means one of its own."""
+    package = (exc.name or "").partition(".")[0] if isinstance(exc, ImportError) else ""
+    if package not in _OUR_PACKAGES:
+        return ""
+    return f"; {package!r} is Lockstep's package here, so give yours a place inside a package of another name"
+
+
+def _checked(found: Any, name: str) -> Adapter:
+    lacks = [each for each in ("actions", "new_parts", "workloads") if not hasattr(found, each)]
+    if lacks:
+        raise ScriptDefinitionError(
+            f"{name!r} is no adapter: it has no {', '.join(lacks)}; make one with scripted.sdk.SchedulerAdapter"
+        )
+    stated = getattr(found, "api", ADAPTER_API)
+    if stated != ADAPTER_API:
+        raise ScriptDefinitionError(
+            f"{name!r} is written for version {stated} of the adapter API, this Lockstep has version {ADAPTER_API}; "
+            "update the adapter (CHANGELOG.md says what changed), or install the release that it is for"
+        )
+    return cast(Adapter, found)

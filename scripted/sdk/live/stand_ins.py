@@ -1,0 +1,109 @@
+"""What stands in a live run where a search has its simulated runner and its oracle: here an engine really computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from scripted.core.account import OWN_ENDS, Account, Life
+from scripted.core.errors import BadCall
+from scripted.core.violation import Violation
+from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.live.weights import UpdateWeights, WeightsOfRequests
+from scripted.sdk.messages import Add, Batch, BatchResult, Event, Stepped
+from scripted.sdk.oracle import SdkOracle
+from scripted.sdk.script.run import SdkRun
+
+
+class LiveDevice:
+    """Knows of each batch that it is in flight; what it computes, the engine's own workers do."""
+
+    understood: Batch | None = None
+    violation: Violation | None = None
+    spoilt: frozenset[str] = frozenset()
+    # Outputs that a step took back: only of guesses, and there are none.
+    shortened: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(self) -> None:
+        self._in_flight: deque[int] = deque()
+
+    def begin(self, request: Add, *, is_queued: bool = False) -> None:
+        """Nothing: its tokens are the model's."""
+
+    def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
+        """Nothing."""
+
+    def lora_of(self, rid: str) -> int:
+        """None: a live engine has no LoRAs here."""
+        del rid
+        return 0
+
+    def known_tokens(self, rid: str) -> int:
+        """Asked of those with guesses, and there are none."""
+        del rid
+        return 0
+
+    def fail_next_batch(self) -> None:
+        """Raises BadCall."""
+        raise BadCall("a batch of a real engine does not fail on command; write this script for the sim tier")
+
+    def launch(self, microbatch: Batch) -> None:
+        """Its result can be let through from now on."""
+        self._in_flight.append(microbatch.id)
+
+    def next_completion(self, timeout_s: float | None) -> BatchResult | None:
+        """The oldest; its tokens are in the replies of the step that takes it."""
+        del timeout_s
+        return BatchResult(batch_id=self._in_flight.popleft(), token_ids=()) if self._in_flight else None
+
+
+class LiveOracle(SdkOracle):
+    """All promises but what can be seen in a simulated runner alone; tokens are compared with the request alone."""
+
+    def __init__(self, limits: Limits, can: Capabilities) -> None:
+        super().__init__(limits, can, None)
+        # The model's tokens are not known before the end.
+        self.account = Account(None, can.late_launches)
+        self._weights = WeightsOfRequests(self.account)
+
+    def after_step(self, events: Sequence[Event], stepped: Stepped, machine: Any, pipeline: Any) -> None:
+        super().after_step(events, stepped, machine, pipeline)
+        self._weights.lose_blocks(stepped.preempted)
+
+    def _follow(self, event: Event) -> None:
+        super()._follow(event)
+        self._weights.follow(event)
+
+    def at_end(self, machine: Any) -> None:
+        """Everything is over and the cache was flushed: the pool is whole, and tokens are as they are alone."""
+        super().at_end(machine)
+        free = machine.counts()["blocks_free"]
+        if free != self._limits.blocks:
+            raise Violation(f"everything has ended, but only {free} of {self._limits.blocks} blocks are free")
+        alone: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        for life in self.account.lives:
+            message = life.message
+            key = message.prompt_ids, message.max_new_tokens, message.stop_token_ids, self._weights.history(life)
+            if life.said and key not in alone:
+                alone[key] = machine.say_alone(message, key[-1])
+            if life.said:
+                _compare(life, alone[key], self._weights.comparable(life))
+
+
+def _compare(life: Life, alone: tuple[int, ...], most: int | None) -> None:
+    said = tuple(life.said)
+    ends_alike = life.end in OWN_ENDS and most is None
+    if said[:most] != (alone if ends_alike else alone[: len(said[:most])]):
+        raise Violation(f"{life.message.rid} says {list(said)}, but alone it says {list(alone)}")
+
+
+class LiveRun(SdkRun):
+    """A run whose machine is a real engine."""
+
+    tier = "server"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context_type = self.context_with(UpdateWeights)  # type: ignore[misc]
