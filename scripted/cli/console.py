@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 
 from lockstep.output_files import write_output
-from scripted.core.adapters import BUILT_IN
+from scripted.core.installed import installed_adapters
 
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
 
 STANDALONE_OPTION = typer.Option(help="with --to-script: a test of the scheduler's own classes, without Lockstep")
 ADAPTER_OPTION = typer.Option(
-    metavar="ADAPTER", help=f"a scheduler: {', '.join(BUILT_IN)}, FILE.py with an ADAPTER, or MODULE:NAME"
+    metavar="ADAPTER", help=f"a scheduler: {', '.join(installed_adapters())}, FILE.py with an ADAPTER, or MODULE:NAME"
 )
 
 _PLAIN_WIDTH_COLUMNS = 160

@@ -1,4 +1,7 @@
-"""Adapters by name: the ones that come along, a file that has one, an attribute of an installed module."""
+"""Adapters by name: an entry point of an installed distribution, a file, or an attribute of an installed module.
+
+Knows no adapter itself. A distribution offers its adapters under the group ``scripted.adapters``.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
+from scripted.core.installed import harness_packages, installed_adapters
 from scripted.core.protocol import ADAPTER_API, Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
 OWN: Final = "lockstep"
-BUILT_IN: Final = {
-    OWN: "scripted_lockstep.adapter",
-    "lockstep-fleet": "scripted_lockstep.fleet.adapter",
-    "lockstep-decode": "scripted_lockstep.fleet.roles:DECODE",
-    "lockstep-prefill": "scripted_lockstep.fleet.roles:PREFILL",
-    "sglang": "scripted_sglang",
-    "sglang-fleet": "scripted_sglang.fleet",
-    "transformers": "scripted_transformers",
-    "vllm": "scripted_vllm",
-    "vllm-fleet": "scripted_vllm.fleet",
-}
 _ATTRIBUTE: Final = "ADAPTER"
-_OUR_PACKAGES: Final = ("engine", "lockstep", "scripted")
-_WHAT: Final = (
-    f"an adapter is {', '.join(BUILT_IN)}, a file FILE.py that has one as {_ATTRIBUTE}, or MODULE:NAME of an "
-    "installed module"
-)
 
 
 def adapter_named(name: str) -> Adapter:
     """The adapter of this name, made once a process. Raises ScriptDefinitionError for anything else."""
     found = _found(name)
-    if name not in BUILT_IN:
+    if name not in installed_adapters():
         # Schedules name their adapter, and another process finds it by that name: the one it was last asked for by.
         cast(Any, found).name = name
     return found
@@ -45,18 +33,17 @@ def adapter_named(name: str) -> Adapter:
 
 @functools.cache
 def _found(name: str) -> Adapter:
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        return cast(Adapter, getattr(importlib.import_module(module), attribute or _ATTRIBUTE))
+    if name in installed_adapters():
+        return cast(Adapter, installed_adapters()[name].load())
     if name.endswith(".py"):
         return _adapter_in_file(name)
     module, separator, attribute = name.partition(":")
     if not separator:
-        raise ScriptDefinitionError(f"{_WHAT}; got {name!r}")
+        raise ScriptDefinitionError(f"{_where()}; got {name!r}")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as exc:
-        raise ScriptDefinitionError(f"the adapter {name!r} cannot be had: {exc}{_hidden(exc)}; {_WHAT}") from exc
+        raise ScriptDefinitionError(f"the adapter {name!r} cannot be had: {exc}{_hidden(exc)}; {_where()}") from exc
     return _checked(found, name)
 
 
@@ -73,7 +60,7 @@ def _adapter_in_file(name: str) -> Adapter:
     if getattr(module, "__file__", None) != str(path.resolve()):
         module = _loaded(name, path)
     if not hasattr(module, _ATTRIBUTE):
-        raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_WHAT}")
+        raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_where()}")
     return _checked(getattr(module, _ATTRIBUTE), name)
 
 
@@ -99,9 +86,16 @@ def _loaded(name: str, path: Path) -> ModuleType:
 def _hidden(exc: Exception) -> str:
     """What to do when an import meets a package of Lockstep where the adapter means one of its own."""
     package = (exc.name or "").partition(".")[0] if isinstance(exc, ImportError) else ""
-    if package not in _OUR_PACKAGES:
+    if package not in ("engine", "lockstep", *harness_packages()):
         return ""
     return f"; {package!r} is Lockstep's package here, so give yours a place inside a package of another name"
+
+
+def _where() -> str:
+    return (
+        f"an adapter is {', '.join(installed_adapters())}, a file FILE.py that has one as {_ATTRIBUTE}, or MODULE:NAME "
+        "of an installed module"
+    )
 
 
 def _checked(found: Any, name: str) -> Adapter:

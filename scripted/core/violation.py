@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-_HARNESS = "scripted"
+from scripted.core.installed import harness_packages
 
 
 class Bounds(NamedTuple):
@@ -39,4 +39,5 @@ class Violation(AssertionError):
 def is_raised_in(exc: BaseException, packages: Collection[str]) -> bool:
     """Whether code of these packages raised it, itself or by a library that it called, and not the harness."""
     names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(exc.__traceback__)]
-    return next((name for name in reversed(names) if name == _HARNESS or name in packages), _HARNESS) in packages
+    known = harness_packages().union(packages)
+    return next((name for name in reversed(names) if name in known), None) in packages

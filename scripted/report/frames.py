@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.installed import is_in_harness
 from scripted.core.phrases import path_of
 
 # Frames shown at each end of a long traceback.
 SHOWN_FRAMES: Final = 12
 _MOST_WIDTH_COLUMNS: Final = 118
 _LEAST_WIDTH_COLUMNS: Final = 78
-_HARNESS: Final = Path(__file__).parents[1]
 _MOST_DECORATOR_LINES: Final = 20
 
 
@@ -58,7 +58,7 @@ def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
     first = next((index for index, frame in enumerate(frames) if _same_file(frame.file, inside)), None)
     if first is None:
         return ()
-    shown = tuple(frame for frame in frames[first:] if not Path(frame.file).is_relative_to(_HARNESS))
+    shown = tuple(frame for frame in frames[first:] if not is_in_harness(frame.file))
     # What a verb or a wait raises on purpose, and what passes through one, is shown at the script's line.
     meant = getattr(exc, "is_meant_for_the_script", False) or shown[-1:] == (frames[-1],)
     return shown if shown and meant else tuple(frames[first:])
@@ -74,12 +74,12 @@ def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
     while isinstance(step, types.GeneratorType) and step.gi_frame is not None:
         frames.append(_frame(step.gi_frame, step.gi_frame.f_lineno))
         step = step.gi_yieldfrom
-    return tuple(frame for frame in frames if not Path(frame.file).is_relative_to(_HARNESS))
+    return tuple(frame for frame in frames if not is_in_harness(frame.file))
 
 
 def definition_of(code: types.CodeType) -> tuple[Frame, ...]:
     """Where a script begins: the line to show when none of its own is to blame; none for a script of the harness."""
-    if Path(code.co_filename).is_relative_to(_HARNESS):
+    if is_in_harness(code.co_filename):
         return ()
     return (Frame(code.co_filename, code.co_firstlineno, code.co_name, _definition_line(code)),)
 

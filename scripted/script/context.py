@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import linecache
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeVar
 from scripted.core.action import Action, verbs_of
 from scripted.core.clock import VirtualClock
 from scripted.core.errors import BadCall, BudgetSpent
+from scripted.core.installed import is_in_harness
 from scripted.core.phrases import nearest
 from scripted.report.step_log import Note
 from scripted.script.clients import Call
@@ -53,7 +53,6 @@ class ScriptClock(Asked):
 
 
 _Context = TypeVar("_Context", bound="BaseContext")
-_HARNESS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 # What resumes a script is below it on the stack.
 _EXECUTION: Final = str(Path(__file__).with_name("execution.py"))
 _MOST_LINES: Final = 1000
@@ -171,7 +170,7 @@ class BaseContext(Asked):
     def note_line(self) -> None:
         """Note the line outside of the harness that is being run: a verb of it acts on the next step."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-        while frame is not None and frame.f_code.co_filename.startswith(_HARNESS):
+        while frame is not None and is_in_harness(frame.f_code.co_filename):
             frame = None if frame.f_code.co_filename == _EXECUTION else frame.f_back
         # What is typed, in a shell or to eval, has no file.
         if frame is not None and not frame.f_code.co_filename.startswith("<"):

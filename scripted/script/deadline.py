@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from scripted.core.errors import Overdue
+from scripted.core.installed import harness_folders
 
 _Result = TypeVar("_Result")
 
@@ -29,7 +29,7 @@ _SOON: Final = 1000
 # Nothing else here uses it, and it ends a call that blocks.
 _SIGNAL: Final = signal.SIGVTALRM
 # What ends a script, and the harness, must not be struck itself.
-_SPARED: Final = (str(Path(__file__).parents[1]), contextlib.__file__, threading.__file__)
+_SPARED: Final = (contextlib.__file__, threading.__file__)
 
 
 class Overrun(BaseException):
@@ -152,7 +152,7 @@ class Deadline:
             self._tracer = sys.gettrace()
         sys.settrace(_ignore_new_frames)  # Python takes it back when the strike falls inside of it
         while frame is not None and frame is not self._own_frame:
-            if not frame.f_code.co_filename.startswith(_SPARED):
+            if not frame.f_code.co_filename.startswith((*_SPARED, *harness_folders())):
                 frame.f_trace = functools.partial(_raise_in, self._script_thread, Overrun)
             frame = frame.f_back
 

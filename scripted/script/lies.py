@@ -19,6 +19,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from scripted.core.errors import BadCall, RequestRefused
+from scripted.core.installed import harness_packages
 from scripted.script.clients import Call, ClientView
 from scripted.script.context import BaseContext
 from scripted.script.handles import BaseRequest
@@ -35,7 +36,7 @@ _CHOSEN: Final = frozenset({"rid", "prompt_ids", "max_new_tokens", "sampling", "
 _MAY_BE_NONE: Final = frozenset({"find_req_by_rid", "req", "window", "host"})
 _ENDED: Final = ("finished", "aborted")
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), tuple, list, dict, set, frozenset, enum.Enum)
-_OWN: Final = frozenset({"scripted", "engine"})
+_OWN: Final = harness_packages() | {"engine"}
 _BUILTINS: Final = frozenset(one for one in vars(builtins).values() if callable(one)) - {repr, str, vars, format}
 _OTHER: Final = "another"
 _MANY: Final = 1_000_000
@@ -242,7 +243,7 @@ class Liar:
         asked = f"{self._number} {type(owner).__name__} {whose} {name} {step} {self._acts} {what}"
         if asked in self._told:
             return self._told[asked]
-        is_live = _package(type(owner).__module__) != "scripted"
+        is_live = _package(type(owner).__module__) not in harness_packages()
         may_be_none = name in _MAY_BE_NONE or is_live
         told = self._told[asked] = self._tell(random.Random(asked), owner, name, value, may_be_none)  # noqa: S311
         return told

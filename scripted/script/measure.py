@@ -24,13 +24,13 @@ from typing import Any, Final, TypeGuard
 import msgspec
 
 from scripted.core.errors import BadCall
+from scripted.core.installed import is_in_harness
 from scripted.core.phrases import path_of
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.decorator import ScriptedTest
 from scripted.script.lies import Liar, constants_of
 
-_HARNESS: Final = Path(__file__).parents[1]
-_ENGINE: Final = _HARNESS.parent / "engine"
+_ENGINE: Final = Path(__file__).parents[2] / "engine"
 _LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 # Where a counted module keeps whether its assertions can be turned round, and what its functions import.
@@ -397,4 +397,4 @@ def _is_of_the_project(file: str) -> bool:
     path = Path(file).resolve()
     if path.suffix != ".py" or _INSTALLED & set(path.parts):
         return False
-    return not any(path.is_relative_to(folder) for folder in (_HARNESS, _ENGINE, *_LIBRARIES))
+    return not is_in_harness(str(path)) and not any(path.is_relative_to(folder) for folder in (_ENGINE, *_LIBRARIES))

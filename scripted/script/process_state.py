@@ -38,9 +38,10 @@ from typing import Any, Final
 import msgspec
 
 from scripted.core.errors import BadCall
+from scripted.core.installed import harness_folders, harness_packages
 from scripted.script.open_files import STANDARD_FILES, Descriptors, Streams
 
-_PACKAGES: Final = ("engine", "lockstep", "scripted")
+_PACKAGES: Final = ("engine", "lockstep", *harness_packages())
 _RUNNERS: Final = ("_pytest", "pluggy")
 # Beside those of Python itself.
 _ALSO: Final = frozenset({"fastapi", "httpx", "numpy", "numpy.random", "pydantic", "starlette", "torch", "uvicorn"})
@@ -53,7 +54,10 @@ _OTHERS: Final = tuple(map(importlib.import_module, (
     "tempfile", "threading", "time", "traceback", "types", "warnings",
 )))  # fmt: skip
 _LIBRARIES: Final = tuple(
-    {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}
+    {
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        *(folder.rstrip(os.sep) for folder in harness_folders()),
+    }
 )
 _BUILTINS: Final = vars(builtins)
 _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)

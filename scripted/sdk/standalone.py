@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from scripted.core.errors import Overdue
+from scripted.core.installed import harness_packages
 from scripted.core.phrases import text_of as words_of
 from scripted.core.protocol import WrittenTest
 from scripted.core.run import WAITING_LIMIT, Run
@@ -40,7 +41,7 @@ _LIMIT_S: Final = 300
 # After so many launches of nothing nobody waits for another one.
 _EMPTY_LAUNCHES: Final = 20
 _MORE_LAUNCHES: Final = 3
-_PACKAGES: Final = ("scripted", "engine")
+_PACKAGES: Final = (*sorted(harness_packages()), "engine")
 # What runs a file where none of these can be imported.
 _ALONE: Final = (
     f"import sys; sys.modules.update(dict.fromkeys({_PACKAGES!r})); import pytest; "

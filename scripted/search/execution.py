@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from scripted.core.errors import Overdue
+from scripted.core.installed import harness_packages
 from scripted.core.phrases import path_of, text_of
 from scripted.core.placed_action import Placed
 from scripted.core.protocol import Freezer
@@ -41,7 +42,6 @@ _WALKED_STEPS: Final = 16
 _USUAL_REST_STEPS: Final = 8
 _NOT_DETERMINISTIC: Final = "its machine is not deterministic; look for time, random numbers and the order of sets"
 OVERDUE: Final = "does not return from {name}: it was there after {:g} s"
-_HARNESS: Final = "scripted"
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ def _of_scheduler(frames: Iterable[FrameType]) -> FrameType | None:
     for frame in frames:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in sys.stdlib_module_names:
-            return None if package == _HARNESS else frame
+            return None if package in harness_packages() else frame
     return None
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Final
+from typing import Any
 
 from scripted.core.account import OWN_ENDS
 from scripted.core.errors import Overdue
+from scripted.core.installed import is_in_harness
 from scripted.core.phrases import text_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
@@ -25,8 +25,6 @@ from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome,
 from scripted.script.options import ScriptOptions
 from scripted.script.process_state import ProcessState
 from scripted.sdk.script.run import SdkRun
-
-_HARNESS: Final = Path(__file__).parents[2]
 
 
 class _SdkExecution(ScriptExecution):
@@ -110,7 +108,7 @@ def _when(run: SdkRun, script: ScriptExecution, exc: BaseException) -> str:
 
 def _frames_inside(exc: BaseException) -> tuple[Frame, ...]:
     """The lines of the adapter, below those of the harness."""
-    frames = [one for one in extract_tb(exc.__traceback__) if not Path(one.filename).is_relative_to(_HARNESS)]
+    frames = [one for one in extract_tb(exc.__traceback__) if not is_in_harness(one.filename)]
     return tuple(Frame(one.filename, one.lineno or 0, one.name, one.line or "") for one in frames)
 
 
