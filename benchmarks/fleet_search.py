@@ -1,4 +1,4 @@
-"""An hour of search over fleets: ``python -m benchmarks.fleet_search --page docs/tables/fleets.md [--minutes N]``.
+"""An hour of search over fleets: ``python -m benchmarks.fleet_search --page FILE [--minutes N]``.
 
 Generated targets of one prefill and one decode engine, and of two and two, with random events and with swarm, in slices
 that take turns. A slice is kept as soon as it is done, so the command goes on where it was stopped. By process time.

@@ -1,6 +1,6 @@
 """Scripts on the real server of another engine: what its boot and each script cost, and whether each run is the same.
 
-`python -m benchmarks.other_servers --runs 10 --write docs/tables/other_servers.md` runs the scripts of
+`python -m benchmarks.other_servers --runs 10 --write benchmarks/tables/other_servers.md` runs the scripts of
 tests/registered/other_servers in an environment with vLLM or SGLang, those of one configuration on one server.
 """
 
@@ -32,7 +32,7 @@ _FILE: Final = Path("tests/registered/other_servers/test_other_servers.py")
 _WIDTH: Final = 100
 _HEAD: Final = """# Scripts on the servers of other engines
 
-Made by `python -m benchmarks.other_servers --runs 10 --write docs/tables/other_servers.md`, in an
+Made by `python -m benchmarks.other_servers --runs 10 --write benchmarks/tables/other_servers.md`, in an
 environment of each engine. A run is the same as the first one if it has the same steps, the same
 requests and positions in each batch, and the same tokens. Block numbers depend on the scripts
 before.

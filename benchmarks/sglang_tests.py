@@ -26,7 +26,7 @@ from unittest import mock
 import msgspec
 from scripted_sglang import stubs
 
-PAGE: Final = Path("docs/tables/sglang_tests.md")
+PAGE: Final = Path("benchmarks/tables/sglang_tests.md")
 _HELPERS: Final = "sglang.test.scripted_runtime_chunked_helpers"
 # A test that fails is not run again.
 os.environ["SGLANG_TEST_MAX_RETRY"] = "0"

@@ -1,4 +1,4 @@
-"""How small a shrunk failure is: ``python -m benchmarks.shrinking [--page docs/tables/shrinking.md]``.
+"""How small a shrunk failure is: ``python -m benchmarks.shrinking [--page benchmarks/tables/shrinking.md]``.
 
 Of each bug of the gallery the search finds one failure in generated targets and shrinks it. Then every neighbour that
 has something less is run: an event, a setting, a number; and the same with other names. Beside it stands the script

@@ -239,7 +239,10 @@ def test_files_in_the_guides_exist(guide):
 
 
 PROSE_COLUMNS = 100
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(path for name in ("docs", "benchmarks") for path in sorted((ROOT / name).rglob("*.md"))),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -57,7 +57,7 @@ def fresh_mutant(name: str) -> Mutant | None:
     if not found or int(found[3]) >= len(mutants):
         raise ScriptDefinitionError(
             f"a fresh mutant is fresh:MODULE.PATH.N, where N counts the edits of one function, got {name!r}; "
-            "docs/tables/fresh_mutants.md has some"
+            "benchmarks/tables/fresh_mutants.md has some"
         )
     return mutants[int(found[3])]
 

@@ -114,7 +114,7 @@ def test_a_strategy_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_of_transfers_is_what_was_measured_of_them_all() -> None:
-    tables, adapter = Path(__file__).parents[3] / "docs" / "tables", adapter_named("lockstep-decode")
+    tables, adapter = Path(__file__).parents[3] / "benchmarks" / "tables", adapter_named("lockstep-decode")
     table = table_of(measured_in(tables / "transfers.jsonl"), adapter.mutant_names, about=adapter.about)
     assert "not searched" not in table
     assert (tables / "transfers.md").read_text(encoding="utf-8").endswith(table)

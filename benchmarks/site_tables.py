@@ -1,0 +1,34 @@
+"""Adds the measured tables to the site of the documentation: a hook of mkdocs.
+
+The tables lie beside the benchmarks that make them, outside the folder that mkdocs reads. Links between the two are
+right on disk; on the site both have one root.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+__all__ = ["on_files", "on_page_markdown"]
+
+_ROOT = Path(__file__).parents[1]
+_TABLES = "benchmarks/tables"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages and pictures of ``benchmarks/tables``."""
+    for path in sorted((_ROOT / _TABLES).iterdir()):
+        if path.suffix in {".md", ".svg"}:
+            name = path.relative_to(_ROOT).as_posix()
+            files.append(File(name, str(_ROOT), config["site_dir"], config["use_directory_urls"]))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links as they lead on the site: ``docs`` is its root, and holds ``benchmarks``."""
+    if page.file.src_uri.startswith(_TABLES):
+        return markdown.replace("](../../docs/", "](../../")
+    return re.sub(r"\]\(\.\./((?:\.\./)?)benchmarks/", r"](\1benchmarks/", markdown)
