@@ -35,7 +35,7 @@ def test_an_installed_module_has_an_adapter_as_an_attribute() -> None:
     [
         (
             "dynamo",
-            "an adapter is lockstep, lockstep-fleet, lockstep-decode, lockstep-prefill, sglang, sglang-fleet, transf",
+            "an adapter is lockstep, lockstep-decode, lockstep-fleet, lockstep-prefill, sglang, sglang-fleet, transf",
         ),
         ("no/such/file.py", "there is no file 'no/such/file.py'"),
         ("scripted.nothing:ADAPTER", "cannot be had: No module named 'scripted.nothing'"),

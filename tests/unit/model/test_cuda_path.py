@@ -74,7 +74,7 @@ def fakes(checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(StageSlice, "_require_finite", lambda *_: None)
     monkeypatch.setattr(StageModel, "_compare_outputs", lambda self: _Equal())
     monkeypatch.setattr(StageSlice, "_refuse_work_between_layers", lambda self: None)
-    for module in ("batch", "choice", "lora", "newest_tokens", "sampling"):
+    for module in ("batch", "lora", "newest_tokens", "sampler_output", "sampling"):
         monkeypatch.setattr(f"engine.model.{module}.sent", _sent)
     monkeypatch.setattr(torch, "tensor", _tensor)
     monkeypatch.setattr(WeightFiles, "load", lambda self, names, shape: torch.empty(shape, dtype=torch.bfloat16))
