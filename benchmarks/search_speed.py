@@ -79,7 +79,8 @@ def main() -> None:
 def _rate(folder: Path, program: Sequence[str]) -> float:
     """Schedules a second of process time of one round of the checkout in this folder."""
     command = [sys.executable, *program]
-    environment = os.environ | {"PYTHONPATH": f"{folder.resolve()}{os.pathsep}{folder.resolve() / 'adapters'}", "PYTHONSAFEPATH": "1"}
+    path = os.pathsep.join([str(folder.resolve()), str(folder.resolve() / "adapters")])
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=environment)  # noqa: S603
     schedules, seconds = map(float, said.stdout.split())
     return schedules / seconds
