@@ -14,7 +14,7 @@ import msgspec
 from engine.core.messages import ClientMessage, Event, Generate, Grammar, OperatorEvent
 from scripted.core.action import Action, RunLike
 from scripted.core.prompts import Recipe
-from scripted.script.clients import Call
+from scripted.sdk import action_bases
 
 _classes: list[type[Action]] = []
 
@@ -59,41 +59,17 @@ class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         return super().reaches(run) if by_itself else run.machine.scheduler.failure is None
 
 
-class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
-    """An action that is an administrative call: POST to ``route``, one message, one answer."""
-
-    event: ClassVar[Any]
-    route: ClassVar[str]
-
-    @property
-    def path(self) -> str:
-        """Where it is posted to, with the query."""
-        return self.route
+class AdministrativeCall(EngineAction, action_bases.AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that has a body too, and that the server's front end turns into its message."""
 
     @property
     def body(self) -> Mapping[str, Any] | None:
         return None
 
-    def message(self, call_id: str) -> ClientMessage:
-        """What the front end makes of the call: its event, with the fields that have the same names."""
-        names = set(self.__struct_fields__) & set(self.event.__struct_fields__)
-        values = {name: getattr(self, name) for name in names}
-        if "timeout_s" in values:
-            values["timeout_s"] = as_seconds(values["timeout_s"])
-        message: ClientMessage = self.event(call_id=call_id, **values)
-        return message
-
-    def post(self, t: Any) -> Call:
-        call: Call = t.run.call(self)
-        return call
-
     def is_sent_as(self, message: ClientMessage) -> bool:
         """Whether this message is this call, whatever its id."""
         call_id = getattr(message, "call_id", None)
         return call_id is not None and message == self.message(call_id)
-
-    def apply(self, run: RunLike) -> None:
-        run.give(self.message(run.new_call_id()))
 
 
 class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,11 +92,6 @@ class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
 def all_actions() -> tuple[type[Action], ...]:
     """Every concrete action, in the order in which a search tries them."""
     return tuple(sorted((cls for cls in _classes if cls.__struct_config__.tag), key=lambda cls: cls.search_turn))
-
-
-def as_seconds(timeout_s: float | None) -> float | None:
-    """A timeout as the front end reads it: a script may give a whole number."""
-    return None if timeout_s is None else float(timeout_s)
 
 
 def words_of(event: Event) -> str | None:

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 from engine.frontend.schema.native import MAX_N
 from engine.frontend.sessions.requests import rids_of
-from scripted.core.errors import BadCall
-from scripted.core.prompts import prompt_of
 from scripted.script.clients import ChoicesView, ClientView
 from scripted.script.json_values import as_json
-from scripted.script.static_checks import bounded, check_prompt_len
+from scripted.script.static_checks import bounded
+from scripted.sdk.action_bases import check_one_prompt, made_prompt
 
 # What a body calls otherwise than start_req does.
 _ARGUMENTS: Final = {"input_ids": "prompt_ids", "lora_path": "lora"}
@@ -31,21 +30,10 @@ def view_of(rid: str, body: Mapping[str, Any]) -> ClientView:
 def one_prompt(
     prompt_len: int | None, prompt_ids: Sequence[int] | None, text: str | None, prompt_seed: int
 ) -> dict[str, Any]:
-    """The prompt of the three that there may be. Raises BadCall unless it is exactly one."""
-    given = [
-        name
-        for name, value in (("prompt_len", prompt_len), ("prompt_ids", prompt_ids), ("text", text))
-        if value is not None
-    ]
-    if len(given) != 1:
-        raise BadCall(
-            f"start_req() takes exactly one of prompt_len, prompt_ids and text, got {given or 'none of them'}"
-        )
+    """Return the prompt as a body has it. Raises BadCall unless exactly one of the three arguments gives it."""
+    check_one_prompt({"prompt_len": prompt_len, "prompt_ids": prompt_ids, "text": text})
     if prompt_len is not None:
-        check_prompt_len(prompt_len)
-        if not isinstance(prompt_seed, int):
-            raise BadCall(f"start_req() takes prompt_seed, a whole number, got {prompt_seed!r}")
-        return {"input_ids": prompt_of(prompt_len, prompt_seed)}
+        return {"input_ids": made_prompt(prompt_len, prompt_seed)}
     return {"input_ids": items("prompt_ids", prompt_ids)} if prompt_ids is not None else {"text": text}
 
 

@@ -21,6 +21,7 @@ from engine.core.messages import (
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.script.clients import Call
+from scripted.sdk.action_bases import PauseCall, ResumeCall
 from scripted_lockstep.actions.action import AdministrativeCall
 
 PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
@@ -96,16 +97,11 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
         return {"abort_all": True}
 
 
-class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
-    """Generation is paused."""
-
+class PauseServing(AdministrativeCall, PauseCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
     mode: PauseMode = PauseMode.RETRACT
 
     examples: ClassVar = ("pause", "pause mode=in_place", "pause mode=abort")
-    needs_open: ClassVar[bool] = True
     event: ClassVar = PauseGeneration
-    route: ClassVar = "/pause_generation"
-    shell_words: ClassVar = {"pause": "pause_generation"}
 
     @staticmethod
     @verb
@@ -127,20 +123,9 @@ class PauseServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         return [cls(mode=mode) for mode in PauseMode]
 
-    @classmethod
-    def words(cls, event: PauseGeneration) -> str:
-        return f"pause ({event.mode})"
 
-
-class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
-    """Generation goes on."""
-
-    examples: ClassVar = ("continue",)
-    added_beside: ClassVar = "pause"
+class ResumeServing(ResumeCall, AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
     event: ClassVar = ContinueGeneration
-    phrase: ClassVar = "continue"
-    route: ClassVar = "/continue_generation"
-    shell_words: ClassVar = {"continue": "continue_generation"}
     # Worth a run in few workloads only.
     search_turn: ClassVar[int] = 1
 
@@ -149,9 +134,6 @@ class ResumeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
     def continue_generation(t: Any) -> Call:
         """POST ``/continue_generation``."""
         return ResumeServing().post(t)
-
-    def reaches(self, run: RunLike) -> bool:
-        return run.oracle.paused is not None
 
 
 class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="sleep"):

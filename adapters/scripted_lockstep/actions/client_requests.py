@@ -18,21 +18,17 @@ from engine.core.messages import (
     SamplingParams,
 )
 from engine.core.scheduler import Scheduler
-from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
+from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.core.phrases import plural, printable, short_rid
-from scripted.core.prompts import prompt_ids
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
+from scripted.sdk.action_bases import EXTRA_RID, PRESSURE_RID, PRESSURE_SEED, RequestStart, priority_above
 from scripted_lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted_lockstep.actions.bodies import as_sent, biases, given, items, number, one_prompt
 from scripted_lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
 
-_EXTRA_RID: Final = "extra"
-_PRESSURE_RID: Final = "pressure"
-# Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
-_PRESSURE_SEED: Final = 97
 # The engines at the other end of transfers.
 PREFILL_ENGINE: Final = "p0"
 DECODE_ENGINE: Final = "d0"
@@ -144,28 +140,18 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         return AbortRequest.words(event)
 
 
-class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
-    """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
+class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
+    """A client sends a request.
 
-    ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
-    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, and ``top_p``, ``top_k`` and
-    ``min_p`` say from what; ``penalty`` is for frequency, as ``presence`` and ``repetition`` are for theirs. ``bias``
-    is added to the logit of the token ``biased``. Before ``new_least`` tokens nothing ends it.
-    ``logprobs_from`` is the position from which on it asks for its prompt's logprobs; ``top_logprobs`` is how
-    many other tokens it wants those of. ``timeout_s`` and ``waiting_timeout_s`` are time limits. ``regex`` is what its
-    output must match; with ``dead_end`` nothing may follow that, not even the end. ``lora`` is the name of its LoRA,
-    ``salt`` its cache salt. ``first_page`` is for a prefill engine: a decode engine wants the full pages of the prompt
-    from that one on.
+    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, restricted by ``top_p``,
+    ``top_k`` and ``min_p``. ``penalty``, ``presence`` and ``repetition`` are the frequency, presence and repetition
+    penalties. ``bias`` is added to the logit of the token ``biased``. Nothing ends it before ``new_least`` tokens.
+    ``logprobs_from`` is the first position of the prompt that it wants logprobs of, ``top_logprobs`` how many other
+    tokens they list. ``timeout_s`` and ``waiting_timeout_s`` are time limits. Its output must match ``regex``; with
+    ``dead_end`` nothing may follow the match, not even an end. ``lora`` names its LoRA, ``salt`` is its cache salt.
+    ``first_page`` is for a prefill engine: a decode engine wants the full pages of the prompt from that one on.
     """
 
-    rid: str
-    prompt: int
-    new: int = 2
-    seed: int = 0
-    priority: int = 0
-    stop: int | None = None
-    shared: int = 0
-    tail: int = 0
     temperature: float = 0.0
     draw: int | None = None
     penalty: float = 0.0
@@ -188,7 +174,6 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     dead_end: bool = False
     first_page: int | None = None
 
-    is_start: ClassVar[bool] = True
     examples: ClassVar = (
         "start b prompt=20 new=3",
         "start b prompt=40 seed=1 priority=1 stop=7",
@@ -208,7 +193,6 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=40 first_page=1",
     )
     event: ClassVar = Generate
-    shell_words: ClassVar = {"start": "start_req"}
 
     @staticmethod
     @verb
@@ -315,17 +299,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return t.run.start(as_sent(body | given(cache_salt=cache_salt)), first_page=first_page)
 
     @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
-
-    @property
     def time_limits(self) -> tuple[float, ...]:
-        """The seconds after which it ends by itself."""
+        """Its time limits, in seconds."""
         return tuple(one for one in (self.timeout_s, self.waiting_timeout_s) if one is not None)
-
-    @property
-    def variable(self) -> str:
-        return variable_of(self.rid)
 
     @property
     def grammar(self) -> Grammar | None:
@@ -338,7 +314,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def message(self) -> Generate:
         sampling = SamplingParams(
             max_new_tokens=self.new,
-            stop_token_ids=() if self.stop is None else (self.stop,),
+            stop_token_ids=self.stop_token_ids,
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
             grammar=self.grammar,
             **{name: getattr(self, field) for field, name in _OF_SAMPLING.items()},
@@ -389,23 +365,23 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
         With each LoRA and cache salt that the workload uses there is a twin as well.
         """
-        starts = [start for start in base.starts if isinstance(start, cls)]
+        starts = cls.among(base.starts)
         first = 0 if base.limits.prefills else None
-        urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
+        urgent = priority_above(starts) if base.config.priority_preemption else 0
         owners = dict.fromkeys([(None, None), *[(start.lora, start.salt) for start in starts]])
         for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
             for lora, salt in owners:
                 yield cls(
-                    rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, salt=salt, first_page=first
+                    rid=EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora, salt=salt, first_page=first
                 )
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed, first_page=first)
         for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
             # The same grammar again, and one more that is new.
-            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
-            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
+            yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
+            yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
         if any(start.dead_end for start in starts):
-            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX, dead_end=True)
+            yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX, dead_end=True)
         yield cls._of_half_the_pages(base)
 
     @classmethod
@@ -415,11 +391,11 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         if not limits.chunking:
             tokens = min(tokens, limits.prefill_budget_tokens)
         first = 0 if limits.prefills else None
-        return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3, first_page=first)
+        return cls(rid=PRESSURE_RID, prompt=max(1, tokens), seed=PRESSURE_SEED, new=3, first_page=first)
 
     def smaller(self) -> Iterator[Action]:
         """Without what it need not ask for; shorter prompts and outputs, smaller seeds, more logprobs, no grammar."""
-        yield from smaller_requests(self)
+        yield from super().smaller()
         if self.logprobs_from:
             yield msgspec.structs.replace(self, logprobs_from=0)
         if self.dead_end:

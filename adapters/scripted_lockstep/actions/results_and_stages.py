@@ -13,6 +13,7 @@ from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
+from scripted.sdk.action_bases import BatchFailure
 from scripted_lockstep.actions.action import EngineAction, EventReader, take_in
 
 _STAGE: Final = "stage-"
@@ -21,17 +22,12 @@ _STAGE: Final = "stage-"
 take_in(HoldResults, ReleaseResults)
 
 
-class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
-    """The next microbatch fails in this stage; the engine goes on."""
+class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
+    """Makes the next microbatch fail in this stage; the engine goes on."""
 
     stage: int = 0
 
-    examples: ClassVar = ("fail",)
-    needs_open: ClassVar[bool] = True
     event: ClassVar = Completion
-    is_extra: ClassVar[bool] = True
-    is_control: ClassVar[bool] = True
-    shell_words: ClassVar = {"fail": "fail_next_step"}
 
     @staticmethod
     @verb

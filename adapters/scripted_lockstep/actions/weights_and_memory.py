@@ -14,7 +14,8 @@ from scripted.core.errors import BadCall
 from scripted.core.phrases import plural, printable
 from scripted.core.verb import Verb
 from scripted.script.clients import Call
-from scripted_lockstep.actions.action import AdministrativeCall, EventReader, Intervention, as_seconds
+from scripted.sdk.action_bases import as_seconds
+from scripted_lockstep.actions.action import AdministrativeCall, EventReader, Intervention
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
 
 _LEFT_PAGES: Final = 1

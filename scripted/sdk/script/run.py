@@ -18,6 +18,7 @@ from scripted.script.run import ScriptedRun
 from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, State, mode_of
 from scripted.script.values import Listed, Word
 from scripted.script.wait import Steps
+from scripted.sdk.action_bases import AdministrativeCall
 from scripted.sdk.actions import ACTIONS, actions_of
 from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Record, Refused, Share, Stepped, Tokens
 from scripted.sdk.script.handle import SdkRequest
@@ -183,9 +184,9 @@ class SdkRun(ScriptedRun):
         self.handles.start(handle)
         return handle
 
-    def call(self, name: str, action: Any) -> Call:
+    def call(self, action: AdministrativeCall) -> Call:
         """An administrative call arrives."""
-        call = Call(name)
+        call = Call(action.path)
         call.call_id, call.arrived = f"call-{self._calls + 1}", True
         self.act(action)
         self.handles.calls.append(call)

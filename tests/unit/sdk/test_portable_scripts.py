@@ -459,13 +459,13 @@ def rid_that_has_arrived(t):
     yield
 
 
-@refused("exactly one of prompt_len, prompt_ids, text, got none of them")
+@refused("exactly one of prompt_len, prompt_ids and text, got none of them")
 def request_without_a_prompt(t):
     yield
     t.start_req(max_new_tokens=2)
 
 
-@refused("exactly one of prompt_len, prompt_ids, text, got prompt_len, prompt_ids")
+@refused("exactly one of prompt_len, prompt_ids and text, got prompt_len, prompt_ids")
 def request_with_two_prompts(t):
     yield
     t.start_req(prompt_len=4, prompt_ids=[1], max_new_tokens=2)
