@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from every_case import every_case
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -218,7 +219,7 @@ def test_the_harness_knows_neither_the_engine_nor_an_adapter() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("package", ADAPTERS[1:])
+@every_case("package", ADAPTERS[1:])
 def test_an_adapter_of_another_engine_knows_no_other_adapter(package: str) -> None:
     wrong = imports_of(package, ("engine", *(other for other in ADAPTERS if other != package)))
     assert not wrong, "\n".join(wrong)
@@ -256,7 +257,7 @@ def test_modules_do_not_import_one_another_in_a_circle() -> None:
 HOUSES = {"engine": (8, 30), "engine.frontend": (5, 11), "scripted": (10, 43)}
 
 
-@pytest.mark.parametrize("house", HOUSES)
+@every_case("house", HOUSES)
 def test_a_house_has_few_floors_and_few_arrows(house: str) -> None:
     """A room here is a folder or module directly below the package; it stands above every room that it imports."""
     depth, below = house.count(".") + 2, dict[str, set[str]]()
@@ -280,13 +281,13 @@ def test_engine_never_imports_the_harness() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("package", WITHOUT_TORCH)
+@every_case("package", WITHOUT_TORCH)
 def test_no_torch_outside_the_model(package: str) -> None:
     wrong = imports_of(package, TORCH)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("package", PURE)
+@every_case("package", PURE)
 def test_the_core_touches_nothing_outside(package: str) -> None:
     """No clock, socket, thread or chance: what the core does depends on the events of its steps alone."""
     wrong = imports_of(package, OUTSIDE_WORLD)

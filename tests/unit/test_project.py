@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from every_case import every_case
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from scripted_lockstep.bugs import ESCAPES, MUTANTS, RACES
@@ -114,7 +115,7 @@ ABOUT = {
 }
 
 
-@pytest.mark.parametrize("folder", [*ABOUT, *PACKAGES])
+@every_case("folder", [*ABOUT, *PACKAGES])
 def test_all_names_what_a_module_has(folder):
     if folder in ABOUT:
         with warnings.catch_warnings():
@@ -179,7 +180,7 @@ def test_what_is_needed_is_pinned():
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 
 
-@pytest.mark.parametrize("guide", GUIDES)
+@every_case("guide", GUIDES)
 def test_commands_in_the_guides_exist(guide):
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in command_lines((ROOT / guide).read_text()):
@@ -214,7 +215,7 @@ def groups(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 GROUPS = {name: group for program, app in APPS.items() for name, group in groups(typer.main.get_command(app), program)}
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@every_case("name", GROUPS)
 def test_a_list_of_commands_is_readable(name, monkeypatch, capsys):
     """A command whose first sentence is too long for a line of a terminal is shown cut off."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -229,7 +230,7 @@ def test_a_list_of_commands_is_readable(name, monkeypatch, capsys):
 NOT_FILES = ("docs/first_race.md",)
 
 
-@pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide not in NOT_FILES])
+@every_case("guide", [guide for guide in GUIDES if guide not in NOT_FILES])
 def test_files_in_the_guides_exist(guide):
     text = (ROOT / guide).read_text()
     named = re.findall(
@@ -245,7 +246,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@every_case("page", PAGES)
 def test_prose_wraps(page):
     """Rows of tables cannot be wrapped, and commands and code that are to be copied must not be."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -274,7 +275,7 @@ def command_lines(text: str) -> list[str]:
     return [line for line in commands if re.match(r"make |(python -m )?(engine|scripted|ci) [a-z-]", line)]
 
 
-@pytest.mark.parametrize("kind", SCRIPT_OBJECTS, ids=lambda kind: kind.__name__)
+@every_case("kind", SCRIPT_OBJECTS)
 def test_the_script_guide_names_everything_that_a_script_can_use(kind):
     """What a script can call and is not in the guide is lost; what the guide names and is gone is a lie."""
     guide = (ROOT / "docs/script_api.md").read_text()
@@ -294,7 +295,7 @@ def anchors_of(page):
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@every_case("page", PAGES)
 def test_links_lead_somewhere(page):
     """F: a guide linked to figures that no page had."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 from base_workloads import WORKLOADS
+from every_case import every_case
 from scripted_lockstep.actions import (
     AdministrativeCall,
     FailGrammar,
@@ -114,7 +115,8 @@ EXAMPLES: Final = [
     pytest.param(parse_placed(f"{STEP} {text}", all_actions()).action, id=text) for cls in ALL for text in cls.examples
 ]
 each_example = pytest.mark.parametrize("action", EXAMPLES)
-each_action = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+all_examples = every_case("action", EXAMPLES)
+all_kinds = every_case("kind", ALL)
 
 
 class Verbatim:
@@ -178,7 +180,7 @@ def values_of(action: Action) -> dict[str, Any]:
     return {name: getattr(action, name) for name in action.__struct_fields__}
 
 
-@each_action
+@all_kinds
 def test_an_action_has_examples_of_its_own_kind(kind: type[Action]) -> None:
     assert kind.examples, f"{kind.__name__} has no example of its clause"
     assert all(type(parse_placed(f"1 {text}", all_actions()).action) is kind for text in kind.examples)
@@ -206,13 +208,13 @@ def test_no_two_actions_have_a_word_in_common() -> None:
     assert len(set(tags)) == len(tags)
 
 
-@each_example
+@all_examples
 def test_its_text_is_what_is_read(action: Action) -> None:
     placed = Placed(STEP, action)
     assert parse_placed(str(placed), all_actions()) == placed
 
 
-@each_action
+@all_kinds
 def test_the_page_of_the_search_has_its_clause(kind: type[Action]) -> None:
     assert f"`{kind.__struct_config__.tag}" in (DOCS / "tables/clauses.md").read_text(encoding="utf-8")
 
@@ -234,14 +236,14 @@ def test_what_it_becomes_is_read_back(action: Action) -> None:
         assert events_of(action, records), f"no event is {action}"
 
 
-@each_action
+@all_kinds
 def test_a_search_adds_it_or_has_a_reason(kind: type[Action]) -> None:
     roles = [Schedule.parse(text, of=of) for of in ROLES for text in adapter_named(of).workloads.values()]
     added = any(type(extra) is kind for base in (*WORKLOADS.values(), *roles) for extra in extras_of(base))
     assert added != (kind in NEVER_ADDED), f"{kind.__name__} says in extras() what of it is added; or say here why not"
 
 
-@each_example
+@all_examples
 def test_what_is_smaller_is_another_one_and_ends(action: Action) -> None:
     seen = [action]
     while smaller := list(seen[-1].smaller()):
@@ -287,7 +289,7 @@ def assert_in_a_script(action: Action, act: Any) -> None:
         assert events_of(action, records), f"no event is {action}"
 
 
-@each_example
+@all_examples
 def test_its_verb_is_on_the_page_of_the_contract(action: Action) -> None:
     page = (DOCS / "script_api.md").read_text(encoding="utf-8")
     for verb in action.verbs():
@@ -308,7 +310,7 @@ def test_a_test_that_is_written_with_it_passes(action: Action, tmp_path: Path) -
 # -- reports and the shell --
 
 
-@each_example
+@all_examples
 def test_a_report_has_words_for_it(action: Action) -> None:
     _, records = record(scheduled(action))
     for event in events_of(action, records):
@@ -318,7 +320,7 @@ def test_a_report_has_words_for_it(action: Action) -> None:
         assert all(names[event.call_id] not in ("", type(event).__name__) for event in events_of(action, records))
 
 
-@each_action
+@all_kinds
 def test_it_can_be_typed_in_the_shell(kind: type[Action]) -> None:
     """What is typed is the line of script of each of its examples, and the help has the word."""
     verbs = [verb for text in kind.examples for verb in parse_placed(f"1 {text}", all_actions()).action.verbs()]
@@ -337,7 +339,7 @@ def test_it_can_be_typed_in_the_shell(kind: type[Action]) -> None:
         assert written in {line, *(line.replace(f'"{rid}"', rid) for rid in RIDS)}
 
 
-@each_example
+@all_examples
 def test_its_clause_can_be_typed_in_the_shell(action: Action) -> None:
     """It is the line of script that does the same."""
     alive = [VerbCall(f"{rid} = t.start_req()", rid, rid) for rid in RIDS]
@@ -360,9 +362,7 @@ def as_words(action: Action) -> list[tuple[str, str]]:
 # -- the engine's events --
 
 
-@pytest.mark.parametrize(
-    "event", [one for union in (ClientMessage, OperatorEvent, PipelineEvent) for one in typing.get_args(union)]
-)
+@every_case("event", [one for union in (ClientMessage, OperatorEvent, PipelineEvent) for one in typing.get_args(union)])
 def test_every_event_from_outside_is_an_actions(event: type) -> None:
     made = any(kind.event is event for kind in ALL)
     assert made != (event in WITHOUT_ACTION), f"no action becomes {event.__name__}; add one, or say here why not"

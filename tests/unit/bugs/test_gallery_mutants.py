@@ -10,6 +10,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from every_case import every_case
 from scripted_lockstep.bugs import CONTRACTS, MUTANTS, PAIRS, RACES, UnknownMutant, mutant_named
 from scripted_lockstep.bugs.mutants import switched_on
 
@@ -31,7 +32,7 @@ def test_a_name_like_nothing_is_answered_with_the_command_that_lists_them():
         mutant_named("0123456789")
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *CONTRACTS], ids=lambda mutant: mutant.name)
+@every_case("mutant", [*MUTANTS, *CONTRACTS])
 def test_a_mutant_is_in_the_engine_only_while_it_is_switched_on(mutant):
     before = _what_runs(mutant)
     with contextlib.suppress(RuntimeError), mutant.switched_on():
@@ -40,7 +41,7 @@ def test_a_mutant_is_in_the_engine_only_while_it_is_switched_on(mutant):
     assert _what_runs(mutant) == before
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *CONTRACTS], ids=lambda mutant: mutant.name)
+@every_case("mutant", [*MUTANTS, *CONTRACTS])
 def test_a_mutant_names_a_test_that_exists(mutant):
     file, _, name = mutant.test.partition("::")
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))

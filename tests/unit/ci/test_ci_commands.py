@@ -1,6 +1,7 @@
 """The grammar of slash commands; whatever else stands in a comment is refused in words or is none of ours."""
 
 import pytest
+from every_case import every_case
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def test_other_comments_are_none_of_ours(body: str) -> None:
     assert parse_comment(body) is None
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("body", "text"),
     [
         ("/rerun-tests a.py", "did you mean `/rerun-test`"),

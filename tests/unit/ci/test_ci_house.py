@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from every_case import every_case
 from sample_tree import REPOSITORY
 
 FILES = sorted((REPOSITORY / "ci").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@every_case("path", FILES)
 def test_ci_imports_nothing_of_the_code_under_test(path: Path) -> None:
     imported = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="ascii"))):

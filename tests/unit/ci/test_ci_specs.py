@@ -1,6 +1,7 @@
 """What people write is resolved against the registry, or refused with the near matches."""
 
 import pytest
+from every_case import every_case
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_tree import SampleTree
@@ -47,7 +48,7 @@ def test_repeats_and_nodes_of_whole_files_fall_away(big: SampleTree) -> None:
     assert resolved(big, "test_flush.py::test_flush", "test_flush.py", "test_flush.py") == ["pipeline/test_flush.py"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("spec", "text"),
     [
         ("test_flsh.py", "did you mean `tests/registered/pipeline/test_flush.py`"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from every_case import every_case
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sample_tree import REPOSITORY
@@ -41,7 +42,7 @@ def test_all_that_is_needed_is_there() -> None:
     assert {"pull-request.yml", "nightly.yml", "comment.yml", *DISPATCHED} <= names
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@every_case("path", FILES)
 def test_each_workflow_is_safe_and_plain(path: Path) -> None:
     """E05"""
     text = path.read_text(encoding="ascii")
@@ -63,7 +64,7 @@ def test_each_workflow_is_safe_and_plain(path: Path) -> None:
         assert not SHELL_LOGIC.search(script), script
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@every_case("path", FILES)
 def test_jobs_that_can_write_run_the_default_branch_only(path: Path) -> None:
     """E05"""
     for name, job in jobs(path).items():
@@ -87,7 +88,7 @@ def test_the_comment_reaches_the_bot_by_the_event_file_only() -> None:
     assert load(FOLDER / "comment.yml")["on"] == {"issue_comment": {"types": ["created"]}}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@every_case("path", FILES)
 def test_what_runs_tests_has_the_versions_that_were_tested(path: Path) -> None:
     """E01: `make install` holds to constraints.txt, and what it installs is in .venv."""
     ours = "python -m pip install --no-deps --requirement ci/requirements.txt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from every_case import every_case
 from typer.testing import CliRunner
 
 from engine import EngineConfig
@@ -39,7 +40,7 @@ def _said_of(flag: str) -> str:
     return done.output.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@every_case("name", ELSEWHERE)
 def test_no_name_of_another_meaning_is_guessed(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not a field") as caught:
         EngineConfig(**{name: 2})
@@ -57,7 +58,7 @@ def test_a_misspelt_name_is_guessed(name: str) -> None:
     assert f"(Possible options: {_flag(MISSPELT[name])})" in _said_of(_flag(name))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("args", "expected"),
     [
         (["--max-model-len", "512"], {"context_length": 512}),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from every_case import every_case
 from pydantic import BaseModel
 
 from engine.core.messages import FinishReason, TokenOutput
@@ -29,7 +30,7 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("field", "bodies"), FIELDS, ids=lambda value: getattr(value, "name", ""))
+@every_case(("field", "bodies"), FIELDS)
 def test_a_field_is_served_or_taken_where_it_changes_nothing_or_refused(field: ForeignField, bodies: Bodies) -> None:
     for model, body in bodies:
         if field.name in model.model_fields:
@@ -46,7 +47,7 @@ def test_a_field_is_served_or_taken_where_it_changes_nothing_or_refused(field: F
         assert field.reason in caught.value.body.error.message
 
 
-@pytest.mark.parametrize(("field", "bodies"), FIELDS, ids=lambda value: getattr(value, "name", ""))
+@every_case(("field", "bodies"), FIELDS)
 def test_a_field_that_a_reason_says_to_send_is_served(field: ForeignField, bodies: Bodies) -> None:
     sent = re.search(r"\bsend (\w+)(?: or (\w+))?$", field.reason)
     served = {name for model, _ in bodies for name in model.model_fields}

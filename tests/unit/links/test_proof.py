@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from every_case import every_case
 
 from engine.process.links.proof import (
     ANSWER_BYTES,
@@ -45,7 +46,7 @@ def test_an_answer_is_of_one_challenge() -> None:
         Challenge(SECRET).judge(answer)
 
 
-@pytest.mark.parametrize("place", range(ANSWER_BYTES))
+@every_case("place", range(ANSWER_BYTES))
 def test_every_byte_of_an_answer_is_proved(place: int) -> None:
     """Its role and its stage, too."""
     challenge = Challenge(SECRET)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from chained_stages import limits_for
+from every_case import every_case
 from safetensors.torch import load_file, save_file
 
 from engine.core.config import EngineConfig
@@ -132,7 +133,7 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 
 
 @pytest.mark.parametrize("field", [*SIZES, "max_position_embeddings"])
-@pytest.mark.parametrize("size", [-1, "64", 1.5, [4], {}])
+@every_case("size", [-1, "64", 1.5, [4], {}])
 def test_a_size_that_is_no_number_is_refused(folder: Path, field: str, size: object) -> None:
     """C11: an error of the checkpoint, whatever the library makes of it."""
     _change(folder / "config.json", {field: size})

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from base_workloads import WORKLOADS
+from every_case import every_case
 from scripted_lockstep.run_forks import UNSPECIFIED_EVERY_RUNS, is_specified
 from scripted_lockstep.specification import specification
 from scripted_lockstep.specification.conformance import RULES, Conformance, Nonconformance
@@ -72,7 +73,7 @@ def test_it_shares_nothing_with_the_engine_but_messages_plans_and_limits(page: P
     assert {name for name in modules if name.startswith("scripted")} <= known
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
+@every_case("page", _PAGES)
 def test_every_rule_that_it_names_is_on_the_page_of_rules(page: Path) -> None:
     names = re.findall(r"\*\*([A-Z][a-z ]+)\*\*", page.read_text(encoding="utf-8"))
     missing = [name for name in names if f"**{name}.**" not in _rules() and f"**{name}**:" not in _rules()]
@@ -185,7 +186,7 @@ def test_a_reply_too_much_or_too_few() -> None:
     assert _judged(result, scheduler, (flush, *events)) == "Calls"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", EngineStats.__struct_fields__)
+@every_case("name", EngineStats.__struct_fields__)
 def test_every_counter_and_size_is_compared(name: str) -> None:
     """In every answer that has them."""
     scheduler = Scheduler(_LIMITS)
@@ -198,7 +199,7 @@ def test_every_counter_and_size_is_compared(name: str) -> None:
     assert _judged(other, scheduler, events) in RULES
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Counters)])
+@every_case("name", [field.name for field in fields(Counters)])
 def test_every_counter_is_compared_after_every_step(name: str) -> None:
     scheduler, events, result = _first_step()
     setattr(scheduler.counters, name, getattr(scheduler.counters, name) + 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from every_case import every_case
 from race_records import LIMITS, PP4, flush_race, generate, race_traces, record_run
 from scripted_lockstep.configs import config_values
 from scripted_lockstep.step_words import event_text, log_of, reply_text
@@ -482,7 +483,7 @@ def test_a_run_that_ends_early_differs_there(race: tuple[Trace, Trace]) -> None:
 # -- words --
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("event", "words"),
     [
         (generate("a", tokens=1), "generate a (1 token)"),
@@ -505,7 +506,7 @@ def test_every_event_has_words(event: Event, words: str) -> None:
     assert event_text(event) == words
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("reply", "words"),
     [
         (TokenOutput(rid="a", token_ids=(5,)), "a -> token 5"),

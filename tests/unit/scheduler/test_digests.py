@@ -9,6 +9,7 @@ from typing import get_args
 
 import msgspec
 import pytest
+from every_case import every_case
 from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
 from engine.core.instruments import DigestChain
@@ -35,7 +36,7 @@ def test_one_event_moved_is_another_digest() -> None:
     assert digest_of(moved=5)[0] != digest_of(moved=6)[0]
 
 
-@pytest.mark.parametrize("kind", [k for k in get_args(Event) + get_args(Reply) if "call_id" in k.__struct_fields__])
+@every_case("kind", [k for k in get_args(Event) + get_args(Reply) if "call_id" in k.__struct_fields__])
 def test_call_ids_are_in_no_digest(kind: type[msgspec.Struct]) -> None:
     """D10: a front end numbers its calls over its whole life; each message with such a number is found by its field."""
     values = {
@@ -54,7 +55,7 @@ def test_call_ids_are_in_no_digest(kind: type[msgspec.Struct]) -> None:
     assert chains[0].digest == chains[1].digest != DigestChain().digest
 
 
-@pytest.mark.parametrize("kind", get_args(Event))
+@every_case("kind", get_args(Event))
 def test_every_event_has_a_handler(kind: type[msgspec.Struct]) -> None:
     """A new message that the scheduler cannot take fails here by its name."""
     assert kind in Scheduler(limits_of())._handlers

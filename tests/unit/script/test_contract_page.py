@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_case import every_case
 
 import scripted
 from engine import EngineConfig
@@ -53,7 +54,7 @@ def _documented(text: str) -> list[tuple[str, bool, object]]:
     ]
 
 
-@pytest.mark.parametrize(("name", "text"), list(_calls()))
+@every_case(("name", "text"), list(_calls()))
 def test_a_call_has_its_documented_signature(name: str, text: str) -> None:
     """D09: names, order, defaults, and what must be given by name."""
     actual = [
@@ -83,7 +84,7 @@ def test_the_decorator_takes_what_the_contract_says() -> None:
     assert {"must_reach", "oracle"} <= set(parameters)
 
 
-@pytest.mark.parametrize("kind", [ScriptedSim, ScriptedServer])
+@every_case("kind", [ScriptedSim, ScriptedServer])
 def test_both_harnesses_offer_the_same_methods(kind: type) -> None:
     """D01"""
     run = inspect.signature(kind.run).parameters  # type: ignore[attr-defined]

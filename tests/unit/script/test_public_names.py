@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
+from every_case import every_case
 
 import scripted
 
@@ -27,7 +28,7 @@ CONTRACT = (
 )
 
 
-@pytest.mark.parametrize("name", CONTRACT)
+@every_case("name", CONTRACT)
 def test_a_name_of_the_contract_can_be_imported(name: str) -> None:
     assert name in scripted.__all__
     value = getattr(scripted, name)

@@ -7,6 +7,7 @@ from string import Formatter
 from typing import get_args
 
 import pytest
+from every_case import every_case
 from pydantic import BaseModel
 from pydantic_core.core_schema import ErrorType
 
@@ -41,7 +42,7 @@ VALUES = (
 )
 
 
-@pytest.mark.parametrize("kind", get_args(ErrorType))
+@every_case("kind", get_args(ErrorType))
 def test_every_kind_of_error_has_words_of_ours(kind: str) -> None:
     """C01, C09: by the validator's own list, so that a new version of it is covered too."""
     rule = broken_rule(kind, dict.fromkeys(CONTEXT, "7"))
@@ -49,7 +50,7 @@ def test_every_kind_of_error_has_words_of_ours(kind: str) -> None:
     assert not THE_VALIDATOR_S.search(rule), rule
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+@every_case("body", BODIES)
 def test_no_field_of_any_body_answers_in_the_validator_s_words(body: type[BaseModel]) -> None:
     """C01: each field with a value of each type; and the refusal says where."""
     said = [said_of(body, f'{{"{name}": {value}}}') for name in body.model_fields for value in VALUES]

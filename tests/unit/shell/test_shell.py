@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import pytest
+from every_case import every_case
 from rich.console import Console
 from scripted_lockstep.tiers.sim.runner import ScriptedSim
 from typer.testing import CliRunner
@@ -190,7 +191,7 @@ HELP_WORDS = [
 ]
 
 
-@pytest.mark.parametrize("word", HELP_WORDS)
+@every_case("word", HELP_WORDS)
 def test_every_command_of_the_help_is_one(word):
     """The help names no command that is none: without its arguments a word is read, or refused for their sake."""
     why = ""
