@@ -1,6 +1,6 @@
-"""How a frame from a socket, a pipe or a file becomes a value of a declared type, or a BadFrameError and nothing else.
+"""How a frame or an answer of another process becomes a value of a declared type, or a BadFrameError and nothing else.
 
-Owns what decoding can raise; knows no message. All frames of other processes are decoded here.
+Owns what decoding can raise; knows no message. All that other processes send is decoded here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ class BadFrameError(EngineError, msgspec.DecodeError):
 
 
 def decoder_of(kind: Any) -> Callable[[bytes | bytearray | memoryview], Any]:
-    """A function that decodes msgpack to ``kind``. It raises BadFrameError for anything else.
+    """A function that decodes msgpack to ``kind``. It raises BadFrameError for anything else."""
+    return _checked(msgspec.msgpack.Decoder(kind).decode)
 
-    The library's own error is not enough: it lets text that is not UTF-8 and nesting that is too deep through as they
-    are.
+
+def json_decoder_of(kind: Any) -> Callable[[bytes | bytearray | memoryview], Any]:
+    """A function that decodes JSON to ``kind``. It raises BadFrameError for anything else."""
+    return _checked(msgspec.json.Decoder(kind).decode)
+
+
+def _checked(decode: Callable[[bytes | bytearray | memoryview], Any]) -> Callable[[Any], Any]:
+    """``decode`` with one error. The library's own is not enough: text that is not UTF-8 and nesting that is too deep
+    raise others.
     """
-    decode = msgspec.msgpack.Decoder(kind).decode
 
     def decode_frame(data: bytes | bytearray | memoryview) -> Any:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -25,20 +25,23 @@ END: Final = b"END."
 HEADER: Final = struct.Struct("<4sQQ")
 # A greeting is some hundred bytes; with OpenVINO it names every layer.
 _MAX_FRAME_BYTES: Final = 1 << 18
+MAX_RUN_CHARS: Final = 64
+# A verdict goes into the error of a request, and into logs.
+MAX_ERROR_CHARS: Final = 2048
 
 
 class Greeting(msgspec.Struct, frozen=True):
     """The first frame of the sending side: to which run of the other engine it sends pages of which layout."""
 
     protocol: int
-    run: str
+    run: Annotated[str, msgspec.Meta(max_length=MAX_RUN_CHARS)]
     layout: PageLayout
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """The answer to a greeting, and to the end of an order; ``error`` says why nothing, or not all, was taken."""
 
-    error: str | None
+    error: Annotated[str, msgspec.Meta(max_length=MAX_ERROR_CHARS)] | None
 
 
 decode_greeting: Callable[[bytes | bytearray], Greeting] = decoder_of(Greeting)

@@ -30,6 +30,7 @@ from engine.pipeline.kv_frames import (
     END,
     HEADER,
     KV_PROTOCOL,
+    MAX_ERROR_CHARS,
     PAGE,
     ConnectionOver,
     Verdict,
@@ -261,7 +262,8 @@ class KVReceiver:
             return f"protocol must be {KV_PROTOCOL}, got {protocol}: run the same version on both engines"
         if run != self._run:
             return f"the decode engine must be run {run!r}, but was started again and is {self._run!r} now"
-        return ours.difference(theirs)
+        difference = ours.difference(theirs)
+        return None if difference is None else difference[:MAX_ERROR_CHARS]
 
     def _take(self, number: int, place: int, layout: PageLayout, image: torch.Tensor) -> str | None:
         """Write one page; why not, if its transfer is over. Raises BadFrameError for a page that none asks for.
@@ -274,7 +276,7 @@ class KVReceiver:
             if receiving is None:
                 return f"stage {self._stage} receives nothing for transfer {number}, or does not any more"
             if (difference := receiving.images.layout.difference(layout)) is not None:
-                return difference
+                return difference[:MAX_ERROR_CHARS]
             if place >= len(receiving.pages) or place in receiving.come:
                 what = "came twice" if place in receiving.come else f"of {len(receiving.pages)} does not exist"
                 raise BadFrameError(f"page {place} of transfer {number} {what}")

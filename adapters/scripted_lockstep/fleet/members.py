@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.core.messages import Generate, PrefillDropped, PrefillWanted, Refusal, Reply, TokenOutput
+from engine.core.routing.load import Load
 from engine.core.routing.prefills import PREFILL, Prefills
 from scripted.core.violation import Violation
 from scripted.fleets.machine import MemberRun, SearchedMember
@@ -30,7 +31,7 @@ class PrefillAnswer(msgspec.Struct, frozen=True):
 class PrefillLoad(msgspec.Struct, frozen=True):
     """What a look at a prefill engine shows; None while it drains."""
 
-    load: dict[str, Any] | None
+    load: Load | None
 
 
 class SearchedEngine(EngineEnd, SearchedMember):
@@ -156,8 +157,15 @@ class SearchedEngine(EngineEnd, SearchedMember):
         return self.prefills.place(message).prefill_at
 
 
-def _load_of(sleep_level: int, cached_pages: int, weights_version: int) -> dict[str, Any]:
-    """What ``GET /get_load`` says of a prefill engine, as far as the choice does not count it itself."""
-    counted = dict.fromkeys(("num_running_reqs", "num_waiting_reqs", "num_pending_tokens", "free_pages"), 0)
-    known = {"sleep_level": sleep_level, "cached_pages": cached_pages, "weights_version": weights_version}
-    return {"role": PREFILL, **counted, **known}
+def _load_of(sleep_level: int, cached_pages: int, weights_version: int) -> Load:
+    """The load of a prefill engine, as far as the choice does not count it itself."""
+    return Load(
+        role=PREFILL,
+        sleep_level=sleep_level,
+        cached_pages=cached_pages,
+        weights_version=weights_version,
+        num_running_reqs=0,
+        num_waiting_reqs=0,
+        num_pending_tokens=0,
+        free_pages=0,
+    )

@@ -22,6 +22,7 @@ from engine.cluster.router.front import ENGINE_HEADER
 from engine.cluster.router.proxy import EngineProxy, Head, Headers, PassedRequest, ReplicaLostError
 from engine.core.errors import ConfigError
 from engine.core.routing.cache_index import FollowedCache
+from engine.core.routing.load import Load
 from engine.core.routing.operators import OWED, Message, Operators
 from engine.core.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 from engine.frontend.http.auth import Access
@@ -120,9 +121,9 @@ class RoutedEngines:
             if self.operators.is_draining and not self.sent:
                 self.on_messages(self.operators.drained())
 
-    async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
+    async def loads(self, headers: Headers) -> list[Load]:
         """The load of each engine that takes requests. Refused when all refuse."""
-        loads: list[Mapping[str, object]] = []
+        loads: list[Load] = []
         refusal: ApiError | None = None
         for engine in self.engines.values():
             try:

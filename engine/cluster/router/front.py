@@ -56,6 +56,9 @@ _EVENTS: Final = "text/event-stream"
 _END_OF_EVENT: Final = b"\n\n"
 # A request may have caused the death of its engine; this bounds how many engines it may end.
 _MOST_LOST: Final = 2
+# More than any engine has to say: of an answer that is held until it is whole, and of one event of a stream.
+MAX_ANSWER_BYTES: Final = 2**30
+MAX_EVENT_BYTES: Final = 2**28
 # Names an engine: in an answer the one that it comes from, in a request the one that it is for.
 ENGINE_HEADER: Final = "x-engine"
 # The number of an event of a response.
@@ -129,7 +132,7 @@ class _Front:
         if self._access is not None:
             await self._access.admit_client(request)
         loads = await self._engines.loads(tuple(request.headers.items()))
-        numbered = [{**load, "dp_rank": number} for number, load in enumerate(loads)]
+        numbered = [msgspec.structs.replace(load, dp_rank=number) for number, load in enumerate(loads)]
         return Response(msgspec.json.encode(numbered), media_type="application/json")
 
     async def of_one_engine(self, request: Request) -> Response:
@@ -162,7 +165,7 @@ class _Front:
                 assert isinstance(head, Head), f"an answer begins with its head, got {type(head).__name__}"
                 if head.status == 200 and (head.header("content-type") or "").startswith(_EVENTS):
                     return StreamingResponse(_events(asked, parts, head), head.status, _headers(head))
-                body = await _whole(parts)
+                body = await _whole(parts, head.replica)
             except ApiError as exc:
                 # No engine is left that could take it.
                 return refusal if refusal is not None else exc
@@ -184,8 +187,19 @@ class _Front:
             asked = replace(asked, left_out=(*asked.left_out, head.replica))
 
 
-async def _whole(parts: AsyncIterator[Head | bytes]) -> bytes:
-    return b"".join([part async for part in parts if isinstance(part, bytes)])
+async def _whole(parts: AsyncIterator[Head | bytes], replica: str) -> bytes:
+    """An answer that is no stream. Raises ReplicaLostError for one without end."""
+    body = bytearray()
+    async for part in parts:
+        assert isinstance(part, bytes), "an answer has one head"
+        body += part
+        _require_bounded(len(body), MAX_ANSWER_BYTES, replica)
+    return bytes(body)
+
+
+def _require_bounded(size: int, most: int, replica: str) -> None:
+    if size > most:
+        raise ReplicaLostError(f"the engine of replica {replica} sent more than {most} bytes without an end", replica)
 
 
 async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head: Head) -> AsyncIterator[bytes]:
@@ -195,6 +209,7 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
         async for part in parts:
             assert isinstance(part, bytes), "an answer has one head"
             rest += part
+            _require_bounded(len(rest), MAX_EVENT_BYTES, head.replica)
             end = rest.rfind(_END_OF_EVENT) + len(_END_OF_EVENT)
             if end >= len(_END_OF_EVENT):
                 told, rest = rest[:end], rest[end:]

@@ -7,18 +7,16 @@ it the answers, and bounds each stage in time. Decides nothing.
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Final
 
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 
 from engine.cluster.router.engines import RoutedEngines, RouterPlan
-from engine.cluster.router.proxy import ReplicaLostError
 from engine.core.routing.operators import Ask, Message, Order, Outcome, Seen, State, Verb
 from engine.frontend.http.auth import Access
 from engine.frontend.http.body_reader import BodyReader
-from engine.frontend.http.peers import words_of
+from engine.frontend.http.peers import PartnerError
 from engine.frontend.http.routes.administration import MAX_BODY_BYTES
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.schema.native import MAX_CALL_TIMEOUT_S, parse_body, read_timeout
@@ -144,25 +142,22 @@ class FleetOperators:
     async def _ask(self, ask: Ask) -> None:
         try:
             ok, words, seen = await (self._look(ask) if ask.verb is Verb.LOOK else self._change(ask))
-        except ReplicaLostError as exc:
-            self._send(self._machine.unanswered(ask.engine, str(exc)))
-            return
-        except (LookupError, TypeError, ValueError) as exc:
-            ok, words, seen = False, f"it is no engine of this version ({exc!r})", None
+        except PartnerError as exc:
+            if exc.status is None:
+                self._send(self._machine.unanswered(ask.engine, str(exc)))
+                return
+            ok, words, seen = False, str(exc), None
         self._send(self._machine.answered(ask.engine, ok=ok, words=words, seen=seen))
 
     async def _look(self, ask: Ask) -> tuple[bool, str, Seen | None]:
         proxy = self._engines.engines[ask.engine].proxy
         while True:
-            status, text = await proxy.operate("GET", "/server_info")
-            if status != 200:
-                return False, words_of(text), None
-            info = json.loads(text)
-            if info["stats"] is None:
-                raise ReplicaLostError("has a scheduler that does not answer", ask.engine)
-            if not info["open_calls"]:
-                state = State(info["stats"]["paused"], info["weights"], info["stats"]["sleep_level"])
-                return True, "", Seen(state, info["stats"]["alive"])
+            state = await proxy.state()
+            if state.stats is None:
+                raise PartnerError("has a scheduler that does not answer")
+            if not state.open_calls:
+                seen = State(state.stats.paused, state.weights, state.stats.sleep_level)
+                return True, "", Seen(seen, state.stats.alive)
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _change(self, ask: Ask) -> tuple[bool, str, None]:
@@ -171,7 +166,6 @@ class FleetOperators:
             Verb.UPDATE: {"model_path": ask.argument},
             Verb.SLEEP: {"mode": ask.argument, "level": ask.level},
         }
-        body = bodies.get(ask.verb)
         proxy = self._engines.engines[ask.engine].proxy
-        status, text = await proxy.operate("POST", _TARGETS[ask.verb], body)
-        return status == 200, words_of(text), None
+        answer = await proxy.operate(_TARGETS[ask.verb], bodies.get(ask.verb))
+        return answer.is_ok, answer.words, None

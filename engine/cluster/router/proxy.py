@@ -6,16 +6,17 @@ belong to a connection alone. Leaving an answer closes its connection, and so en
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import httpx
-import msgspec
 
+from engine.core.routing.load import Load
 from engine.core.routing.placement import NO_PROMPT, Prompt
-from engine.frontend.http.peers import Peer, load_in
-from engine.frontend.schema.errors import ApiError, ErrorBody, ErrorType
+from engine.frontend.http.peers import About, OperatedState, PartnerError, Peer, PeerAnswer
+from engine.frontend.schema.errors import ApiError
 from engine.process.settings import ServerSettings
 
 Headers = tuple[tuple[str, str], ...]
@@ -66,7 +67,7 @@ class Engines(Protocol):
         ReplicaLostError when the one that had it is gone.
         """
 
-    async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
+    async def loads(self, headers: Headers) -> list[Load]:
         """The load that each engine reports, for a client that may ask. Raises ApiError."""
 
 
@@ -88,6 +89,7 @@ _OF_A_CONNECTION: Final = frozenset(
 # httpx counts the body itself; an engine compresses nothing.
 _NOT_PASSED_ON: Final = _OF_A_CONNECTION | {"content-length", "accept-encoding", "expect"}
 PATIENCE_S: Final = 5.0
+_STATUSES: Final = range(200, 600)
 
 
 class EngineProxy:
@@ -100,76 +102,78 @@ class EngineProxy:
         self._peer = Peer(base_url, settings, PATIENCE_S, transport)
 
     async def answer(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
-        """The engine's answer. Raises ReplicaLostError when the engine is gone, before the head or in the middle."""
+        """The engine's answer.
+
+        Raises ApiError for a request that cannot be sent, and ReplicaLostError when the engine is gone, before the head
+        or in the middle.
+        """
         dropped = _NOT_PASSED_ON | _named_by_connection(request.headers)
         headers = [(name, value) for name, value in request.headers if name not in dropped]
+        client = self._peer.client
         try:
-            async with self._peer.client.stream(
-                request.method, request.target, headers=headers, content=request.body
-            ) as answer:
-                yield Head(status=answer.status_code, headers=_passed_back(answer.headers), replica=self._replica)
+            sent = client.build_request(request.method, request.target, headers=headers, content=request.body)
+        except (httpx.InvalidURL, ValueError) as exc:
+            raise ApiError.invalid(f"the request's target and headers must be such as HTTP can carry: {exc}") from exc
+        try:
+            answer = await client.send(sent, stream=True)
+            async with contextlib.aclosing(answer):
+                yield Head(status=_status_of(answer), headers=_passed_back(answer.headers), replica=self._replica)
                 async for part in answer.aiter_raw():
                     yield part
-        except httpx.TransportError as exc:
+        except Exception as exc:  # what strange bytes make of an HTTP client has no list
             words = f"the engine of replica {self._replica} is gone ({type(exc).__name__})"
             raise ReplicaLostError(words, self._replica) from exc
 
     async def why_not_serving(self) -> str | None:
         """Why the engine takes no requests, being down, draining or on its way down; None when it does."""
         try:
-            answer = await self._peer.health()
-        except httpx.HTTPError as exc:
-            return f"is gone ({type(exc).__name__})"
-        return None if answer.status_code == httpx.codes.OK else f"is draining or starting ({answer.status_code})"
+            status = await self._peer.health()
+        except PartnerError as exc:
+            return str(exc)
+        return None if status == httpx.codes.OK else f"is draining or starting ({status})"
 
-    async def about(self) -> dict[str, Any]:
-        """Its settings and limits. Raises ApiError when it does not say."""
+    async def about(self) -> About:
+        """Its settings and limits. Raises PartnerError when it does not say."""
+        return await self._peer.about()
+
+    async def state(self) -> OperatedState:
+        """What operators change of the engine. Raises PartnerError when it does not say."""
+        return await self._peer.state()
+
+    async def operate(self, target: str, body: object = None) -> PeerAnswer:
+        """Ask as an operator, with the router's own key. Raises PartnerError when the engine gives no whole answer."""
+        return await self._peer.operate(target, body)
+
+    async def load(self) -> Load | None:
+        """The engine's load; None when its scheduler has no time to say it. Raises PartnerError for anything else."""
         try:
-            answer = await self._peer.look("/server_info?timeout=0")
-        except httpx.HTTPError as exc:
-            raise ApiError.unavailable(f"does not describe itself ({type(exc).__name__})") from exc
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise ApiError(ErrorType.UNAUTHENTICATED, "asks the router for a key; set ENGINE_API_KEY to its own")
-        if answer.status_code != httpx.codes.OK:
-            raise ApiError.unavailable(f"does not describe itself ({answer.status_code})")
-        return dict(answer.json())
+            return await self._peer.load()
+        except PartnerError as exc:
+            if exc.status == httpx.codes.SERVICE_UNAVAILABLE:
+                return None
+            raise
 
-    async def operate(self, method: str, target: str, body: object = None) -> tuple[int, str]:
-        """Ask as an operator, with the router's own key: the status and the text of the answer.
-
-        Raises ReplicaLostError when the engine is gone before it has answered.
-        """
-        try:
-            answer = await self._peer.operate(method, target, body)
-        except httpx.HTTPError as exc:
-            raise ReplicaLostError(f"is gone ({type(exc).__name__})", self._replica) from exc
-        return answer.status_code, answer.text
-
-    async def load(self) -> dict[str, Any] | None:
-        """What the engine says of its load; None when it does not say."""
-        try:
-            answer = await self._peer.look("/get_load")
-        except httpx.HTTPError:
-            return None
-        return load_in(answer) if answer.status_code == httpx.codes.OK else None
-
-    async def load_for(self, headers: Headers) -> dict[str, Any]:
+    async def load_for(self, headers: Headers) -> Load:
         """The same for a client, who needs the key if there is one. Raises ApiError."""
         allowed = {name: value for name, value in headers if name == "authorization"}
         try:
-            answer = await self._peer.look("/get_load", allowed)
-            if answer.status_code == httpx.codes.OK:
-                return load_in(answer)
-            detail = msgspec.json.decode(answer.content, type=ErrorBody).error
-        except (httpx.HTTPError, msgspec.MsgspecError, ValueError, TypeError) as exc:
+            return await self._peer.load_for(allowed)
+        except PartnerError as exc:
             raise ApiError.unavailable(f"the engine of replica {self._replica} does not say its load") from exc
-        raise ApiError(detail.type, detail.message, status=answer.status_code)
 
     async def close(self) -> None:
         await self._peer.close()
 
 
+def _status_of(answer: httpx.Response) -> int:
+    if answer.status_code not in _STATUSES:
+        raise httpx.RemoteProtocolError(f"an answer has a status from 200 to 599, got {answer.status_code}")
+    return answer.status_code
+
+
 def _passed_back(headers: httpx.Headers) -> Headers:
+    # As the server writes them again: byte for byte.
+    headers.encoding = "latin-1"
     items = headers.multi_items()
     dropped = _OF_A_CONNECTION | _named_by_connection(items)
     return tuple((name, value) for name, value in items if name not in dropped)

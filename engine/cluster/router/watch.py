@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
@@ -19,22 +18,29 @@ from zmq.utils.monitor import parse_monitor_message
 from engine.cluster.router.engines import RoutedEngines
 from engine.cluster.router.prompt_reader import ReadsPrompts
 from engine.core.errors import ConfigError, EngineError
+from engine.core.frames import BadFrameError
 from engine.core.limits import Limits
 from engine.core.routing.cache_index import Batch, FollowedCache
 from engine.core.routing.placement import ReplicaLoad
-from engine.frontend.http.kv_events import END, batch_of, written
-from engine.frontend.schema.errors import ApiError
+from engine.frontend.http.kv_events import MAX_KEPT_BATCHES, MAX_KEPT_BYTES, batch_in, is_end, written
+from engine.frontend.http.peers import About, PartnerError, shown
 from engine.process.links.endpoint import parse_engine_url
 from engine.process.settings import ServerSettings
 
-# An engine answers at once, with 64 MiB at most.
 ANSWER_S: Final = 5.0
+# What an engine keeps, and what goes with each batch.
+MOST_ANSWER_BYTES: Final = 2 * MAX_KEPT_BYTES
 # A picture is right after one answer, or after two where the engine is another one. It goes on meanwhile.
 MOST_QUESTIONS: Final = 4
 
+logger = logging.getLogger(__name__)
+
 
 class Subscription:
-    """Keeps ``cache`` right. ``gaps`` counts how often batches were missing."""
+    """Keeps ``cache`` right. ``gaps`` counts how often batches were missing.
+
+    Whatever an engine sends leaves its picture in doubt at worst: nothing of it raises.
+    """
 
     def __init__(self, endpoint: str, replay_endpoint: str, cache: FollowedCache) -> None:
         self.cache = cache
@@ -45,22 +51,14 @@ class Subscription:
         self._asking = asyncio.Lock()
 
     async def run(self) -> None:
-        with self._context, self._context.socket(zmq.SUB) as live:
-            live.setsockopt(zmq.LINGER, 0)
-            live.setsockopt(zmq.SUBSCRIBE, b"")
-            monitor = live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            live.connect(self._endpoint)
+        """Listen until this is cancelled. Where that cannot be done, questions are asked all the same."""
+        with self._context:
             try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._watch(monitor))
-                    while True:
-                        _, number, payload = await live.recv_multipart()
-                        if self._misses(number, payload):
-                            self.gaps += 1
-                            tasks.create_task(self.ask())
-            finally:
-                live.disable_monitor()
-                monitor.close(linger=0)
+                await self._listen()
+            except Exception as exc:  # noqa: BLE001 - of what an engine names as its endpoint there is no list
+                logger.warning("%s cannot be listened to: %s", shown(self._endpoint), shown(repr(exc)))
+                self.cache.doubt()
+            await asyncio.get_running_loop().create_future()
 
     async def ask(self) -> None:
         """Ask for what is missing, and for what may be: also when all is right, so that nothing is late for long."""
@@ -70,37 +68,58 @@ class Subscription:
                 try:
                     async with asyncio.timeout(ANSWER_S):
                         batches = await self._answer(first)
-                except (TimeoutError, msgspec.DecodeError, zmq.ZMQError) as exc:
+                except Exception as exc:  # noqa: BLE001 - of what an engine sends there is no list
                     why = f"within {ANSWER_S:g} s" if isinstance(exc, TimeoutError) else f"with KV events: {exc}"
-                    logger.warning("%s did not answer %s", self._replay_endpoint, why)
+                    logger.warning("%s did not answer %s", shown(self._replay_endpoint), shown(why))
                     self.cache.doubt()
                     return
                 if self.cache.answered(first, batches):
                     return
 
-    def _misses(self, number: bytes, payload: bytes) -> bool:
+    async def _listen(self) -> None:
+        with self._context.socket(zmq.SUB) as live:
+            _bound(live)
+            live.setsockopt(zmq.SUBSCRIBE, b"")
+            monitor = live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            try:
+                live.connect(self._endpoint)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._watch(monitor))
+                    while True:
+                        if self._misses(await live.recv_multipart()):
+                            self.gaps += 1
+                            tasks.create_task(self.ask())
+            finally:
+                live.disable_monitor()
+                monitor.close(linger=0)
+
+    def _misses(self, parts: Sequence[bytes]) -> bool:
         """Take a batch as it is published. Returns whether it shows that others are missing."""
         was_right = self.cache.is_right
         try:
-            return not self.cache.live(batch_of(number, payload)) and was_right
-        except msgspec.DecodeError as exc:
-            logger.warning("%s published no KV events: %s", self._endpoint, exc)
+            return not self.cache.live(batch_in(parts)) and was_right
+        except BadFrameError as exc:
+            logger.warning("%s published no KV events: %s", shown(self._endpoint), shown(str(exc)))
             self.cache.doubt()
             return was_right
 
     async def _answer(self, first: int) -> list[Batch]:
         """What is kept from a number on. The socket is of this question alone, so no answer is another one's."""
         batches: list[Batch] = []
+        size = 0
         with self._context.socket(zmq.DEALER) as asking:
-            asking.setsockopt(zmq.LINGER, 0)
-            asking.setsockopt(zmq.RCVHWM, 0)
+            _bound(asking)
+            asking.setsockopt(zmq.RCVHWM, MAX_KEPT_BATCHES + 1)
             asking.connect(self._replay_endpoint)
             await asking.send_multipart((b"", written(first)))
             while True:
-                *_, number, payload = await asking.recv_multipart()
-                if number == END:
+                parts = await asking.recv_multipart()
+                if is_end(parts):
                     return batches
-                batches.append(batch_of(number, payload))
+                batches.append(batch_in(parts))
+                size += sum(map(len, parts))
+                if len(batches) > MAX_KEPT_BATCHES or size > MOST_ANSWER_BYTES:
+                    raise BadFrameError(f"more than {MAX_KEPT_BATCHES} batches or {MOST_ANSWER_BYTES} bytes")
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         """Learn when the connection ends: what comes after that may be of another life of the engine."""
@@ -109,10 +128,9 @@ class Subscription:
             self.cache.doubt()
 
 
-# What is the same while an engine is the same.
-_LASTING: Final = ("settings", "limits", "processes")
-
-logger = logging.getLogger(__name__)
+def _bound(opened: zmq.asyncio.Socket) -> None:
+    opened.setsockopt(zmq.LINGER, 0)
+    opened.setsockopt(zmq.MAXMSGSIZE, MAX_KEPT_BYTES)
 
 
 class EngineWatch:
@@ -124,7 +142,7 @@ class EngineWatch:
         self._reader = reader
         self._period_s = period_s
         self._engine = engines.engines[name]
-        self._about: dict[str, Any] = {}
+        self._about: About | None = None
         self._subscription: Subscription | None = None
         self._listening: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
@@ -146,6 +164,17 @@ class EngineWatch:
 
     async def look(self) -> None:
         before = self._engine.why_not
+        try:
+            why = await self._looked()
+        except Exception as exc:  # whatever one engine says ends no watch, and nothing of the others
+            logger.exception("%s could not be looked at", self._name)
+            why = f"could not be looked at ({type(exc).__name__}); the router's log says why"
+            self._engines.away(self._name, why)
+        if why != before:
+            logger.log(logging.WARNING if why else logging.INFO, "%s %s", self._name, why or "takes requests")
+
+    async def _looked(self) -> str:
+        """Look once. Returns why the engine takes no requests, and '' when it does."""
         why = await self._engine.proxy.why_not_serving() or await self._meet()
         if why:
             self._engines.gone(self._name, why)
@@ -156,21 +185,18 @@ class EngineWatch:
             if self._subscription is not None:
                 await self._subscription.ask()
                 self._engines.counts.gaps[self._name] = self._subscription.gaps
-        if why != before:
-            logger.log(logging.WARNING if why else logging.INFO, "%s %s", self._name, why or "takes requests")
+        return why
 
     async def _meet(self) -> str:
         """Learn what an engine is, if it is not the one that was met before, and its load. Says why it cannot be."""
         try:
             if self._engine.why_not:
                 about = await self._engine.proxy.about()
-                if any(about[part] != self._about.get(part) for part in _LASTING):
+                if about != self._about:
                     await self._join(about)
             load = await self._engine.proxy.load()
-        except (ApiError, EngineError) as exc:
-            return f"cannot be used: {exc}"
-        except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as exc:
-            return f"cannot be used: it is no engine of this version ({exc!r})"
+        except EngineError as exc:
+            return f"cannot be used: it {exc}" if isinstance(exc, PartnerError) else f"cannot be used: {exc}"
         if load is not None:
             self._engines.placement.take_load(self._name, load)
         elif self._engine.why_not:
@@ -178,23 +204,25 @@ class EngineWatch:
             self._engines.placement.report(self._name, ReplicaLoad())
         return ""
 
-    async def _join(self, about: Mapping[str, Any]) -> None:
-        settings = ServerSettings(**about["settings"])
-        if settings.role == "prefill":
-            raise ConfigError(
-                "an engine behind a router must answer clients, got one with role='prefill'; name it to the decode "
-                "engines, with --prefill-engines"
-            )
-        limits = msgspec.convert(about["limits"], Limits)
-        await self._reader.learn(settings, limits)
+    async def _join(self, about: About) -> None:
+        """Take an engine in. Raises EngineError for one that cannot be used here."""
+        self._about = None
         placement = self._engines.placement
         if placement.fleet.is_known(self._name):
             placement.leave(self._name)
         await self._unsubscribe()
-        cache = self._subscribe(settings, limits)
-        self._engine.cache = cache
+        self._engine.cache = None
+        limits = about.limits
+        try:
+            settings = _settings_of(about)
+            await self._reader.learn(settings, limits)
+        except EngineError:
+            raise
+        except Exception as exc:  # of what settings and a model's files may be there is no list
+            raise PartnerError(f"is no engine of this version ({shown(repr(exc))})") from exc
+        cache = self._engine.cache = self._subscribe(settings, limits)
         placement.join(self._name, settings.max_running_requests + settings.max_queued_requests, cache)
-        self._about = {part: about[part] for part in _LASTING}
+        self._about = about
 
     def _subscribe(self, settings: ServerSettings, limits: Limits) -> FollowedCache | None:
         """Follow what an engine on this machine publishes; another one's endpoints are on its own loopback."""
@@ -215,3 +243,13 @@ class EngineWatch:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
         self._listening = self._subscription = None
+
+
+def _settings_of(about: About) -> ServerSettings:
+    settings = ServerSettings.model_validate(about.settings)
+    if settings.role == "prefill":
+        raise ConfigError(
+            "an engine behind a router must answer clients, got one with role='prefill'; name it to the decode "
+            "engines, with --prefill-engines"
+        )
+    return settings

@@ -31,8 +31,9 @@ from engine.cluster.router.proxy import EngineProxy, Head, Headers, PassedReques
 from engine.cluster.serve_app.options import AppOptions, read_options
 from engine.cluster.serve_app.request_router import PrefixRequestRouter
 from engine.core.errors import EngineError, ProcessDiedError, StartupError
-from engine.core.limits import Limits
+from engine.core.routing.load import Load
 from engine.core.routing.placement import Prompt
+from engine.frontend.http.peers import About, PartnerError
 from engine.frontend.schema.errors import ApiError
 from engine.process.settings import REVEAL_KEYS, ServerSettings
 from engine.server.launch.preload import PreloadedParent
@@ -97,7 +98,7 @@ class EngineReplica:
         self._server = OwnServer(settings)
         self._proxy = EngineProxy(self._server.base_url, self._name, settings)
         self._node = ray.get_runtime_context().get_node_id()
-        self._about: dict[str, Any] = {}
+        self._about: About | None = None
 
     async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         """Pass a request to the engine. Cancelled when the client leaves, which ends it in the engine."""
@@ -106,7 +107,7 @@ class EngineReplica:
             async for part in answer:
                 yield part
 
-    async def load(self, headers: Headers) -> dict[str, Any] | ApiError:
+    async def load(self, headers: Headers) -> Load | ApiError:
         """The engine's load for a client; a refusal is returned, so that it arrives as what it is."""
         try:
             return await self._proxy.load_for(headers)
@@ -117,21 +118,24 @@ class EngineReplica:
         """Tell the routers the load, and whether the engine takes requests."""
         if await self._proxy.why_not_serving() is not None:
             return {"accepting": False}
-        if not self._about:
-            with contextlib.suppress(ApiError):
+        load = None
+        with contextlib.suppress(PartnerError):
+            if self._about is None:
                 self._about = await self._proxy.about()
+            load = await self._proxy.load()
         live, replay = self._server.kv_endpoints
         told = {"node": self._node, "live": live, "replay": replay}
-        if live and self._about:
-            told["page_size"] = self._about["limits"]["page_size"]
-        return {"accepting": True, "load": await self._proxy.load(), "told": told}
+        if live and self._about is not None:
+            told["page_size"] = self._about.limits.page_size
+        # As plain data: Serve's controller, which passes it on, has not imported the engine.
+        return {"accepting": True, "load": None if load is None else msgspec.to_builtins(load), "told": told}
 
-    async def about(self) -> dict[str, Any] | ApiError:
+    async def about(self) -> About | ApiError:
         """The engine's settings and limits, by which a front reads prompts; a refusal is returned."""
         try:
             return await self._proxy.about()
-        except ApiError as exc:
-            return exc
+        except PartnerError as exc:
+            return ApiError.unavailable(f"the engine of replica {self._name} {exc}")
 
     async def check_health(self) -> None:
         """Raise when the engine does not serve: Serve then starts another replica."""
@@ -223,17 +227,17 @@ class RayEngines:
             # Of one that has ended this changes nothing; of one that a client left, it ends the request.
             answer.cancel()
 
-    async def about(self) -> dict[str, Any]:
+    async def about(self) -> About:
         """The settings and limits of one engine; they are those of all. Raises ApiError."""
-        answer = await self._handle.about.remote()
+        answer: About | ApiError = await self._handle.about.remote()
         if isinstance(answer, ApiError):
             raise answer
-        return dict(answer)
+        return answer
 
-    async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
+    async def loads(self, headers: Headers) -> list[Load]:
         """Ask every replica; one that is gone or does not say has no load. Refused when all refuse."""
         answers = await self._handle.broadcast("load", headers).results_async(return_exceptions=True)
-        loads: list[Mapping[str, object]] = [answer for answer in answers if isinstance(answer, dict)]
+        loads = [answer for answer in answers if isinstance(answer, Load)]
         refused = next((answer for answer in answers if isinstance(answer, ApiError)), None)
         if refused is not None and not loads:
             raise refused
@@ -263,7 +267,7 @@ class _FrontReplica:
     async def _learn(self) -> None:
         try:
             about = await self._engines.about()
-            await self._reader.learn(ServerSettings(**about["settings"]), msgspec.convert(about["limits"], Limits))
+            await self._reader.learn(ServerSettings.model_validate(about.settings), about.limits)
         except (ApiError, RayError):
             self._learning = None
         except EngineError as exc:

@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import ray
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from engine.cluster.router.proxy import PassedRequest
 from engine.cluster.router.watch import Subscription
 from engine.core.routing.cache_index import FollowedCache
+from engine.core.routing.load import Load
 from engine.core.routing.placement import Placement, Refused, ReplicaLoad, Rules, Ticket
 from engine.frontend.schema.errors import ApiError, ErrorType
 
@@ -123,7 +125,7 @@ class PrefixRequestRouter(RequestRouter):
         if not stats.get("accepting", True):
             self._placement.report(name, ReplicaLoad(), accepting=False)
         elif load is not None:
-            self._placement.take_load(name, load)
+            self._placement.take_load(name, msgspec.convert(load, Load))
             self._follow(name, stats.get("told", {}))
 
     def _follow(self, name: str, told: Mapping[str, Any]) -> None:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from engine.core.memory.node import PLAIN, KvKey, page_keys
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
+
+# Known of one engine at most, 64 million tokens in pages of 16: an engine that tells of more is forgotten.
+MAX_KNOWN_PAGES: Final = 2**22
+MAX_KNOWN_LORAS: Final = 4096
 
 
 class Batch(NamedTuple):
@@ -49,6 +53,8 @@ class CachePicture:
             self.next, self.newest = number + 1, sent
             for event in events:
                 self._take(event)
+            if len(self.pool) + len(self.host) > MAX_KNOWN_PAGES:
+                self.start_over(self.next)
         return range(0)
 
     def start_over(self, number: int = 0) -> None:
@@ -143,4 +149,6 @@ class FollowedCache:
         for event in () if missing else batch.events:
             if isinstance(event, PagesStored) and event.lora_name:
                 self.versions[event.lora_name] = event.kv_key[0]
+        if len(self.versions) > MAX_KNOWN_LORAS:
+            self.versions.clear()
         return missing

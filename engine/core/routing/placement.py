@@ -16,11 +16,12 @@ from hashlib import blake2b
 from itertools import chain as joined
 from itertools import groupby, takewhile
 from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 
 from engine.core.memory.node import page_keys
 from engine.core.messages import salt_key
 from engine.core.routing.cache_index import FollowedCache
+from engine.core.routing.load import Load
 
 # What orders replicas: weight, pending prefill tokens, free pages (more is better), how long ago it was chosen.
 Rank = tuple[int, int, int, int]
@@ -458,16 +459,16 @@ class Placement:
         if is_flushed:
             self.index.forget(name)
 
-    def take_load(self, name: str, load: Mapping[str, Any]) -> None:
-        """Take over what an engine that takes requests says of its load: also that it has dropped its cache."""
-        pages, version = cached = load["cached_pages"], load["weights_version"]
+    def take_load(self, name: str, load: Load) -> None:
+        """Take over the load of an engine that takes requests: it also shows that the engine has dropped its cache."""
+        pages, version = cached = load.cached_pages, load.weights_version
         pages_before, version_before = self._cached.get(name, cached)
         self._cached[name] = cached
         reported = ReplicaLoad(
-            running=load["num_running_reqs"],
-            waiting=load["num_waiting_reqs"],
-            pending_prefill_tokens=load["num_pending_tokens"],
-            free_pages=load["free_pages"],
+            running=load.num_running_reqs,
+            waiting=load.num_waiting_reqs,
+            pending_prefill_tokens=load.num_pending_tokens,
+            free_pages=load.free_pages,
         )
         self.report(name, reported, is_flushed=version != version_before or (pages_before > 0 and pages == 0))
 

@@ -7,13 +7,14 @@ them is a shell around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from engine.core.messages import Generate, PrefillFailed, PrefillWanted, salt_key
+from engine.core.routing.load import Load
 from engine.core.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
 # Pages of a prompt that the choice looks at, and pages that are remembered of each engine.
@@ -182,13 +183,12 @@ class Prefills:
 
     # -- prefill engines --
 
-    def met(self, url: str, load: Mapping[str, Any]) -> None:
+    def met(self, url: str, load: Load) -> None:
         """An engine has said its load."""
-        role = load.get("role")
-        if role != PREFILL:
-            self.lost(url, f"must be a prefill engine, got one with role={role!r}; start it with --role prefill")
+        if load.role != PREFILL:
+            self.lost(url, f"must be a prefill engine, got one with role={load.role!r}; start it with --role prefill")
             return
-        if load["sleep_level"]:
+        if load.sleep_level:
             self.lost(url, "is asleep")
             return
         self._engines[url].why_not = ""

@@ -40,7 +40,7 @@ from engine.process.inbox import UNBOUNDED
 from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
 
 if TYPE_CHECKING:
-    from engine.frontend.http.peers import PrefillClient
+    from engine.frontend.http.prefill_client import PrefillClient
     from engine.frontend.http.tracing import Tracing
 
 MAX_OPEN_CALLS = 1024

@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
 
 import msgspec
 import zmq
 
+from engine.core.config import MAX_LORA_NAME_CHARS
 from engine.core.errors import EngineError
+from engine.core.frames import BadFrameError, decoder_of
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
 from engine.core.routing.cache_index import Batch
+from engine.core.routing.load import MAX_COUNT, Count
 
 MAX_KEPT_BATCHES: Final = 10_000
 MAX_KEPT_BYTES: Final = 64 * 2**20
 _NUMBER_BYTES: Final = 8
 END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _TOPIC: Final = b""
+_MAX_QUESTION_BYTES: Final = 256
+_SALT: Final = re.compile("[0-9a-f]{16}")
+PageKey = Annotated[bytes, msgspec.Meta(max_length=64)]
 _POOL, _HOST = "GPU", "CPU"
 
 logger = logging.getLogger(__name__)
@@ -34,7 +41,7 @@ logger = logging.getLogger(__name__)
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """What changed in one step. ``ts`` is in seconds since 1970."""
 
-    ts: float
+    ts: Annotated[float, msgspec.Meta(ge=0, le=MAX_COUNT)]
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
 
@@ -45,18 +52,18 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     A page of the second tier has no tokens and a ``block_size`` of 0; it is known by the hash that it had before.
     """
 
-    block_hashes: list[bytes]
-    parent_block_hash: bytes | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
+    block_hashes: list[PageKey]
+    parent_block_hash: PageKey | None
+    token_ids: list[Count]
+    block_size: Count
+    lora_id: Count | None
     medium: str | None
-    lora_name: str | None
+    lora_name: Annotated[str, msgspec.Meta(max_length=MAX_LORA_NAME_CHARS)] | None
     extra_keys: list[tuple[str, ...] | None] | None = None
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    block_hashes: list[bytes]
+    block_hashes: list[PageKey]
     medium: str | None
 
 
@@ -112,6 +119,7 @@ class KvEvents:
             return None
         opened = self._context.socket(kind)
         opened.set_hwm(MAX_KEPT_BATCHES + 1)
+        opened.setsockopt(zmq.MAXMSGSIZE, _MAX_QUESTION_BYTES)
         try:
             opened.bind(endpoint)
         except zmq.ZMQError as exc:
@@ -120,21 +128,26 @@ class KvEvents:
         return opened
 
     def _answer(self) -> None:
-        """Answer all that has arrived: the descriptor tells of an arrival once."""
-        assert self._replay is not None
-        while True:
-            try:
-                who, *_, first = self._replay.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if len(first) != _NUMBER_BYTES:
-                logger.warning("dropped a request for KV events of %d bytes; it is a number of 8 bytes", len(first))
-                continue
-            wanted = int.from_bytes(first, "big")
-            for number, payload in self._kept:
-                if number >= wanted:
-                    self._replay.send_multipart((who, b"", _TOPIC, written(number), payload), zmq.NOBLOCK)
-            self._replay.send_multipart((who, b"", b"", END, b""), zmq.NOBLOCK)
+        """Answer one question, and go on in the next turn of the loop: the descriptor tells of an arrival once.
+
+        Whoever asks without pause would hold all streams up otherwise.
+        """
+        assert self._replay is not None, "only a replay socket has questions"
+        if self._replay.closed:
+            return
+        try:
+            who, *_, first = self._replay.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        asyncio.get_running_loop().call_soon(self._answer)
+        if len(first) != _NUMBER_BYTES:
+            logger.warning("dropped a request for KV events of %d bytes; it is a number of 8 bytes", len(first))
+            return
+        wanted = int.from_bytes(first, "big")
+        for number, payload in self._kept:
+            if number >= wanted:
+                self._replay.send_multipart((who, b"", _TOPIC, written(number), payload), zmq.NOBLOCK)
+        self._replay.send_multipart((who, b"", b"", END, b""), zmq.NOBLOCK)
 
 
 def written(number: int) -> bytes:
@@ -161,24 +174,38 @@ def _told(event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
             return AllBlocksCleared()
 
 
-_decode = msgspec.msgpack.Decoder(EventBatch).decode
+_decode: Callable[[bytes], EventBatch] = decoder_of(EventBatch)
 
 
-def batch_of(number: bytes, payload: bytes) -> Batch:
-    """A batch as a subscriber has it. Raises msgspec.DecodeError for bytes that are none."""
-    told = _decode(payload)
-    return Batch(int.from_bytes(number, "big"), told.ts, [_heard(event) for event in told.events])
+def is_end(parts: Sequence[bytes]) -> bool:
+    """Whether this message is the end of an answer."""
+    return len(parts) > 1 and parts[-2] == END
+
+
+def batch_in(parts: Sequence[bytes]) -> Batch:
+    """A batch as a subscriber has it, the last two parts of a message. Raises BadFrameError for anything else."""
+    if len(parts) < 2 or len(parts[-2]) != _NUMBER_BYTES:
+        raise BadFrameError(
+            f"a batch must have a number of {_NUMBER_BYTES} bytes and a payload, got {len(parts)} parts"
+        )
+    number = int.from_bytes(parts[-2], "big")
+    if number > MAX_COUNT:
+        raise BadFrameError(f"a batch must have a number up to {MAX_COUNT}, got {number}")
+    told = _decode(parts[-1])
+    try:
+        return Batch(number, told.ts, [_heard(event) for event in told.events])
+    except ValueError as exc:
+        raise BadFrameError(str(exc)) from exc
 
 
 def _heard(event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheEvent:
     match event:
         case BlockStored():
-            salt = event.extra_keys[0] if event.extra_keys else None
             return PagesStored(
                 parent=event.parent_block_hash,
                 keys=tuple(event.block_hashes),
                 tokens=tuple(event.token_ids),
-                kv_key=(event.lora_id or 0, int(salt[0], 16) if salt else 0),
+                kv_key=(event.lora_id or 0, _salt_of(event)),
                 lora_name=event.lora_name or "",
                 on_host=event.medium == _HOST,
             )
@@ -186,3 +213,12 @@ def _heard(event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheEvent:
             return PagesRemoved(keys=tuple(event.block_hashes), on_host=event.medium == _HOST)
         case AllBlocksCleared():
             return CacheCleared()
+
+
+def _salt_of(event: BlockStored) -> int:
+    salt = event.extra_keys[0] if event.extra_keys else None
+    if not salt:
+        return 0
+    if _SALT.fullmatch(salt[0]) is None:
+        raise ValueError(f"a salt's key must be {_SALT.pattern}, got {salt[0][:64]!r}")
+    return int(salt[0], 16)

@@ -1,36 +1,120 @@
-"""Other engines, asked over HTTP: their answers are read whole within a time and a size, whatever is at the other end.
+"""Other engines, asked over HTTP. An answer is whole within a time and a size, and decoded by type within bounds.
 
-httpx bounds each read and not the answer: a peer that sends a byte now and then holds its caller for ever, and one that
-sends without end takes its memory. And what asks prefill engines for what the scheduler wants, and looks at them again
-and again: a shell around ``Prefills``, which decides. Leaving a connection ends the prompt at the prefill engine.
+Whatever else a peer sends or does is a PartnerError, its own fault. Nothing else raises here, and no other module reads
+a peer's answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
 
 import httpx
 import msgspec
 from pydantic import SecretStr
 
-from engine.core.messages import ClientMessage, PrefillDropped, PrefillWanted
-from engine.core.routing.prefills import Prefills
-from engine.frontend.sessions.prefill_bodies import PREFILL
+from engine.core.errors import EngineError
+from engine.core.frames import BadFrameError, json_decoder_of
+from engine.core.limits import Limits
+from engine.core.messages import PauseMode
+from engine.core.routing.load import MAX_COUNT, Count, Load, SleepLevel
+from engine.frontend.schema.errors import ApiError, ErrorBody, shortened
+from engine.frontend.schema.native import MAX_PATH_CHARS
 from engine.process.settings import ServerSettings
 
-MAX_PEER_ANSWER_BYTES: Final = 4 * 2**20
+# All that an engine says of itself has a few thousand.
+MAX_PEER_ANSWER_BYTES: Final = 256 * 2**10
+MAX_SHOWN_CHARS: Final = 512
 KEPT_CONNECTIONS: Final = 64
+_ERROR_STATUSES: Final = range(400, 600)
+Kind = TypeVar("Kind")
+
+
+class PartnerError(EngineError):
+    """Another engine gave no answer that can be used. The text goes on where the engine's name ends.
+
+    ``status`` is that of its answer; None where no whole answer came, so that nobody knows what the engine has done.
+    """
+
+    def __init__(self, why: str, status: int | None = None) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    status: int
+    body: bytes
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == httpx.codes.OK
+
+    @property
+    def words(self) -> str:
+        """The message of an error, or the text."""
+        try:
+            return shown(_error_in(self.body).error.message)
+        except BadFrameError:
+            return shown(self.body[: 4 * MAX_SHOWN_CHARS].decode("utf-8", "replace"))
+
+
+class _Message(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Error(msgspec.Struct, frozen=True):
+    error: _Message
+
+
+class About(msgspec.Struct, frozen=True):
+    """The settings, limits and processes of an engine, as ``/server_info`` says them."""
+
+    settings: dict[str, str | int | float | bool | None]
+    limits: Limits
+    processes: dict[str, int]
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        for name in ("page_size", "total_pages", "vocab_size", "context_length"):
+            if getattr(limits, name) < 1:
+                raise ValueError(f"limits.{name} must be at least 1, got {getattr(limits, name)}")
+        for name, value in msgspec.structs.asdict(limits).items():
+            if isinstance(value, int | float) and not abs(value) <= MAX_COUNT:
+                raise ValueError(f"limits.{name} must be a number up to 2**53, got another")
+
+
+class OperatedStats(msgspec.Struct, frozen=True):
+    paused: PauseMode | None
+    alive: Count
+    sleep_level: SleepLevel
+
+
+class OperatedState(msgspec.Struct, frozen=True):
+    """What operators change of an engine. ``stats`` is None while its scheduler does not answer."""
+
+    stats: OperatedStats | None
+    weights: Annotated[str, msgspec.Meta(max_length=MAX_PATH_CHARS)]
+    open_calls: Count
+
+
+_error_in: Callable[[bytes], _Error] = json_decoder_of(_Error)
+_refusal_in: Callable[[bytes], ErrorBody] = json_decoder_of(ErrorBody)
+_loads_in: Callable[[bytes], list[Load]] = json_decoder_of(
+    Annotated[list[Load], msgspec.Meta(min_length=1, max_length=1)]
+)
+_about_in: Callable[[bytes], About] = json_decoder_of(About)
+_state_in: Callable[[bytes], OperatedState] = json_decoder_of(OperatedState)
 
 
 class Peer:
-    """The engine at ``base_url``. Whatever is no answer of an engine raises httpx.HTTPError.
+    """The engine at ``base_url``. Every question raises PartnerError where the answer is none of an engine.
 
     An answer to a short question is late after ``patience_s``. Others may take as long as they take: the engine has the
-    limits, and its end ends the connection.
+    limits, and its end ends the connection. httpx alone bounds each read and not the answer, so that a peer that sends
+    a byte now and then would hold its caller for ever, and one that sends without end would take its memory.
     """
 
     def __init__(
@@ -50,22 +134,39 @@ class Peer:
             base_url=base_url, timeout=timeout, limits=limits, transport=transport, trust_env=False
         )
 
-    async def health(self) -> httpx.Response:
-        return await self.look("/health", {})
+    async def health(self) -> int:
+        """The status of ``/health``, which needs no key."""
+        return (await self._look("/health", {})).status
 
-    async def look(self, target: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
-        """The answer to a short question, with the key of clients if no headers are given."""
-        headers = self._client_headers if headers is None else headers
-        return await self._whole("GET", target, headers=headers, within_s=self._patience_s)
+    async def load(self) -> Load:
+        return load_in(await self._look("/get_load", self._client_headers))
 
-    async def operate(self, method: str, target: str, body: object = None) -> httpx.Response:
-        """Ask as an operator."""
+    async def load_for(self, headers: Mapping[str, str]) -> Load:
+        """The load for a client with these headers. Raises ApiError where the engine refuses the client."""
+        answer = await self._look("/get_load", headers)
+        if not answer.is_ok and answer.status in _ERROR_STATUSES:
+            detail = _read(_refusal_in, answer).error
+            raise ApiError(detail.type, detail.message, status=answer.status)
+        return load_in(answer)
+
+    async def about(self) -> About:
+        return about_in(await self._look("/server_info?timeout=0", self._client_headers))
+
+    async def state(self) -> OperatedState:
+        """What operators change of the engine. Takes as long as it takes."""
+        return state_in(await self._whole("GET", "/server_info", headers=self._operator_headers))
+
+    async def operate(self, target: str, body: object = None) -> PeerAnswer:
+        """Ask for something as an operator. Takes as long as it takes."""
         content = b"" if body is None else msgspec.json.encode(body)
         headers = self._operator_headers | ({"content-type": "application/json"} if content else {})
-        return await self._whole(method, target, headers=headers, content=content)
+        return await self._whole("POST", target, headers=headers, content=content)
 
     async def close(self) -> None:
         await self.client.aclose()
+
+    async def _look(self, target: str, headers: Mapping[str, str]) -> PeerAnswer:
+        return await self._whole("GET", target, headers=headers, within_s=self._patience_s)
 
     async def _whole(
         self,
@@ -75,177 +176,68 @@ class Peer:
         headers: Mapping[str, str],
         content: bytes = b"",
         within_s: float | None = None,
-    ) -> httpx.Response:
-        """Raises httpx.HTTPError, also for what is late, compressed, or of more than ``MAX_PEER_ANSWER_BYTES``."""
+    ) -> PeerAnswer:
         plain = {"accept-encoding": "identity", **headers}
-        body = bytearray()
-        asking = self.client.stream(method, target, headers=plain, content=content)
         try:
-            async with asyncio.timeout(within_s), asking as answer:
-                if "content-encoding" in answer.headers:
-                    raise httpx.RemoteProtocolError("its answer is compressed, which it was not asked for")
-                async for part in answer.aiter_bytes():
-                    body += part
-                    if len(body) > MAX_PEER_ANSWER_BYTES:
-                        raise httpx.RemoteProtocolError(f"its answer has more than {MAX_PEER_ANSWER_BYTES} bytes")
+            async with (
+                asyncio.timeout(within_s),
+                self.client.stream(method, target, headers=plain, content=content) as answer,
+            ):
+                return PeerAnswer(answer.status_code, await _body_of(answer))
+        except PartnerError:
+            raise
         except TimeoutError as exc:
-            raise httpx.ReadTimeout(f"its answer was not whole within {within_s:g} s") from exc
-        return httpx.Response(answer.status_code, headers=answer.headers, content=bytes(body), request=answer.request)
+            raise PartnerError(f"is gone: its answer was not whole within {within_s:g} s") from exc
+        except Exception as exc:  # what strange bytes make of an HTTP client has no list
+            raise PartnerError(f"is gone ({type(exc).__name__})") from exc
 
 
-def words_of(text: str) -> str:
-    """What an engine's answer says: the message of an error, or the text."""
+async def _body_of(answer: httpx.Response) -> bytes:
+    if "content-encoding" in answer.headers:
+        raise PartnerError("sent a compressed answer, which it was not asked for")
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > MAX_PEER_ANSWER_BYTES:
+            raise PartnerError(f"sent more than {MAX_PEER_ANSWER_BYTES} bytes for one answer")
+    return bytes(body)
+
+
+def load_in(answer: PeerAnswer) -> Load:
+    """The load in an answer of ``/get_load``. Raises PartnerError."""
+    if not answer.is_ok:
+        raise PartnerError(f"does not say its load ({answer.status}): {answer.words}", answer.status)
+    (load,) = _read(_loads_in, answer)
+    return load
+
+
+def about_in(answer: PeerAnswer) -> About:
+    """The description in an answer of ``/server_info``. Raises PartnerError."""
+    if answer.status == httpx.codes.UNAUTHORIZED:
+        raise PartnerError("asks the router for a key; set ENGINE_API_KEY to its own", answer.status)
+    if not answer.is_ok:
+        raise PartnerError(f"does not describe itself ({answer.status}): {answer.words}", answer.status)
+    return _read(_about_in, answer)
+
+
+def state_in(answer: PeerAnswer) -> OperatedState:
+    """What operators change, in an answer of ``/server_info``. Raises PartnerError."""
+    if not answer.is_ok:
+        raise PartnerError(answer.words, answer.status)
+    return _read(_state_in, answer)
+
+
+def _read(decode: Callable[[bytes], Kind], answer: PeerAnswer) -> Kind:
     try:
-        return str(msgspec.json.decode(text)["error"]["message"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return text
+        return decode(answer.body)
+    except BadFrameError as exc:
+        raise PartnerError(f"is no engine of this version ({shown(str(exc))})", answer.status) from exc
 
 
-def load_in(answer: httpx.Response) -> dict[str, Any]:
-    """The load in an answer of ``/get_load``. Raises ValueError or TypeError for one that is none."""
-    (load,) = answer.json()
-    return dict(load)
+def shown(text: str) -> str:
+    """A peer's text as a log can show it: short, and without control characters."""
+    return shortened("".join(one if one.isprintable() else " " for one in text[: 2 * MAX_SHOWN_CHARS]), MAX_SHOWN_CHARS)
 
 
 def _with_key(key: SecretStr | None) -> dict[str, str]:
     return {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
-
-
-# Prompts that one prefill engine is asked for at a time; more wait here, within the scheduler's time.
-MAX_CALLS: Final = 64
-LOOK_PERIOD_S: Final = 1.0
-_LOOK_S: Final = 3.0
-_MAX_SHOWN_CHARS: Final = 512
-
-logger = logging.getLogger(__name__)
-
-
-class PrefillClient:
-    """The prefill engines of a decode engine.
-
-    ``to`` says where its stages take KV, once they are ready; ``send`` tells its scheduler.
-    """
-
-    def __init__(
-        self,
-        prefills: Prefills,
-        settings: ServerSettings,
-        page_size: int,
-        to: Callable[[], Sequence[str]],
-        send: Callable[[ClientMessage], None],
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self.prefills = prefills
-        self._timeout_s = settings.prefill_timeout_s
-        self._page_size = page_size
-        self._to = functools.cache(to)
-        self._send = send
-        # Is told how long each prompt took, in seconds.
-        self.observe: Callable[[float], None] = lambda _: None
-        self._peers = {url: Peer(url, settings, _LOOK_S, transport) for url in prefills.urls}
-        self._rooms = {url: asyncio.Semaphore(MAX_CALLS) for url in prefills.urls}
-        self._calls: dict[int, asyncio.Task[None]] = {}
-
-    def take(self, reply: PrefillWanted | PrefillDropped) -> None:
-        """Do what the scheduler wants, or leave what it wants no more."""
-        if isinstance(reply, PrefillWanted):
-            refused = self.prefills.wanted(reply)
-            if refused is not None:
-                self._send(refused)
-                return
-            self._calls[reply.transfer] = asyncio.create_task(self._ask(reply))
-            return
-        self.prefills.dropped(reply.transfer, is_late=reply.is_late)
-        self._leave(reply.transfer)
-        self._tell_news()
-
-    async def watch(self) -> None:
-        """Look at every engine again and again, until this is cancelled."""
-        async with asyncio.TaskGroup() as looks:
-            for url in self.prefills.urls:
-                looks.create_task(self._watch(url))
-
-    def break_off(self) -> None:
-        """Leave all calls: the scheduler is gone."""
-        self.prefills.give_up()
-        for transfer in list(self._calls):
-            self._leave(transfer)
-
-    async def close(self) -> None:
-        """Leave all calls and close the connections."""
-        calls = list(self._calls.values())
-        self.break_off()
-        await asyncio.gather(*calls, return_exceptions=True)
-        for peer in self._peers.values():
-            await peer.close()
-
-    def _leave(self, transfer: int) -> None:
-        call = self._calls.pop(transfer, None)
-        if call is not None:
-            call.cancel()
-
-    async def _ask(self, wanted: PrefillWanted) -> None:
-        """Ask for one prompt, and tell how it ended unless it was dropped."""
-        try:
-            async with self._rooms[wanted.at]:
-                answer = await self._peers[wanted.at].operate("POST", PREFILL, self._body(wanted))
-        except (httpx.HTTPError, OSError) as exc:
-            failed = self.prefills.failed(wanted.transfer, f"is gone ({type(exc).__name__})")
-        else:
-            failed = None
-            if answer.status_code != httpx.codes.OK:
-                why = f"refused a prompt ({answer.status_code}): {words_of(answer.text)[:_MAX_SHOWN_CHARS]}"
-                failed = self.prefills.failed(wanted.transfer, why, answer.status_code)
-            elif (took_s := self.prefills.answered(wanted.transfer)) is not None:
-                self.observe(took_s)
-        self._calls.pop(wanted.transfer, None)
-        if failed is not None:
-            self._send(failed)
-        self._tell_news()
-
-    def _body(self, wanted: PrefillWanted) -> dict[str, Any]:
-        return {
-            "to": self._to(),
-            "transfer": wanted.transfer,
-            "first_page": wanted.first_page,
-            "weights": wanted.weights,
-            "page_size": self._page_size,
-            "prompt_ids": wanted.ids,
-            "priority": wanted.priority,
-            "cache_salt": wanted.cache_salt,
-            "timeout_s": self._timeout_s,
-        }
-
-    async def _watch(self, url: str) -> None:
-        while True:
-            await self.look(url)
-            self._tell_news()
-            await asyncio.sleep(LOOK_PERIOD_S)
-
-    async def look(self, url: str) -> None:
-        """Look once whether an engine is there, what it is, and how loaded."""
-        try:
-            answer = await self._peers[url].look("/get_load")
-            if answer.status_code == httpx.codes.OK:
-                self.prefills.met(url, load_in(answer))
-                return
-            # Its front end answers, so its scheduler is busy, or it goes down.
-            health = await self._peers[url].health()
-        except httpx.HTTPError as exc:
-            self.prefills.lost(url, f"is gone ({type(exc).__name__})")
-        except (LookupError, TypeError, ValueError, AttributeError) as exc:
-            self.prefills.lost(url, f"is no engine of this version ({exc!r})")
-        else:
-            if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and health.status_code == httpx.codes.OK:
-                self.prefills.busy(url)
-            else:
-                self.prefills.lost(
-                    url, f"does not say its load ({answer.status_code}): {words_of(answer.text)[:_MAX_SHOWN_CHARS]}"
-                )
-
-    def _tell_news(self) -> None:
-        for url, why in self.prefills.news():
-            if why:
-                logger.warning("prompts are computed here, because the prefill engine %s %s", url, why)
-            else:
-                logger.info("the prefill engine %s takes prompts", url)

@@ -258,7 +258,7 @@ def _client_of(settings: ServerSettings, limits: Limits, folder: PrivateDir, tra
     """The client of an engine; that of a decode engine asks its prefill engines."""
     if settings.role != "decode":
         return EngineClient(folder.path, tracing)
-    from engine.frontend.http.peers import PrefillClient  # Its HTTP client is imported by no other engine.
+    from engine.frontend.http.prefill_client import PrefillClient  # Its HTTP client is imported by no other engine.
 
     capacity = settings.max_running_requests + settings.max_queued_requests
     now, retry_s = MonotonicClock().now, settings.prefill_retry_s

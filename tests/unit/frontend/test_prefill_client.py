@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fake_scheduler import PATIENCE_S, FakeScheduler
+from partners import IDLE_LOAD, damaged
 
 from engine.core.messages import (
     FinishReason,
@@ -23,19 +25,18 @@ from engine.core.messages import (
     SamplingParams,
     TokenOutput,
 )
-from engine.core.routing.prefills import Prefills
+from engine.core.routing.prefills import LONGEST_RETRY_S, Prefills
 from engine.frontend.http.engine_client import EngineClient
-from engine.frontend.http.peers import MAX_CALLS, PrefillClient
+from engine.frontend.http.prefill_client import MAX_CALLS, PrefillClient
 from engine.frontend.schema.errors import ApiError
 from engine.process.settings import ServerSettings
 
 AT = "http://127.0.0.1:1"
 TO = ("unix:/x/kv-0#r",)
 PAGE = 4
-LOAD: dict[str, Any] = dict.fromkeys(
-    ("num_running_reqs", "num_waiting_reqs", "num_pending_tokens", "free_pages", "cached_pages", "weights_version"), 0
-) | {"role": "prefill", "sleep_level": 0}
+LOAD: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(IDLE_LOAD, role="prefill"))
 Answer = httpx.Response | Exception
+json_bytes = msgspec.json.encode
 
 
 class PlayedPrefill(httpx.AsyncBaseTransport):
@@ -245,6 +246,9 @@ def test_more_than_one_engine_takes_at_a_time_wait_and_can_be_dropped(act) -> No
         (httpx.Response(200, json={"a": 1}), httpx.Response(200), "no engine of this version"),
         (httpx.Response(200, json=[{"role": "prefill"}]), httpx.Response(200), "no engine of this version"),
         (httpx.Response(200, text="<html>"), httpx.Response(200), "no engine of this version"),
+        (httpx.Response(200, content=b"[" * 200_000), httpx.Response(200), "no engine of this version"),
+        (httpx.Response(500, content=b'{"a":' * 40_000), httpx.Response(200), "does not say its load (500)"),
+        (httpx.Response(200, json=[LOAD | {"free_pages": None}]), httpx.Response(200), "no engine of this version"),
         (httpx.Response(401, json={"error": {"message": "a key"}}), httpx.Response(200), "(401): a key"),
         (httpx.Response(503, text="down"), httpx.Response(503), "(503): down"),
         (httpx.Response(503, text="busy"), httpx.Response(200), ""),
@@ -264,6 +268,38 @@ def test_a_look_says_who_can_be_asked(act, load: Answer, health: Answer, words: 
     act(play)
 
 
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_prefill_engine_that_answers_strangely_ends_no_look_at_another(act, status: int) -> None:
+    """C01: the looks share a task group, which an error out of one of them would end, and the server with it."""
+
+    async def play(scene: Scene) -> None:
+        watching = asyncio.create_task(scene.asking.watch())
+        for answer in damaged([LOAD], json_bytes, 300):
+            scene.engine.load = httpx.Response(status, content=answer)
+            await scene.asking.look(AT)
+        assert not watching.done()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    act(play)
+
+
+@pytest.mark.parametrize("status", [400, 503])
+def test_a_prefill_engine_that_refuses_strangely_has_failed_and_no_more(act, status: int) -> None:
+    async def play(scene: Scene) -> None:
+        for number, answer in enumerate(damaged({"error": {"message": "no"}}, json_bytes, 100), start=1):
+            scene.asking.take(scene.want(number))
+            await scene.engine.next_ask(number)
+            scene.engine.answers[-1].set_result(httpx.Response(status, content=answer))
+            failed = await scene.scheduler.receive()
+            assert isinstance(failed, PrefillFailed)
+            assert failed.transfer == number
+            assert len(failed.error) < 1000
+            scene.now += LONGEST_RETRY_S
+
+    act(play)
+
+
 def test_an_engine_that_does_not_answer_is_logged_with_its_cause(act, caplog: pytest.LogCaptureFixture) -> None:
     async def play(scene: Scene) -> None:
         scene.engine.load = httpx.ConnectError("refused")
@@ -272,7 +308,7 @@ def test_an_engine_that_does_not_answer_is_logged_with_its_cause(act, caplog: py
             while not caplog.records:
                 await asyncio.sleep(0)
             watching.cancel()
-        (record,) = [one for one in caplog.records if one.name == "engine.frontend.http.peers"]
+        (record,) = [one for one in caplog.records if one.name == "engine.frontend.http.prefill_client"]
         assert record.levelno == logging.WARNING
         assert f"{AT} is gone (ConnectError)" in record.getMessage()
 

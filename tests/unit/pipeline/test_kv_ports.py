@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from kv_peers import (
@@ -22,12 +24,15 @@ from kv_peers import (
     receive,
     send,
 )
+from partners import damaged
 
 from engine.core.errors import ConfigError, StartupError
-from engine.core.messages import PagesReceived, PagesSent
+from engine.core.frames import BadFrameError, framed
+from engine.core.messages import PagesReceived, PagesSent, encode
 from engine.core.plan import SendPages, StopTransfer
 from engine.model.page_image import PageImages
 from engine.pipeline import kv_receiver, kv_sender
+from engine.pipeline.kv_frames import END, HEADER, KV_PROTOCOL, PAGE, Greeting, Verdict, decode_greeting, decode_verdict
 from engine.pipeline.kv_receiver import KVReceiver
 from engine.pipeline.kv_sender import KVSender
 from engine.process.kv_addresses import KVAddress, kv_addresses, parse_kv_address
@@ -578,3 +583,53 @@ def test_no_descriptor_is_left_of_ports(private_dir: Path) -> None:
     for _ in range(3):
         play()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_ten_thousand_damaged_frames_are_a_value_or_a_bad_frame(prefill: Prefill) -> None:
+    """C01: nothing else is raised, and no text of a peer is longer than a log can show."""
+    layout = msgspec.to_builtins(prefill[0].images().layout)
+    readers: tuple[tuple[Callable[[bytes], Greeting | Verdict], Any], ...] = (
+        (decode_greeting, {"protocol": KV_PROTOCOL, "run": "r", "layout": layout}),
+        (decode_verdict, {"error": "no"}),
+    )
+    for read, right in readers:
+        taken = []
+        for frame in damaged(right, msgspec.msgpack.encode, 10_000):
+            with contextlib.suppress(BadFrameError):
+                taken.append(read(frame))
+        assert len(taken) > 100, "the damage leaves next to nothing to read"
+        assert all(len(one.run if isinstance(one, Greeting) else one.error or "") <= 2048 for one in taken)
+
+
+def test_a_peer_that_sends_damaged_bytes_ends_its_own_connection_alone(
+    decode: Decode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C01: what comes after it is taken; the pages of the stage are those that were ordered."""
+    monkeypatch.setattr(kv_receiver, "EARLY_WAIT_S", 0.01)
+    stage, receiver = decode
+    layout = stage.images().layout
+    greeting = framed(encode(Greeting(KV_PROTOCOL, receiver.address.run, layout)))
+    page = HEADER.pack(PAGE, 1, 0) + stage.image(0)
+    right = greeting + page * 2 + HEADER.pack(END, 1, 0)
+    chance = random.Random(1)
+    stage.fill(7, 3)
+    before = stage.image(7)
+    for _ in range(200):
+        data = bytearray(right)
+        for _ in range(chance.randint(1, 4)):
+            # Most of it is the greeting and the headers.
+            data[chance.choice((chance.randrange(len(data)), chance.randrange(len(greeting) + HEADER.size)))] ^= (
+                chance.randint(1, 255)
+            )
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with connection, contextlib.suppress(OSError):
+            connection.connect(str(receiver.address.place))
+            connection.sendall(data)
+    assert stage.image(7) == before
+    receiver.order(receive(1, 4))
+    peer = Prefiller(receiver.address, layout)
+    peer.bring(1, 0, before)
+    assert peer.end(1) is None
+    assert stage.answer() == PagesReceived(transfer=1, pages=1)
+    assert stage.image(4) == before
+    peer.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from partners import IDLE_LOAD
 
 from engine.cluster.router.engines import RouterPlan
 from engine.cluster.router.operators import VERBS
@@ -65,18 +66,10 @@ class PlayedEngine:
         self.weights = "embedded"
         self.sleep_level = 0
         self.alive = 0
+        # What it says of itself, by path, where that is not the truth.
+        self.said: dict[str, httpx.Response] = {}
         self.instead: dict[str, httpx.Response | Exception | asyncio.Event] = {}
-        self.load: dict[str, int] = dict.fromkeys(
-            (
-                "num_running_reqs",
-                "num_waiting_reqs",
-                "num_pending_tokens",
-                "free_pages",
-                "cached_pages",
-                "weights_version",
-            ),
-            0,
-        )
+        self.load: dict[str, Any] = msgspec.to_builtins(IDLE_LOAD)
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
         if not self.is_up:
@@ -86,6 +79,9 @@ class PlayedEngine:
         key = self.settings.api_key
         if key is not None and request.headers.get("authorization") != f"Bearer {key.get_secret_value()}":
             return httpx.Response(401, json={"error": {"type": "authentication_error", "message": "no key"}})
+        if request.url.path in self.said:
+            said = self.said[request.url.path]
+            return httpx.Response(said.status_code, headers=said.headers, content=said.content)
         if request.url.path == "/server_info" and request.url.query == b"timeout=0":
             limits = msgspec.to_builtins(Limits.of(self.settings, EMBEDDED_FACTS, 4096))
             hidden = {"api_key", "admin_key", "gate_options", "stage_probe"}

@@ -7,9 +7,12 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 
 import httpx
+import msgspec
 import pytest
+from partners import IDLE_LOAD
 
 from engine.cluster.router.proxy import EngineProxy, Head, PassedRequest, ReplicaLostError
+from engine.frontend.http.peers import PartnerError
 from engine.frontend.schema.errors import ApiError
 from engine.process.settings import ServerSettings
 
@@ -20,6 +23,7 @@ ASKED = PassedRequest(
     headers=(("authorization", "Bearer k"), ("host", "evil.example"), ("content-length", "7"), ("connection", "close")),
     body=b"{}",
 )
+LOAD = msgspec.to_builtins(msgspec.structs.replace(IDLE_LOAD, num_running_reqs=3, free_pages=5))
 
 
 class Parts(httpx.AsyncByteStream):
@@ -88,11 +92,13 @@ def test_the_load_is_asked_for_with_the_key_of_the_server() -> None:
         if request.headers.get("authorization") != "Bearer secret":
             detail = {"type": "authentication_error", "message": "no key", "code": 401}
             return httpx.Response(401, json={"error": detail})
-        return httpx.Response(200, json=[{"num_reqs": 3}])
+        return httpx.Response(200, json=[LOAD])
 
     proxy = proxy_of(handle, api_key="secret")
-    assert asyncio.run(proxy.load()) == {"num_reqs": 3}
-    assert asyncio.run(proxy.load_for((("authorization", "Bearer secret"),))) == {"num_reqs": 3}
+    load = asyncio.run(proxy.load())
+    assert load is not None
+    assert (load.num_running_reqs, load.free_pages) == (3, 5)
+    assert asyncio.run(proxy.load_for((("authorization", "Bearer secret"),))) == load
     with pytest.raises(ApiError, match="no key"):
         asyncio.run(proxy.load_for(()))
 
@@ -109,9 +115,14 @@ def test_silence_is_not_serving_and_no_load() -> None:
 
     proxy = proxy_of(silent)
     assert asyncio.run(proxy.why_not_serving()) is not None
-    assert asyncio.run(proxy.load()) is None
+    with pytest.raises(PartnerError, match="is gone"):
+        asyncio.run(proxy.load())
     with pytest.raises(ApiError, match="does not say its load"):
         asyncio.run(proxy.load_for(()))
+
+
+def test_a_scheduler_without_time_to_say_its_load_is_no_fault() -> None:
+    assert asyncio.run(proxy_of(lambda _: httpx.Response(503, json={})).load()) is None
 
 
 ODD: dict[str, Callable[[], httpx.Response]] = {
@@ -129,15 +140,16 @@ def test_an_odd_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, name: st
     monkeypatch.setattr("engine.cluster.router.proxy.PATIENCE_S", 0.1)
     proxy = proxy_of(lambda _: ODD[name]())
     if "JSON" not in name:
-        assert "is gone" in (asyncio.run(proxy.why_not_serving()) or "")
-        assert asyncio.run(proxy.load()) is None
-        with pytest.raises(ApiError, match="does not describe itself"):
-            asyncio.run(proxy.about())
+        assert asyncio.run(proxy.why_not_serving())
+        for ask in (proxy.load, proxy.about):
+            with pytest.raises(PartnerError):
+                asyncio.run(ask())
     with pytest.raises(ApiError, match="does not say its load"):
         asyncio.run(proxy.load_for(()))
     if name in ("without end", "compressed"):
-        with pytest.raises(ReplicaLostError, match="is gone"):
-            asyncio.run(proxy.operate("POST", "/pause_generation", {"mode": "abort"}))
+        with pytest.raises(PartnerError) as lost:
+            asyncio.run(proxy.operate("/pause_generation", {"mode": "abort"}))
+        assert lost.value.status is None
 
 
 def test_an_operators_call_takes_its_body_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,5 +160,6 @@ def test_an_operators_call_takes_its_body_and_its_time(monkeypatch: pytest.Monke
         seen.append(request)
         return httpx.Response(200, stream=Parts(0.05, b"paused"))
 
-    assert asyncio.run(proxy_of(handle).operate("POST", "/pause_generation", {"mode": "abort"})) == (200, "paused")
+    answer = asyncio.run(proxy_of(handle).operate("/pause_generation", {"mode": "abort"}))
+    assert (answer.status, answer.words) == (200, "paused")
     assert (seen[0].content, seen[0].headers["content-type"]) == (b'{"mode":"abort"}', "application/json")

@@ -7,11 +7,14 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import httpx
+import msgspec
 import pytest
+from partners import IDLE_LOAD
 
 from engine.cluster.router.front import OF_ALL, OF_ONE_ENGINE, PASSED_ON, front_app
 from engine.cluster.router.prompt_reader import prompt_in
 from engine.cluster.router.proxy import Head, Headers, PassedRequest, ReplicaLostError
+from engine.core.routing.load import Load
 from engine.core.routing.placement import NO_PROMPT, Prompt
 from engine.frontend.schema.errors import ApiError, ErrorType
 from engine.process.settings import ServerSettings
@@ -40,8 +43,8 @@ class PlayedEngines:
         finally:
             self.left += 1
 
-    async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
-        return [{"dp_rank": 0, "num_reqs": 3}, {"dp_rank": 0, "num_reqs": 5}]
+    async def loads(self, headers: Headers) -> list[Load]:
+        return [msgspec.structs.replace(IDLE_LOAD, num_reqs=count) for count in (3, 5)]
 
 
 def head(status: int = 200, headers: Headers = JSON, replica: str = "a") -> Head:

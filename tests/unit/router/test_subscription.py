@@ -80,7 +80,7 @@ def test_what_is_no_batch_leaves_the_picture_in_doubt(caplog: pytest.LogCaptureF
     async def scene() -> None:
         subscription = Subscription("ipc:///none", "ipc:///none", FollowedCache(SIZE))
         subscription.cache.answered(0, [])
-        assert subscription._misses(bytes(8), b"\xc1")
+        assert subscription._misses((b"", bytes(8), b"\xc1"))
         assert not subscription.cache.is_right
         subscription._context.term()
 

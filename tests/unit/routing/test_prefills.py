@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from partners import IDLE_LOAD
 
 from engine.core.messages import Generate, PrefillFailed, PrefillWanted, SamplingParams
 from engine.core.routing.prefills import FIRST_RETRY_S, LONGEST_RETRY_S, NEWS_INTERVAL_S, Prefills
 
 A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
 PAGE = 4
-LOAD: dict[str, Any] = dict.fromkeys(
-    ("num_running_reqs", "num_waiting_reqs", "num_pending_tokens", "free_pages", "cached_pages", "weights_version"), 0
-) | {"role": "prefill", "sleep_level": 0}
+LOAD = msgspec.structs.replace(IDLE_LOAD, role="prefill")
 
 
 class Scene:
@@ -104,7 +104,7 @@ def test_nobody_is_asked_before_it_was_met() -> None:
 
 def test_an_engine_of_another_role_is_named_and_not_asked() -> None:
     scene = Scene()
-    scene.prefills.met(A, LOAD | {"role": "both"})
+    scene.prefills.met(A, msgspec.structs.replace(LOAD, role="both"))
     assert {scene.place(page) for page in range(1, 5)} == {B}
     ((url, why),) = scene.prefills.news()
     assert url == A

@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine import __version__
 from engine.core.limits import Limits
+from engine.core.routing.load import Load
 from engine.core.stats import EngineStats
 from engine.frontend.http.description import Description
 from engine.frontend.http.engine_client import EngineClient
@@ -83,51 +84,6 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     open_requests: int
     open_calls: int
     stats: EngineStats | None
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the answer of ``/get_load``: an engine that a router can send requests to; here there is one.
-
-    The first five fields are SGLang's. ``num_reqs`` have not ended, ``num_waiting_reqs`` of them are in the queue.
-    ``num_pending_tokens`` are to be launched before all of them decode, cached ones not counted; with the tokens that
-    requests hold they are ``num_tokens``. ``step`` says which step of the scheduler the numbers are of.
-    """
-
-    dp_rank: int
-    num_reqs: int
-    num_waiting_reqs: int
-    num_tokens: int
-    num_pending_tokens: int
-    num_running_reqs: int
-    free_pages: int
-    cached_pages: int
-    total_pages: int
-    page_size: int
-    step: int
-    weights_version: int
-    version: str
-    role: str
-    sleep_level: int
-
-    @classmethod
-    def of(cls, stats: EngineStats, role: str) -> Load:
-        return cls(
-            dp_rank=0,
-            num_reqs=stats.alive,
-            num_waiting_reqs=stats.waiting,
-            num_tokens=stats.pages_held * stats.page_size + stats.pending_prefill_tokens,
-            num_pending_tokens=stats.pending_prefill_tokens,
-            num_running_reqs=stats.alive - stats.waiting,
-            free_pages=stats.pages_free,
-            cached_pages=stats.pages_cached,
-            total_pages=stats.pages_total,
-            page_size=stats.page_size,
-            step=stats.step,
-            weights_version=stats.weights_version,
-            version=__version__,
-            role=role,
-            sleep_level=stats.sleep_level,
-        )
 
 
 def add_health(app: FastAPI, client: EngineClient, state: ServerState, description: Description) -> None:
@@ -225,7 +181,7 @@ def add_information(
         stats = await client.stats(STATS_TIMEOUT_S)
         if stats is None:
             raise ApiError.unavailable(f"the scheduler did not answer within {STATS_TIMEOUT_S:g} s; ask again")
-        return json_answer([Load.of(stats, settings.role)])
+        return json_answer([Load.of(stats, role=settings.role, version=__version__)])
 
     @router.get("/metrics", **description.route(tag=INFORMATION))
     async def prometheus() -> Response:
