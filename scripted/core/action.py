@@ -217,6 +217,16 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         return cls.phrase or cls.words(event)
 
 
+def words_of(event: Any, actions: Iterable[type[Action]]) -> str:
+    """The phrase of a report for an event that one of these actions makes; empty for any other event."""
+    return next((action.words(event) for action in actions if action.event is type(event)), "")
+
+
+def name_in_answers(event: Any, actions: Iterable[type[Action]]) -> str:
+    """The name of an event in the words of its answer; empty for an event that none of these actions makes."""
+    return next((action.name_in_answers(event) for action in actions if action.event is type(event)), "")
+
+
 def with_defaults(action: Action) -> Iterator[Action]:
     """The same with one field at its default."""
     for field in msgspec.structs.fields(action):

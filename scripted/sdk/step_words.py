@@ -1,15 +1,21 @@
-"""Records of a machine as steps that are shown: what came in, what was launched in which blocks, what clients heard."""
+"""Records of a scheduler as the steps that reports show: one short phrase for each event, launch and reply.
+
+``StepWords`` is the base for every adapter, ``log_of`` reads the records of a machine of the SDK. Text from clients is
+made printable here.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Final, assert_never
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import msgspec
 
+from scripted.core.action import Action, name_in_answers, words_of
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog, content_of
+from scripted.sdk.actions import ACTIONS
 from scripted.sdk.capabilities import Limits
 from scripted.sdk.messages import (
     Abort,
@@ -20,11 +26,9 @@ from scripted.sdk.messages import (
     BatchResult,
     Event,
     FlushCache,
-    Pause,
     Record,
     Refused,
     Reply,
-    Resume,
     Share,
     Signal,
     Tokens,
@@ -32,23 +36,95 @@ from scripted.sdk.messages import (
 
 # Blocks and tokens shown of a request; the others are counted.
 _SHOWN: Final = 12
-_FAILED_ENDS: Final = ("error",)
 
 
-def log_of(records: Sequence[Record], limits: Limits) -> StepLog:
-    """Every step on one stage. Batches are numbered from 0 on, and requests are counted from what clients were told."""
-    reader = _Reader(limits)
+class StepWords:
+    """Puts events and replies in words. ``actions`` say what their events are called.
+
+    ``calls`` are the names of administrative calls by id, so that an answer can say what it answers.
+    """
+
+    # Events that a report makes stand out.
+    strong: ClassVar[tuple[type, ...]] = ()
+    # Events about one request.
+    of_request: ClassVar[tuple[type, ...]] = ()
+    failed_ends: ClassVar[Collection[str]] = ("error",)
+
+    def __init__(self, actions: Iterable[type[Action]], calls: Mapping[str, str] | None = None) -> None:
+        self._actions = tuple(actions)
+        self.calls = dict(calls or {})
+
+    # -- events --
+
+    def note_call(self, event: Any) -> None:
+        """Remember the name of a call for the words of its answer."""
+        call_id = getattr(event, "call_id", None)
+        if call_id is not None:
+            self.calls[call_id] = name_in_answers(event, self._actions) or self.other_words(event)
+
+    def event_text(self, event: Any) -> str:
+        return words_of(event, self._actions) or self.other_words(event)
+
+    def other_words(self, event: Any) -> str:
+        """The words for an event that no action makes."""
+        return type(event).__name__
+
+    def arrived(
+        self, event: Any, text: str, *, batch: int | None = None, is_result: bool = False, is_failure: bool = False
+    ) -> Said:
+        """Show an event of a step; ``batch`` is the one whose result it brings."""
+        if is_failure:
+            kind = "bad"
+        elif is_result:
+            kind = "taken"
+        else:
+            kind = "strong" if isinstance(event, self.strong) else "event"
+        rid = event.rid if type(event) in self.of_request else None
+        return Said(text=text, kind=kind, rid=rid, batch=batch, of_pipeline=is_result, content=content_of(event))
+
+    # -- replies --
+
+    def tokens(self, reply: Any, token_ids: str, error: str | None = None) -> Said:
+        """Show tokens of a request or its end, in a reply with ``rid`` and ``finish_reason``."""
+        kind = "bad" if reply.finish_reason in self.failed_ends else "token"
+        text = f"{short_rid(reply.rid)} -> {self.output_text(token_ids, reply.finish_reason, error)}"
+        return Said(text=text, kind=kind, rid=reply.rid, content=content_of(reply))
+
+    def output_text(self, token_ids: str, finish_reason: str | None, error: str | None = None) -> str:
+        parts = [f"token {token_ids}"] if token_ids else []
+        parts += [] if finish_reason is None else [f"ends: {finish_reason}"]
+        parts += [] if error is None else [printable(error)]
+        return ", ".join(parts) or "nothing new"
+
+    def refused(self, reply: Any, why: str) -> Said:
+        """Show that a request does not begin."""
+        return Said(text=f"{short_rid(reply.rid)} -> {why}", kind="refused", rid=reply.rid, content=content_of(reply))
+
+    def answered(self, reply: Any, answer: str, *, ok: bool, full: str = "") -> Said:
+        """Show the answer to an administrative call."""
+        text = f"{self.calls.get(reply.call_id, 'call')} -> {answer}"
+        return Said(text=text, kind="answer" if ok else "refused", full=full, content=content_of(reply))
+
+
+# -- machines of the SDK --
+
+
+def log_of(records: Sequence[Record], limits: Limits, actions: Iterable[type[Action]] = ACTIONS) -> StepLog:
+    """Show every step, on one stage. Batches are numbered from 0 on; queues are told by what clients were told."""
+    reader = _Reader(actions)
     return StepLog(1, limits.depth, tuple([reader.read(step, record) for step, record in enumerate(records, 1)]))
 
 
-class _Reader:
-    """What is known of requests and batches up to a step."""
+class _Reader(StepWords):
+    """Knows the requests and batches up to a step."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    strong = (Abort, FlushCache)
+    of_request = (Add, Abort)
+
+    def __init__(self, actions: Iterable[type[Action]]) -> None:
+        super().__init__(actions)
         self._tokens: dict[str, list[int]] = {}
         self._begun: dict[str, bool] = {}
-        self._calls: dict[str, str] = {}
         self._numbers: dict[int, int] = {}
         self._in_flight: list[int] = []
         self._shares: dict[int, tuple[Share, ...]] = {}
@@ -80,43 +156,29 @@ class _Reader:
         )
 
     def _event(self, event: Event) -> Said:
-        text, kind, rid, batch = "", "event", None, None
-        match event:
-            case Add():
-                self._tokens[event.rid] = list(event.prompt_ids)
-                self._begun[event.rid] = False
-                said = {name: getattr(event, name) for name in ("priority", "lora", "grammar", "session")}
-                said["images"] = len(event.images)
-                more = "".join(f", {name} {value}" for name, value in said.items() if value)
-                text = f"start {short_rid(event.rid)} ({len(event.prompt_ids)} + {event.max_new_tokens} tokens{more})"
-                rid = event.rid
-            case Abort():
-                text, kind, rid = f"abort {short_rid(event.rid)}", "strong", event.rid
-            case FlushCache():
-                text, kind = "forced flush" if event.force else "flush", "strong"
-            case Pause():
-                text = f"pause ({event.mode})"
-            case Resume():
-                text = "continue"
-            case BatchResult():
-                batch, name = self._returned(event.batch_id)
-                for share, ids in zip(self._shares.get(event.batch_id, ()), event.token_ids, strict=False):
-                    self._tokens[share.rid].extend(ids)
-                text, kind = f"result {name} ({', '.join(_some(ids) or '-' for ids in event.token_ids)})", "taken"
-            case BatchFailed():
-                batch, name = self._returned(event.batch_id)
-                text, kind = f"result {name} FAILED: {printable(event.error)}", "bad"
-            case Signal():
-                text = f"{event.name} {event.rid or event.value}"
-            case _:
-                assert_never(event)
-        if isinstance(event, FlushCache | Pause | Resume):
-            self._calls[event.call_id] = text
-        is_result = isinstance(event, BatchResult | BatchFailed)
-        return Said(text=text, kind=kind, rid=rid, batch=batch, of_pipeline=is_result, content=content_of(event))
+        self.note_call(event)
+        if isinstance(event, BatchResult | BatchFailed):
+            return self._result(event)
+        if isinstance(event, Add):
+            self._tokens[event.rid] = list(event.prompt_ids)
+            self._begun[event.rid] = False
+        return self.arrived(event, self.event_text(event))
+
+    def other_words(self, event: Event) -> str:
+        return f"{event.name} {event.rid or event.value}" if isinstance(event, Signal) else super().other_words(event)
+
+    def _result(self, event: BatchResult | BatchFailed) -> Said:
+        batch, name = self._returned(event.batch_id)
+        if isinstance(event, BatchFailed):
+            text = f"result {name} FAILED: {printable(event.error)}"
+            return self.arrived(event, text, batch=batch, is_result=True, is_failure=True)
+        for share, ids in zip(self._shares.get(event.batch_id, ()), event.token_ids, strict=False):
+            self._tokens[share.rid].extend(ids)
+        text = f"result {name} ({', '.join(_some(ids) or '-' for ids in event.token_ids)})"
+        return self.arrived(event, text, batch=batch, is_result=True)
 
     def _returned(self, batch_id: int) -> tuple[int | None, str]:
-        """The number that the batch is shown by, and its name; a machine may be given a result of no launch."""
+        """Return the number that the batch is shown by, and its name; a machine may get a result of no launch."""
         number = self._numbers.get(batch_id)
         if number is None or number not in self._in_flight:
             return None, f"of no launch ({batch_id})"
@@ -128,19 +190,13 @@ class _Reader:
             case Tokens():
                 if reply.finish_reason is not None:
                     self._begun.pop(reply.rid, None)
-                kind = "bad" if reply.finish_reason in _FAILED_ENDS else "token"
-                words = [f"token {_some(reply.token_ids)}"] if reply.token_ids else []
-                words += [f"ends: {reply.finish_reason}"] if reply.finish_reason else []
-                text = f"{short_rid(reply.rid)} -> {', '.join(words) or 'nothing new'}"
-                return Said(text=text, kind=kind, rid=reply.rid, content=content_of(reply))
+                return self.tokens(reply, _some(reply.token_ids))
             case Refused():
                 self._begun.pop(reply.rid, None)
-                text = f"{short_rid(reply.rid)} -> refused: {printable(reply.reason)}"
-                return Said(text=text, kind="refused", rid=reply.rid, content=content_of(reply))
+                return self.refused(reply, f"refused: {printable(reply.reason)}")
             case Answer():
                 said = f"{'ok' if reply.ok else 'not ok'}{f' ({printable(reply.text)})' if reply.text else ''}"
-                text = f"{self._calls.get(reply.call_id, 'call')} -> {said}"
-                return Said(text=text, kind="answer" if reply.ok else "refused", content=content_of(reply))
+                return self.answered(reply, said, ok=reply.ok)
 
     def _launch(self, batch: Batch) -> ShownBatch:
         number = self._numbers[batch.id] = len(self._numbers)
@@ -151,11 +207,12 @@ class _Reader:
             is_decode, shown = self._share(share)
             kinds.add("decode" if is_decode else "prefill")
             shares.append(shown)
+        kind = "mixed" if len(kinds) > 1 else next(iter(kinds), "empty")
         copies = [f"copies block {source} to {target}" for source, target in batch.copies]
         copies += [f"encodes image {place} of {short_rid(rid)}" for rid, place in batch.encoded]
         return ShownBatch(
             id=number,
-            kind=", ".join(["mixed" if len(kinds) > 1 else kinds.pop() if kinds else "empty", *copies]),
+            kind=", ".join([kind, *copies]),
             shares=tuple(shares),
             tokens=sum(share.count for share in batch.shares),
             order="" if shares else "no request",
@@ -163,7 +220,7 @@ class _Reader:
         )
 
     def _share(self, share: Share) -> tuple[bool, ShownShare]:
-        """Whether it only decodes; and its positions, as far as its tokens are known when it is launched."""
+        """Return whether it only decodes, and its positions as far as its tokens are known at the launch."""
         if share.rid in self._begun:
             self._begun[share.rid] = True
         tokens = self._tokens.setdefault(share.rid, [])

@@ -10,8 +10,6 @@ from scripted_lockstep.actions.action import (
     EngineAction,
     Intervention,
     all_actions,
-    name_in_answers,
-    words_of,
 )
 from scripted_lockstep.actions.calls import (
     PAUSE_MODES,
@@ -71,6 +69,4 @@ __all__ = [
     "Update",
     "WakeServing",
     "all_actions",
-    "name_in_answers",
-    "words_of",
 ]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from engine.core.messages import ClientMessage, Event, Generate, Grammar, OperatorEvent
+from engine.core.messages import ClientMessage, Generate, Grammar, OperatorEvent
 from scripted.core.action import Action, RunLike
 from scripted.core.prompts import Recipe
 from scripted.sdk import action_bases
@@ -92,17 +92,3 @@ class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
 def all_actions() -> tuple[type[Action], ...]:
     """Every concrete action, in the order in which a search tries them."""
     return tuple(sorted((cls for cls in _classes if cls.__struct_config__.tag), key=lambda cls: cls.search_turn))
-
-
-def words_of(event: Event) -> str | None:
-    """A report's phrase for an event that an action makes; None for any other."""
-    return next((action.words(event) for action in _actions_of(event)), None)
-
-
-def name_in_answers(event: Event) -> str | None:
-    """What the answer to an event is called in reports; None for an event that no action makes."""
-    return next((action.name_in_answers(event) for action in _actions_of(event)), None)
-
-
-def _actions_of(event: Event) -> list[type[Action]]:
-    return [action for action in all_actions() if action.event is type(event)]

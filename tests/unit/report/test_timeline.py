@@ -11,7 +11,7 @@ import pytest
 from every_case import every_case
 from race_records import LIMITS, PP4, flush_race, generate, race_traces, record_run
 from scripted_lockstep.configs import config_values
-from scripted_lockstep.step_words import event_text, log_of, reply_text
+from scripted_lockstep.step_words import EngineWords, event_text, log_of
 
 from engine.core.messages import (
     Abort,
@@ -520,7 +520,7 @@ def test_every_event_has_words(event: Event, words: str) -> None:
     ],
 )
 def test_every_reply_has_words(reply: Reply, words: str) -> None:
-    assert reply_text(reply, {"f": "flush"}) == words
+    assert EngineWords(calls={"f": "flush"}).reply(reply).text == words
 
 
 def test_long_rids_keep_head_and_tail() -> None:
