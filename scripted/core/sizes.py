@@ -1,7 +1,6 @@
-"""How large everything is that can be reached from an object: the entries of each container, by its path.
+"""Sizes of all containers that can be reached from an object, by path: the harness finds leaks by comparing them.
 
-Knows no class: what the next registry is called does not matter. Changes nothing that it looks at. Stages answer with
-it; the harness finds leaks with it.
+It knows no class, so a new registry needs no entry anywhere. It changes nothing that it looks at.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ _FOREIGN: Final = frozenset(
 
 
 def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
-    """Entries of every container that can be reached, by its shortest path; all inside one container share a path.
+    """Count the entries of every reachable container by its shortest path; all inside one container share a path.
 
     Objects of the classes ``leaves`` are not looked into.
     """
@@ -52,6 +51,15 @@ def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
             sizes[path] = sizes.get(path, 0) + len(value)  # type: ignore[arg-type]
         queue += [(f"{path}[]", item) for item in _items(value) if kinds[type(item)] is not None]
     return sizes
+
+
+def grown(before: Mapping[str, int], now: Mapping[str, int], when: str) -> dict[str, str]:
+    """Name each container with more entries than before, by path; ``when`` says what is compared with."""
+    return {
+        path: f"{path} has {size} entries, {when} {before.get(path, 0)}"
+        for path, size in now.items()
+        if size > before.get(path, 0)
+    }
 
 
 @functools.cache

@@ -1,14 +1,15 @@
-"""A recording as actions at steps: names, prompts and lengths that a schedule can say, and when each result comes.
+"""Translates a recording into a schedule: names, prompts and lengths that a schedule can say, and when results come.
 
-What a schedule cannot say is left out and named. An adapter says what its events are.
+A note names what a schedule cannot say. An adapter says what its events are.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scripted.core.account import OWN_ENDS
 from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.phrases import common_start
@@ -21,7 +22,7 @@ ENDLESS = 1 << 30
 
 
 class RecordedStep(NamedTuple):
-    """What went into a step, and the id of the microbatch that it launched, if it did."""
+    """The input of a step, and the id of the microbatch that it launched, if it launched one."""
 
     now: float
     events: Sequence[Any]
@@ -31,8 +32,8 @@ class RecordedStep(NamedTuple):
 class Translated(NamedTuple):
     """``steps`` of the schedule stand for the recorded ones, which launched ``plans``; ``notes`` say what is lost.
 
-    A plan is whatever the adapter's ``plan_of`` makes of a step, with the requests named as in the schedule. When the
-    schedule was run, ``same_steps`` of them launch the same there.
+    The adapter's ``plan_of`` makes the plan of a step, with the requests named as in the schedule. When the schedule
+    was run, ``same_steps`` of its steps launch the same.
     """
 
     schedule: Schedule
@@ -43,14 +44,22 @@ class Translated(NamedTuple):
 
 
 class Translator(ABC):
-    """``steps`` are the schedule's steps that stand for the recorded ones, ``names`` its requests by their rids.
+    """Translates the steps of one recording. ``names`` are the schedule's names of requests by their rids.
 
-    ``lengths`` are the tokens of each request's output, by rid, in the order of its lives. ``timed``: it matters when a
-    step was.
+    ``steps`` are the schedule's steps that stand for the recorded ones. ``lengths`` are the tokens of each request's
+    output, by rid, in the order of its lives. ``timed``: the times of the steps matter. ``guesses``: a result depends
+    on guesses at the text.
     """
 
     def __init__(
-        self, actions: Iterable[type[Action]], *, depth: int, page_size: int, lengths: dict[str, list[int]], timed: bool
+        self,
+        actions: Iterable[type[Action]],
+        *,
+        depth: int,
+        page_size: int,
+        lengths: dict[str, list[int]],
+        timed: bool,
+        guesses: bool,
     ) -> None:
         self.names: dict[str, str] = {}
         self.steps: list[int] = []
@@ -60,6 +69,7 @@ class Translator(ABC):
         self._page_size = page_size
         self._lengths = lengths
         self._timed = timed
+        self._guesses = guesses
         self._recipes: dict[tuple[int, ...], Recipe] = {}
         self._seeds = 0
         # The steps of the schedule that launch, by the id of the microbatch.
@@ -79,10 +89,22 @@ class Translator(ABC):
         results = sum([self.batch_of(event) is not None for event in events])
         return (ReleaseResults(count=results),) if results else ()
 
-    # -- the actions --
+    # -- the schedule --
+
+    def translated(
+        self,
+        empty: Schedule,
+        recorded: Iterable[RecordedStep],
+        records: Iterable[Any],
+        plan_of: Callable[[Any, Mapping[str, str]], object],
+    ) -> Translated:
+        """Fill an empty schedule with the recorded steps; ``records`` are the same steps, with their plans."""
+        schedule = empty.with_placed(self.placed(recorded))
+        plans = [plan_of(record, self.names) for record in records]
+        return Translated(schedule, self.steps, plans, tuple(self.notes()))
 
     def placed(self, recorded: Iterable[RecordedStep]) -> Iterator[Placed]:
-        """The schedule's actions. Results are held and released one by one: each comes in the step in which it came."""
+        """Yield the actions. Results are held and released one by one, each in the step in which it came."""
         yield from (Placed(1, action) for action in self.opening())
         now = 0.0
         fails: dict[int, Action] = {}
@@ -104,8 +126,16 @@ class Translator(ABC):
         yield from (Placed(step, action) for step, action in fails.items())
 
     def notes(self) -> Iterator[str]:
+        """Say what the schedule does not have of the recording."""
+        if self._guesses:
+            yield "guesses depend on the text, and a schedule has a text of its own: other guesses hold in it"
+        yield from self.own_notes()
         if self.partly_shared:
             yield f"{self.partly_shared} prompts share more of another than a schedule can say; here they share less"
+
+    def own_notes(self) -> Iterable[str]:
+        """Notes of an adapter."""
+        return ()
 
     def _step_of(self, one: RecordedStep) -> int:
         """The next step in which all results of the recorded one can be there: each is due ``depth`` steps after its
@@ -119,19 +149,18 @@ class Translator(ABC):
     # -- for the actions that are read back --
 
     def name_of(self, rid: str) -> str:
-        """What the request of this rid is called here."""
         return self.names.get(rid, "unknown")
 
     def new_name_of(self, rid: str) -> str:
         return self.names.setdefault(rid, f"r{len(self.names) + 1}")
 
     def length_of(self, rid: str, most: int) -> int:
-        """As long as the request that begins became, at ``most``."""
+        """Return how long the request that begins became, at ``most``."""
         lives = self._lengths.get(rid)
         return max(0, min(lives.pop(0) if lives else most, most))
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
-        """How a schedule makes a prompt that shares with those before it what this one does."""
+        """Return the recipe of a prompt that shares with earlier prompts as much as this one does."""
         common, like = max(((common_start([prompt, other]), other) for other in self._recipes), default=(0, ()))
         if common < self._page_size and common < len(prompt):
             recipe = Recipe(seed=self._next_seed())
@@ -148,8 +177,24 @@ class Translator(ABC):
         return self._seeds
 
 
+class Lengths:
+    """The tokens of each request's output when it ended by itself, by rid, in the order of its lives."""
+
+    def __init__(self) -> None:
+        self.by_rid: dict[str, list[int]] = {}
+        self._told: dict[str, int] = {}
+
+    def tell(self, rid: str, tokens: int, finish_reason: str | None) -> None:
+        """Count tokens that a client is told, and its end."""
+        told = self._told.pop(rid, 0) + tokens
+        if finish_reason is None:
+            self._told[rid] = told
+        else:
+            self.by_rid.setdefault(rid, []).append(told if finish_reason in OWN_ENDS else ENDLESS)
+
+
 def action_of(event: Any, actions: Iterable[type[Action]], reader: Any) -> Action | None:
-    """The action that became this event; None for one that no action makes."""
+    """Find the action that became this event; None for an event that no action makes."""
     for action in actions:
         if action.event is type(event) and (found := action.read_back(event, reader)) is not None:
             return found

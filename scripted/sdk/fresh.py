@@ -1,11 +1,11 @@
-"""What a new machine is like: the counts and sizes that a machine has again when everything is over."""
+"""The counts and sizes of a new machine, which a machine must have again when everything is over."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from scripted.core.sizes import sizes_of
+from scripted.core.sizes import grown, sizes_of
 
 
 class Fresh:
@@ -22,7 +22,7 @@ class Fresh:
         self._sizes = sizes_of(*self._leaves, machine=machine)
 
     def grown(self, machine: Any) -> str | None:
-        """How a machine at its end differs from a new one; None if it does not."""
+        """Say how a machine at its end differs from a new one; None if it does not."""
         counts = machine.counts()
         other = [
             f"{name} is {count} instead of {self._counts[name]}"
@@ -31,10 +31,6 @@ class Fresh:
         ]
         if other:
             return ", ".join(other)
-        sizes = sizes_of(*self._leaves, machine=machine)
-        larger = [
-            f"{path} has {size} entries, in a new one {self._sizes.get(path, 0)}"
-            for path, size in sizes.items()
-            if size > self._sizes.get(path, 0) and not any(part in path for part in self._may_grow)
-        ]
+        found = grown(self._sizes, sizes_of(*self._leaves, machine=machine), "in a new one")
+        larger = [text for path, text in found.items() if not any(part in path for part in self._may_grow)]
         return f"something has grown: {'; '.join(larger)}" if larger else None

@@ -1,4 +1,4 @@
-"""Nothing grows: an engine that is idle again is as small as it was when it was new, and so are its stages."""
+"""Checks for growth: an engine that is idle again is as small as a new one, and so are its stages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 from engine.core.limits import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler.sizes import sizes_of as digested_sizes_of
-from scripted.core.sizes import sizes_of
+from scripted.core.sizes import grown, sizes_of
 from scripted.core.violation import Violation
 
-# Where a stage keeps its LoRAs.
+# The path of the LoRAs that a stage holds.
 _HELD_LORAS: Final = ".lora.held"
 
 
 class Grown(Violation):
-    """An engine has grown. It is of no further use: the next script would be blamed for it."""
+    """An engine has grown. It is not used again: the next script would be blamed for the growth."""
 
 
 def check_sizes(scheduler: Scheduler) -> None:
-    """The sizes that are in the digest of each step, of an idle and flushed engine. Raises Violation."""
+    """Check the sizes that each step's digest covers, of an idle and flushed engine. Raises Violation."""
     limits = scheduler.limits
     window = (limits.window_pages, 0) if limits.window_tokens else ()
     host = (limits.host_pages, 0) if limits.host_pages else ()
@@ -34,10 +34,7 @@ def check_sizes(scheduler: Scheduler) -> None:
 
 
 def check_growth(scheduler: Scheduler) -> None:
-    """An engine that is idle and flushed is no larger than a new one. Raises Grown that names what it was.
-
-    A new one has the LoRAs that were loaded and not unloaded.
-    """
+    """Compare an idle and flushed engine with a new one of the same LoRAs. Raises Grown that names what is larger."""
     limits = scheduler.limits
     loras = tuple([(lora.name, lora.path) for lora in scheduler.loras.known.values()])
     if loras != limits.loras:
@@ -46,9 +43,9 @@ def check_growth(scheduler: Scheduler) -> None:
 
 
 def check_stages(before: Mapping[str, int], now: Mapping[str, int], *, loras: int = 0) -> None:
-    """Stages that have forgotten are no larger than before the first script. Raises Grown that names what is.
+    """Compare flushed stages with what they were before the first script. Raises Grown that names what is larger.
 
-    ``loras`` are those that the scheduler knows to be resident: every stage holds as many.
+    ``loras`` counts the LoRAs that the scheduler takes for resident: every stage holds as many.
     """
     held = {path: count for path, count in now.items() if path.endswith(_HELD_LORAS)}
     if any(count != loras for count in held.values()):
@@ -58,13 +55,9 @@ def check_stages(before: Mapping[str, int], now: Mapping[str, int], *, loras: in
 
 
 def _compare(when: str, before: Mapping[str, int], now: Mapping[str, int]) -> None:
-    grown = [
-        f"{path} has {size} entries, {when} {before.get(path, 0)}"
-        for path, size in now.items()
-        if size > before.get(path, 0)
-    ]
-    if grown:
-        raise Grown(f"the engine is idle and flushed, but it has grown: {'; '.join(grown)}")
+    found = grown(before, now, when)
+    if found:
+        raise Grown(f"the engine is idle and flushed, but it has grown: {'; '.join(found.values())}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""What a server recorded as a schedule: the same events at the same steps, with prompts and names of its own."""
+"""A server's recording as a schedule: the same events at the same steps, with prompts and names of its own."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ from engine.core.recording import RecordingError, read_recording
 from engine.core.scheduler import StepRecord
 from scripted.core.action import Action
 from scripted.core.schedule import Schedule
-from scripted.core.translation import ENDLESS, RecordedStep, Translated, Translator
+from scripted.core.translation import Lengths, RecordedStep, Translated, Translator
 from scripted_lockstep.actions import HoldGrammars, ReleaseGrammars, all_actions
 from scripted_lockstep.configs import limits_of
 from scripted_lockstep.recordings.replay import replay_engine
 
-_ENDED: Final = (FinishReason.LENGTH, FinishReason.STOP)
 # Tokens of an output that is never complete.
 _ENDLESS_TOKENS: Final = 90_000
 
 
 def schedule_of_recording(path: Path, *, until: int | None = None) -> Translated:
-    """A recording's file as a schedule, up to a step.
+    """Translate a recording's file into a schedule, up to a step.
 
     Raises RecordingError, also for a recording of an engine that the simulated one cannot stand for.
     """
@@ -53,14 +52,12 @@ def schedule_of_recording(path: Path, *, until: int | None = None) -> Translated
     # As far as the replay goes: it knows how long each request became.
     replayed = replay_engine(path, until=until)[1]
     translator = _StepTranslator(recording.header.limits, recording.steps[:until], replayed)
-    config = _config_of(recording.header.limits)
-    schedule = Schedule(config).with_placed(translator.placed(_steps(recording.steps[:until])))
-    plans = [plan_of(one, translator.names) for one in replayed]
-    return Translated(schedule, translator.steps, plans, tuple(translator.notes()))
+    empty = Schedule(_config_of(recording.header.limits))
+    return translator.translated(empty, _steps(recording.steps[:until]), replayed, plan_of)
 
 
 def plan_of(record: StepRecord, names: Mapping[str, str]) -> object:
-    """What a step launched, with these names for the requests."""
+    """Return the plan of a step, with these names for the requests."""
     microbatch = record.microbatch
     if microbatch is None:
         return None
@@ -80,8 +77,14 @@ class _StepTranslator(Translator):
     def __init__(self, limits: Limits, recorded: Sequence[EngineStep], replayed: Sequence[StepRecord]) -> None:
         events = [event for step in recorded for event in step.events]
         timed = limits.waiting_timeout_s is not None or any(map(_has_deadline, events))
-        lengths = _lengths_of(replayed)
-        super().__init__(all_actions(), depth=limits.depth, page_size=limits.page_size, lengths=lengths, timed=timed)
+        super().__init__(
+            all_actions(),
+            depth=limits.depth,
+            page_size=limits.page_size,
+            lengths=_lengths_of(replayed),
+            timed=timed,
+            guesses=limits.draft_tokens > 0,
+        )
         self._limits = limits
         self._stopped = sum([_is_stop(reply) for one in replayed for reply in one.replies])
         self._has_grammars = any(isinstance(event, GrammarReady) for event in events)
@@ -98,15 +101,12 @@ class _StepTranslator(Translator):
         answers = sum([isinstance(event, GrammarReady) for event in events])
         return (*super().releases(events), *((ReleaseGrammars(count=answers),) if answers else ()))
 
-    def notes(self) -> Iterator[str]:
-        if self._limits.draft_tokens:
-            yield "guesses depend on the text, and a schedule has a text of its own: other guesses hold in it"
+    def own_notes(self) -> Iterator[str]:
         if self._limits.async_scheduling and self._stopped:
             yield (
                 f"{self._stopped} requests stopped, with a decode planned ahead; in a schedule they are as long, which "
                 "is known in advance"
             )
-        yield from super().notes()
         if self._sampled:
             yield f"{self._sampled} requests had several biases, and a schedule can say one: here the first"
 
@@ -117,17 +117,17 @@ class _StepTranslator(Translator):
         return self.length_of(message.rid, message.sampling.max_new_tokens)
 
     def regex_of(self, grammar: Grammar) -> str:
-        """Another one for each grammar, that no output completes: a request is as long as it became."""
+        """Return a regex of its own for each grammar that no output completes: a request is as long as it became."""
         return self._grammars.setdefault(grammar, f"[!-~]{{{_ENDLESS_TOKENS + len(self._grammars)}}}")
 
 
 def _can_be_said(sampling: SamplingParams) -> bool:
-    """Whether a schedule has words for all of this: not for several biases."""
+    """Whether a schedule has words for all of this; it has none for several biases."""
     return len(sampling.logit_bias) <= 1
 
 
 def _config_of(limits: Limits) -> EngineConfig:
-    """The configuration of the embedded model that has these limits. Raises RecordingError when none has."""
+    """Find the configuration of the embedded model with these limits. Raises RecordingError where there is none."""
     windowed = bool(limits.window_tokens)
     config = EngineConfig(
         model=EMBEDDED_WINDOW_MODEL if windowed else EMBEDDED_MODEL,
@@ -183,14 +183,11 @@ def _speculation_of(limits: Limits) -> dict[str, Any]:
 
 
 def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:
-    """How many tokens each request had when it ended by itself, by rid, in the order of its lives."""
-    lengths: dict[str, list[int]] = {}
-    for one in replayed:
-        for reply in one.replies:
-            if isinstance(reply, TokenOutput) and reply.finish_reason is not None:
-                ended = reply.finish_reason in _ENDED
-                lengths.setdefault(reply.rid, []).append(reply.completion_tokens if ended else ENDLESS)
-    return lengths
+    lengths = Lengths()
+    for reply in (reply for one in replayed for reply in one.replies):
+        if isinstance(reply, TokenOutput):
+            lengths.tell(reply.rid, len(reply.token_ids), reply.finish_reason)
+    return lengths.by_rid
 
 
 def _is_stop(reply: Reply) -> bool:
