@@ -98,6 +98,8 @@ class AttackResult:
     turns_s: dict[str, float] = field(default_factory=dict)
     final_messages_s: dict[str, float] = field(default_factory=dict)
     grown_mb: dict[str, float] = field(default_factory=dict)
+    # How the server ended each slow client: the status of its answer, or 0 for an end without one.
+    slow_ends: Counter[int] = field(default_factory=Counter)
     log_lines: int = 0
     complaints: list[str] = field(default_factory=list)
 
@@ -359,14 +361,14 @@ async def _leave_large(server: LoadedServer, result: AttackResult, plan: AttackP
 async def _be_slow(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
     """More connections than there is room for, none of which finishes its header; then a client that does.
 
-    None of them is silent: silent ones give way to it at once.
+    None of them is silent: silent ones give way to it at once. The server ends each of them.
     """
     held = []
     for number in range(plan.slow_clients):
+        reader, writer = await _connect(server)
         with contextlib.suppress(ConnectionError):
-            _, writer = await _connect(server)
             writer.write([b"P", b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\n"][number % 2])
-            held.append(writer)
+        held.append((reader, writer))
     deadline = time.monotonic() + 5 * HEADER_TIMEOUT_S + 5
     while True:
         with contextlib.suppress(httpx.TransportError):
@@ -379,8 +381,21 @@ async def _be_slow(server: LoadedServer, result: AttackResult, plan: AttackPlan)
             result.complaints.append("slow clients keep others out after their time is over")
             break
         await asyncio.sleep(0.1)
-    for writer in held:
+    try:
+        async with asyncio.timeout(5 * HEADER_TIMEOUT_S + 5):
+            result.slow_ends.update(await asyncio.gather(*(_status_at_end(reader) for reader, _ in held)))
+    except TimeoutError:
+        result.complaints.append("a slow client is neither refused nor cut")
+    for _, writer in held:
         writer.close()
+
+
+async def _status_at_end(reader: asyncio.StreamReader) -> int:
+    """Wait until the server ends a connection; the status that it told, 0 without one."""
+    told = b""
+    with contextlib.suppress(ConnectionError):
+        told = await reader.read()
+    return int(told.split()[1]) if told else 0
 
 
 async def _soak(http: httpx.AsyncClient, result: AttackResult, plan: AttackPlan) -> None:

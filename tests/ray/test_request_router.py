@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,9 +168,19 @@ def test_a_call_without_a_prompt_goes_to_the_lightest() -> None:
 
 def test_a_prompt_goes_where_an_engine_of_this_node_tells_that_it_is(tmp_path: Path) -> None:
     async def scene(router: PrefixRequestRouter) -> None:
+        with closing(KvEvents(f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/again")) as events:
+            events.listen(asyncio.get_running_loop())
+            try:
+                await told_of(router, events)
+            finally:
+                # Whoever listens to an engine ends with it; a context that is closed waits for its sockets.
+                for name in [*router._told]:
+                    _, listening = router._told[name]
+                    router.on_replica_actor_died(ReplicaID(unique_id=name, deployment_id=ENGINES))
+                    await asyncio.gather(listening, return_exceptions=True)
+
+    async def told_of(router: PrefixRequestRouter, events: KvEvents) -> None:
         ids = tuple(range(1, 13))
-        events = KvEvents(f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/again")
-        events.listen(asyncio.get_running_loop())
         keys = tuple(page_keys(ids, 4, (0, 0)))
         events.publish([PagesStored(parent=None, keys=keys, tokens=ids)])
         told = {
@@ -194,7 +205,5 @@ def test_a_prompt_goes_where_an_engine_of_this_node_tells_that_it_is(tmp_path: P
         router.on_replica_actor_died(ReplicaID(unique_id="b", deployment_id=ENGINES))
         await asyncio.gather(listening, return_exceptions=True)
         assert not router._told
-        asyncio.get_running_loop().remove_reader(events._descriptor)
-        events.close()
 
     play(scene)

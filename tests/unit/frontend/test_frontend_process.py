@@ -124,6 +124,11 @@ class Process:
     async def status(self, path: str) -> int:
         return (await self.http.get(path)).status_code
 
+    async def holds_a_request(self) -> None:
+        """Wait until the front end has a request that is not answered."""
+        while not (await self.http.get("/server_info?timeout=0")).json()["open_requests"]:
+            await asyncio.sleep(0.01)
+
     async def serve(self) -> None:
         """Told that every process is ready."""
         assert await self.hear() == READY
@@ -175,7 +180,7 @@ def test_drained_is_said_when_the_last_request_has_ended(tmp_path: Path) -> None
     async def scene(one: Process) -> None:
         await one.serve()
         generating = asyncio.create_task(one.http.post("/generate", json={"input_ids": [1, 2]}))
-        await asyncio.sleep(0.1)
+        await one.holds_a_request()
         one.say(Drain())
         while (refused := await one.http.post("/generate", json={"input_ids": [1]})).status_code != 503:
             await asyncio.sleep(0.01)
@@ -218,7 +223,7 @@ def test_a_death_is_told_to_clients_and_ends_it(tmp_path: Path, kill: Callable[[
     async def scene(one: Process) -> None:
         await one.serve()
         generating = asyncio.create_task(one.http.post("/generate", json={"input_ids": [1, 2]}))
-        await asyncio.sleep(0.1)
+        await one.holds_a_request()
         kill(one)
         answer = await generating
         assert answer.status_code == 503

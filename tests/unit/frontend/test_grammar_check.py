@@ -100,7 +100,7 @@ def test_a_small_grammar_overtakes_large_ones_which_end_with_their_clients(serve
         assert took_s < CHECK_LIMIT_S / 4
         for one in large:
             one.result(PATIENCE_S)
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + PATIENCE_S
     while left := reader.children():
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

@@ -305,8 +305,7 @@ def test_a_stream_that_breaks_ends_with_an_event_of_the_protocol(play: Any, path
         answer = asyncio.create_task(stage.http.post(path, json=body))
         rid = (await stage.scheduler.receive()).rid
         counts = {"prompt_tokens": 3, "cached_tokens": 0}
-        await stage.scheduler.reply(TokenOutput(rid=rid, token_ids=(97,), completion_tokens=1, **counts))
-        await asyncio.sleep(0.05)
+        begun = TokenOutput(rid=rid, token_ids=(97,), completion_tokens=1, **counts)
         failed = TokenOutput(
             rid=rid,
             token_ids=(),
@@ -315,7 +314,7 @@ def test_a_stream_that_breaks_ends_with_an_event_of_the_protocol(play: Any, path
             error="the stage broke",
             **counts,
         )
-        await stage.scheduler.reply(failed)
+        await stage.scheduler.reply(begun, failed)
         *_, last = events_of((await answer).text)
         assert last["type"] == "error"
         assert "the stage broke" in last["error"]["message"]
