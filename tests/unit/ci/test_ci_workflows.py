@@ -107,6 +107,25 @@ def test_a_pull_request_runs_all_that_make_test_runs() -> None:
     assert made >= set(wanted.split()) - {"registered"}
 
 
+# Targets of the Makefile that run no tests.
+NO_TESTS = {"install", "demo", "docs", "bench", "gpu", "serve", "clean", "help"}
+
+
+def test_the_night_runs_what_make_test_leaves_out() -> None:
+    """E01: what nobody runs rots: the suite of Ray was red for days."""
+    makefile = (REPOSITORY / "Makefile").read_text()
+    offered = dict(re.findall(r"^([a-z-]+):(.*?) ## ", makefile, re.MULTILINE))
+    tested = {"test", *offered["test"].split(), "unit", "load"}
+    nightly = FOLDER / "nightly.yml"
+    run = {word for line in scripts(nightly) if line.startswith("make ") for word in line.split()[1:]}
+    run |= {
+        target
+        for job in jobs(nightly).values()
+        for target in job.get("strategy", {}).get("matrix", {}).get("target", ())
+    }
+    assert set(offered) - tested - NO_TESTS == run - {'"$TARGET"', "install"}
+
+
 @pytest.mark.parametrize("name", DISPATCHED)
 def test_dispatched_workflows_take_what_the_bot_sends(name: str) -> None:
     workflow = load(FOLDER / name)
