@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -228,6 +229,19 @@ def test_an_adapter_of_another_engine_knows_no_other_adapter(package: str) -> No
 def test_every_room_is_listed() -> None:
     """A folder or module directly below a package, or below an adapter of ours, belongs to a room of its own."""
     assert {room_of(name) for name in known_modules()} == set(ROOMS)
+
+
+def test_the_page_of_the_tree_has_every_room() -> None:
+    """Each room is in one row of the table, by the innermost folder, and each row is a folder."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = page.partition("## The tree\n")[2].partition("\n## ")[0]
+    folders = re.findall(r"^\| `([\w/]+)` \|", section, re.MULTILINE)
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+    rows = [folder.removeprefix("adapters/").replace("/", ".") for folder in folders]
+    assert len(rows) == len(set(rows))
+    # Modules directly below a package belong to none of its folders.
+    loose = [room for room in ROOMS if not any(is_of(room, (row,)) for row in rows)]
+    assert [room for room in loose if room not in PACKAGES and (ROOT / room.replace(".", "/")).is_dir()] == []
 
 
 def test_arrows_point_down() -> None:
