@@ -1,4 +1,4 @@
-"""What an engine tells of its prefix cache is what is there: a picture made of its events, beside the tree itself."""
+"""Checks that KV events tell the truth: a picture made from them alone equals the prefix cache and the host tier."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _keys_of(tokens: tuple[int, ...], size: int, kv_key: KvKey, after: bytes | N
 
 
 def check_picture(picture: CachePicture, result: StepResult, memory: KVMemory) -> None:
-    """Let the picture hear one step, and look at both. Raises Violation."""
+    """Update the picture with one step, and compare. Raises Violation."""
     picture.take(picture.next, float(result.step), result.cache_events)
     size = memory.pages.page_size
     last: dict[int, bytes | None] = {memory.tree.root.id: None}

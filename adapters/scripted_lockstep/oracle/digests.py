@@ -1,4 +1,4 @@
-"""Digests stand for their records: two steps that differ in any field differ in their digest.
+"""Checks that digests stand for their records: two steps that differ in any field differ in their digest.
 
 It changes one field of a step after another; the digest must notice each change.
 """
@@ -17,12 +17,12 @@ from engine.core.plan import Microbatch
 from engine.core.scheduler import StepRecord
 from scripted.core.violation import Violation
 
-# A front end numbers its calls over its whole life, so that their ids are in no digest.
+# A front end numbers its calls over its whole life, so that no digest has their ids.
 _NOT_DIGESTED: Final = frozenset(("call_id",))
 # Lists of more than 15 entries have another header in the encoding that is digested.
 _BATCHES: Final = (15, 16, 17)
-# What a segment says of tokens and of sampling is not in the digest of plans; the count of its tokens is. Nor are the
-# paths of a weight update and of a profile.
+# The digest of plans leaves out token values and sampling, but has the number of tokens. It also leaves out the paths
+# of weight updates and profiles.
 _NOT_IN_PLANS: Final = re.compile(r"\.(token_ids|sampling|next_id)\b|^microbatch\.(path|folder)\b")
 
 # The events, the microbatch, the replies and the sizes of one step.
@@ -30,9 +30,9 @@ DigestedStep = tuple[tuple[Any, ...], Microbatch | None, tuple[Any, ...], tuple[
 
 
 def check_digest(step: DigestedStep, kinds: Container[type] | None = None) -> None:
-    """Change every field of what is of these kinds in turn, or of everything; and drop the last of it.
+    """Change every field of the items of these kinds in turn, or of all items; and drop the last item.
 
-    Raises Violation that names one that a digest leaves out.
+    Raises Violation that names a field that a digest leaves out.
     """
     events, microbatch, replies, _ = step
     kinds = {type(item) for item in (*events, microbatch, *replies)} if kinds is None else kinds
@@ -46,9 +46,9 @@ def check_digest(step: DigestedStep, kinds: Container[type] | None = None) -> No
 
 
 def check_digests(records: Sequence[StepRecord]) -> None:
-    """Change every field of the first event and reply of each type, with each mode of microbatch, and of that.
+    """Change every field of the first event and reply of each type, and of the microbatch, with each mode.
 
-    And when a digest is asked for does not matter to what it is. Raises Violation that names what a digest leaves out.
+    The moment at which a digest is read must not matter. Raises Violation that names what a digest leaves out.
     """
     steps = [_digested(record) for record in records]
     _check_moments(steps)
@@ -82,7 +82,7 @@ def _changed_steps(step: DigestedStep, kinds: Container[type]) -> Iterator[tuple
 
 
 def _changed_items(items: tuple[Any, ...], path: str, kinds: Container[type]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """With the first item of each of these kinds changed; and without the last."""
+    """Yield the items with the first one of each of these kinds changed, then without the last item."""
     firsts: dict[type, int] = {}
     for index, item in enumerate(items):
         if type(item) in kinds:
@@ -100,14 +100,14 @@ def _digested(record: StepRecord) -> DigestedStep:
 
 
 def _check_moments(steps: Sequence[DigestedStep]) -> None:
-    """Steps are folded into a digest in batches, of one step or of many: when it is asked for does not matter."""
+    """Check that digests do not depend on when they are read: steps are folded in one by one or in batches."""
     digests = {_digests_in_batches(steps, size) for size in (1, *_BATCHES, len(steps))}
     if len(digests) > 1:
         raise Violation(f"the digest of {len(steps)} steps depends on how often it was asked for: {sorted(digests)}")
 
 
 def _check_names(step: DigestedStep) -> None:
-    """How a front end numbers its calls does not matter."""
+    """Check that the digest does not depend on the ids of calls."""
     events, microbatch, replies, sizes = step
     others = (_renamed(events), microbatch, _renamed(replies), sizes)
     if _digests(others) != _digests(step):
@@ -137,7 +137,7 @@ def _digests(step: DigestedStep) -> tuple[str, str]:
 
 
 def _changed(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The value once for each thing in it, with that thing changed, and where it is."""
+    """Yield the value once for each of its parts, with that part changed, and the part's path."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             if name not in _NOT_DIGESTED:
@@ -154,5 +154,5 @@ def _changed(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, int | float):
         yield path, value + 1
     elif isinstance(value, str):
-        # Of an enum too: what is digested is its text.
+        # The text of an enum is digested, too.
         yield path, f"{value}-other"

@@ -1,8 +1,8 @@
 """The account of rows and pages as the stages learn of them: who may write where, and what is read.
 
-Page numbers come from plans and completions alone; who owns memory, and which tokens a request has, from the
-specification. For stages that do not report what they read. A request's stay in a row is a tenancy, from the segment
-that opens it to the last microbatch with it.
+For stages that do not report their reads. Page numbers come from plans and completions alone; owners and tokens come
+from the specification. A request's stay in a row is a tenancy, from the segment that opens it to the last microbatch
+with it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from scripted_lockstep.specification.transfers import SpecifiedTransfer
 class Tenancy:
     """One stay in a row. ``pages`` is the row of the stages' page tables.
 
-    ``lost`` are the indices in it that were given to another request since they were told. ``kv_key`` is what
-    computes it, the version of a LoRA, and its cache salt.
+    ``lost`` are the indices of pages that were given to another request since the stages learned of them. ``kv_key`` is
+    the version of its LoRA with its cache salt.
     """
 
     __slots__ = ("chain", "in_flight", "kv_key", "lost", "pages", "request", "row")
@@ -39,7 +39,7 @@ class Tenancy:
         self.in_flight = 0
 
     def uses_of(self, page: int) -> frozenset[int]:
-        """The indices in its table at which it may use a page."""
+        """Return the indices in its table at which it may use a page."""
         if page not in self.pages:
             return frozenset()
         return frozenset(index for index, one in enumerate(self.pages) if one == page) - self.lost
@@ -49,20 +49,20 @@ class Tenancy:
 
 
 class Pages:
-    """``rows`` are the tenancies by row."""
+    """Follows the pages of one engine; ``rows`` are the tenancies by row."""
 
     def __init__(self, limits: Limits) -> None:
         self.rows: dict[int, Tenancy] = {}
         self._size = limits.page_size
         self._flights: deque[tuple[Microbatch, list[Tenancy]]] = deque()
-        # How many tenancies use each page.
+        # The number of tenancies that use each page.
         self._users: dict[int, int] = {}
-        # A hash over all tokens up to the end of each page that is full and confirmed, wherever it was written.
+        # A hash over all tokens up to the end of each full and confirmed page, wherever it was written.
         self._content: dict[int, int] = {}
-        # The same of host pages: what was copied there, and what is on its way.
+        # The same for host pages, and for copies on their way to the host.
         self._on_host: dict[int, int] = {}
         self._to_host: dict[int, int] = {}
-        # By transfer: the pages that KV is received into, and for whom.
+        # The pages that a transfer receives into, and the transfer, by number.
         self._receiving: dict[int, tuple[tuple[int, ...], SpecifiedTransfer]] = {}
         # The root of the cache, which a flush replaces.
         self._cache: object = None
@@ -94,7 +94,7 @@ class Pages:
             self._launch(microbatch, specification)
 
     def _expect(self, order: ReceivePages, transfer: SpecifiedTransfer) -> None:
-        """From now on KV that arrives is written into these pages: nothing may use them."""
+        """Expect arriving KV in these pages: nothing may use them from now on."""
         for page in order.pages:
             self._content.pop(page, None)
             for tenancy in self.rows.values():
@@ -103,7 +103,7 @@ class Pages:
         self._receiving[order.transfer] = order.pages, transfer
 
     def _receive(self, event: PagesReceived) -> None:
-        """The pages that came hold what was asked for."""
+        """Take the pages that came, which hold the prompt that was asked for."""
         pages, transfer = self._receiving.pop(event.transfer, ((), None))
         if transfer is not None:
             receiver = Tenancy(transfer.request, -1, 0)
@@ -111,9 +111,9 @@ class Pages:
                 self._content[page] = self._hash_of(receiver, index)
 
     def _launch(self, microbatch: Microbatch, specification: Specification) -> None:
-        """First its copies, then every page table, then what it writes and reads."""
+        """Follow a launch: its copies, then every page table, then its writes and reads."""
         loaded = {} if microbatch.copies is None else self._carry_out(microbatch.copies)
-        # Those that begin again in this step leave first: two may take each other's rows.
+        # Tenancies that begin again in this step leave first: two may take each other's rows.
         begun = [specification.live[one.rid] for one in microbatch.segments if one.sampling is not None]
         for tenancy in [one for one in self.rows.values() if one.request in begun]:
             self._close(tenancy)
@@ -138,7 +138,7 @@ class Pages:
                 raise Violation(f"{tenancy} needs {-(-end // self._size)} pages, its table is {tenancy.pages}")
 
     def _tenancy_of(self, segment: Segment, specification: Specification) -> Tenancy:
-        """The stay of a segment's request in its row; a new one when the segment brings a spec."""
+        """Return a request's stay in a row; a new one when the segment brings sampling."""
         request, tenancy = specification.live[segment.rid], self.rows.get(segment.row)
         if segment.sampling is None:
             if tenancy is None or tenancy.request is not request:
@@ -150,7 +150,7 @@ class Pages:
         return tenancy
 
     def _land(self, completion: Completion) -> None:
-        """A microbatch is back. Without an error, the pages that it filled may be shared from now on."""
+        """Take a microbatch's result. The pages that it filled without an error may be shared from now on."""
         microbatch, tenancies = self._flights.popleft()
         failed, accepted = completion.error is not None, iter(completion.accepted)
         if microbatch.copies is not None:
@@ -161,15 +161,15 @@ class Pages:
                 continue
             rejected = segment.drafts - next(accepted) if segment.drafts else 0
             end = segment.start + len(segment.token_ids) - rejected
-            # With drafts a request may have ended before the last token that was guessed right.
+            # With drafts a request may have ended before the last accepted token.
             for index in range(segment.start // self._size, min(end, len(tenancy.request.ids)) // self._size):
                 self._content[tenancy.pages[index]] = self._hash_of(tenancy, index)
             if rejected:
-                # The pages of guesses that were wrong are its tenant's no more.
+                # Pages of rejected drafts no longer belong to the tenant.
                 self._trim(tenancy, -(-end // self._size))
 
     def _carry_out(self, copies: Copies) -> dict[int, int]:
-        """Note what the host holds then; returns what the pages hold that are loaded from it."""
+        """Note the new content of the host. Returns the content of the pages that are loaded from it."""
         for page, host in copies.out:
             if page not in self._content:
                 raise Violation(f"page {page} is copied to host page {host}, but it is not full of confirmed tokens")
@@ -181,7 +181,7 @@ class Pages:
         return {page: self._on_host[host] for host, page in copies.into}
 
     def _land_copies(self, copies: Copies, *, failed: bool) -> None:
-        """The microbatch with these copies is back; of one that failed they are of no use."""
+        """Take the result of a microbatch with these copies; failed copies are of no use."""
         for _, host in copies.out:
             content = self._to_host.pop(host)
             if not failed:
@@ -197,14 +197,14 @@ class Pages:
         tenancy.lost = frozenset(index for index in tenancy.lost if index < kept)
 
     def _close(self, tenancy: Tenancy) -> None:
-        """The end of a tenancy: its row and its pages may be given to others."""
+        """End a tenancy: its row and its pages may be given to others."""
         del self.rows[tenancy.row]
         for index, page in enumerate(tenancy.pages):
             if index not in tenancy.lost:
                 self._forget_user(page)
 
     def _tell(self, segment: Segment, tenancy: Tenancy, loaded: Mapping[int, int]) -> list[int]:
-        """Bring a page table up to date; returns the pages that the tenancy gets to write in."""
+        """Bring a page table up to date. Returns the pages that the tenancy will write."""
         first, size = segment.page_start, self._size
         if first > len(tenancy.pages):
             raise Violation(f"{tenancy} has {len(tenancy.pages)} pages and is told of the one at {first}")
@@ -234,7 +234,7 @@ class Pages:
         return fresh
 
     def _give(self, page: int, tenancy: Tenancy) -> None:
-        """Other tenancies that were told of this page may not use it until they are sent a new one."""
+        """Take a page from all other tenancies: they may not use it until they are sent a new one."""
         self._content.pop(page, None)
         if self._users[page] == 1:
             return
@@ -253,7 +253,7 @@ class Pages:
             del self._users[page]
 
     def _hash_of(self, tenancy: Tenancy, index: int) -> int:
-        """The hash over a request's tokens up to the end of its page at ``index``, and over what computes them."""
+        """Return the hash over a request's tokens up to the end of its page at ``index``, and over its KV key."""
         chain, size = tenancy.chain, self._size
         while len(chain) <= index:
             start = len(chain) * size

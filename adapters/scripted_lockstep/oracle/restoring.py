@@ -1,6 +1,6 @@
-"""A checkpoint is the engine: what is restored from it has the same cache, evicts in the same order, and serves hits.
+"""Checks that a checkpoint stands for the engine: the restored one caches, evicts and hits alike.
 
-It only looks at the engine; whatever is done is done to what was restored.
+The engine itself is only read; all actions are on a restored copy.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from engine.core.scheduler import Scheduler
 from scripted.core.violation import Violation
 
 _RID: Final = "restored"
-# A large cache is evicted page by page no further than this; each page costs an audit.
+# A large cache is evicted page by page only this far; each page costs an audit.
 _PAGES_LIMIT: Final = 64
 
 
 def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
-    """Every request has ended, and the cache is still there: there is a checkpoint where one ``is_due``, and else none.
+    """Check that an engine at rest makes a checkpoint exactly where one ``is_due``, and restore it.
 
-    What an operator keeps back is the engine's to say. Raises Violation.
+    The engine itself knows whether an operator reserves memory. Raises Violation.
     """
     checkpoint = checkpoint_of(scheduler)
     if (checkpoint is not None) is not (is_due and not scheduler.pressure.is_on):
@@ -44,9 +44,9 @@ def check_checkpoint(scheduler: Scheduler, *, is_due: bool = True) -> None:
 
 
 def _check_hit(limits: Limits, checkpoint: Checkpoint) -> None:
-    """A request for the run that was cached last hits what the lookup says of it, and protects it.
+    """Send a request for the run that was cached last: it hits what the lookup promises.
 
-    It is of the run's LoRA, if one computed it; what a LoRA has computed that is not resident is never hit.
+    It uses the run's LoRA, if it has one. KV of a LoRA that is not resident is never hit.
     """
     checkpoint, salts = _with_known_salts(checkpoint)
     twin, runs = restored(limits, checkpoint), {run.id: run for run in checkpoint.tree.runs}
@@ -75,7 +75,7 @@ def _check_hit(limits: Limits, checkpoint: Checkpoint) -> None:
 
 
 def _with_known_salts(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[int, str | None]]:
-    """The same with other salts, and those by their keys: no key says which salt it was made of."""
+    """Return the checkpoint with other salts, and these by their keys: no key says which salt it was made from."""
     salts: dict[int, str | None] = {0: None}
     runs = []
     for run in checkpoint.tree.runs:
@@ -92,7 +92,7 @@ def _fits(prompt: tuple[int, ...], limits: Limits) -> bool:
 
 
 def _check_eviction(twin: Scheduler) -> None:
-    """Page by page, those of the leaf that was used longest ago first; in the end nothing is cached."""
+    """Evict page by page, from the leaf that was used longest ago; in the end nothing is cached."""
     memory = twin.memory
     for _ in range(min(memory.pages.cached, _PAGES_LIMIT)):
         first = min((node for node in memory.tree.nodes() if not node.children), key=_last_use)

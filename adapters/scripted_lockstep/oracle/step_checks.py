@@ -1,7 +1,7 @@
 """The oracle of an engine, after every step and at the end: for scripts of both tiers, the search and replay alike.
 
-The promises of every scheduler, the executable specification of this one, and the engine's own audit. It is given what
-crosses the gate, reads the scheduler without changing it, and is cheap to fork.
+It checks the promises of every scheduler, the executable specification of this one, and the engine's own audit. It sees
+what crosses the gate, reads the scheduler without changing it, and is cheap to fork.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from scripted_lockstep.specification.conformance import Conformance
 
 
 class EngineOracle(Oracle):
-    """Made for a new or reset engine; an outbox too: it looks whether the loop sends what a step replies.
+    """Judges a new or reset engine. As an outbox it also checks that the loop sends a step's replies.
 
-    ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's
-    own audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest. ``pages`` follows
-    what plans say of pages, for stages that do not report what was read.
+    ``conformance`` compares with the executable specification, unless it is None. ``audits`` also runs the engine's own
+    audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest. ``pages`` follows the
+    page numbers of plans, for stages that do not report their reads.
     """
 
     def __init__(self, limits: Limits, *, audits: bool = True, restores: bool = True, pages: bool = True) -> None:
@@ -64,7 +64,7 @@ class EngineOracle(Oracle):
         self._audits = audits
         self._restores = restores
         self._pages = Pages(limits) if pages else None
-        # The transfers that this engine sends, with where to, and the numbers that the receiving engine knows them by.
+        # This engine's outgoing transfers: where they go, and their numbers at the receiving engine.
         self._sending: dict[int, tuple[tuple[str, ...], int]] = {}
         self._picture = CachePicture(limits.page_size) if limits.kv_events else None
         self._sent: Sequence[Reply] = ()
@@ -78,13 +78,13 @@ class EngineOracle(Oracle):
     # -- the oracle of a run --
 
     def after_step(self, events: Sequence[Event], stepped: StepResult, machine: Any, pipeline: Any) -> None:
-        """Look at one step, and whether its replies were sent. Raises Violation or IntegrityError."""
+        """Check one step, and that its replies were sent. Raises Violation or IntegrityError."""
         if stepped.replies and self._sent is not stepped.replies:
             raise Violation(f"step {stepped.step} has replies that the loop has not sent: {stepped.replies}")
         self.check_step(events, stepped, machine.scheduler, corruptions=pipeline.corruptions)
 
     def at_rest(self, machine: Any) -> None:
-        """Every request has ended, and the cache is still there. Raises Violation."""
+        """Check that every request has ended, while the cache is still there. Raises Violation."""
         self.account.check_end()
         if self.conformance is not None:
             scheduler = machine.scheduler
@@ -95,7 +95,7 @@ class EngineOracle(Oracle):
                 check_checkpoint(scheduler, is_due=is_due)
 
     def at_end(self, machine: Any) -> None:
-        """The engine is idle and flushed; what each client was told is what it is told alone. Raises Violation."""
+        """Check an idle and flushed engine: each client was told what the request says alone. Raises Violation."""
         self.check_end(machine.scheduler)
         if self.conformance is not None:
             specification = self.conformance.specification
@@ -107,7 +107,7 @@ class EngineOracle(Oracle):
     def check_step(
         self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
     ) -> None:
-        """Check one step. ``corruptions`` are reads of KV that was not the reader's, as far as the pipeline can tell.
+        """Check one step. ``corruptions`` are reads of foreign KV, as far as the pipeline can tell.
 
         Raises Violation for a broken promise, IntegrityError where the engine's own books do not balance.
         """
@@ -122,7 +122,7 @@ class EngineOracle(Oracle):
         self.account.check_names()
         if microbatch is not None:
             self._on_launch(microbatch)
-        # A step without input and output has changed nothing that was not looked at after the one before.
+        # A step without input and output has changed nothing since the last audit.
         if self._audits and (events or microbatch is not None or result.replies or result.again):
             audit(scheduler)
         if self.conformance is not None:
@@ -135,12 +135,12 @@ class EngineOracle(Oracle):
             raise Violation(f"a request read KV that is not its own: {corruptions[0]}")
 
     def check_refusal(self, message: Generate, refusal: Refusal, ahead: Iterable[Event]) -> None:
-        """A request is refused before a step has seen it, with ``ahead`` on its way before it. Raises Violation."""
+        """Check a refusal from before the request's step, with ``ahead`` in front of it. Raises Violation."""
         if self.conformance is not None:
             self.conformance.check_refusal(message, refusal, ahead)
 
     def check_end(self, scheduler: Scheduler) -> None:
-        """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""
+        """Check an idle and flushed engine, which was asked for its counters in its last step. Raises Violation."""
         if scheduler.failure is None and not scheduler.is_fully_idle:
             raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")
         self.account.check_end()
@@ -172,7 +172,7 @@ class EngineOracle(Oracle):
                 self._on_call(event)
 
     def _on_sent(self, event: PagesSent) -> None:
-        """A prompt that could not be sent fails with that."""
+        """Fail a prompt that could not be sent."""
         sent = self._sending.pop(event.transfer, None)
         if event.error is not None:
             delivered = [life.message for life in self.account.live.values() if life.message.deliver is not None]
@@ -204,6 +204,6 @@ class EngineOracle(Oracle):
             count = len(segment.token_ids)
             if segment.sampling is not None:
                 self.account.lose_blocks((segment.rid,))
-            # Which of its guesses hold says the result, and where it goes on then the specification.
+            # The result says which of its guesses hold; the specification then says where it continues.
             comes_next = None if segment.drafts else segment.start + count
             self.account.compute(segment.rid, segment.start, count, comes_next)

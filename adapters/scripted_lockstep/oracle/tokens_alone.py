@@ -1,4 +1,4 @@
-"""The output of a request that runs alone: the tokens, and its prompt's logprobs, that every schedule must give it.
+"""The output of a request that runs alone: the tokens and prompt logprobs that every schedule must give it.
 
 Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search asks a fresh simulated
 engine; a script asks its own engine, flushed and idle, because only that one has its weights.
@@ -30,22 +30,22 @@ from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 from scripted_lockstep.specification.request import SpecifiedRequest
 
 NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
-# A grammar that leads nowhere does so alone too.
+# A request whose grammar leads nowhere ends so alone too.
 _ENDS_ALONE: Final = (*NATURAL_ENDS, FinishReason.INVALID)
 BUDGET_STEPS: Final = 20_000
 
 # Chunks of other lengths are other matrix products, which differ in the last bits of a real model.
 _LOGPROB_TOLERANCE: Final = 1e-3
 
-# What a request says, and the logprobs of its prompt.
+# The tokens of a request, and the logprobs of its prompt.
 SaidAlone = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
 
 
 def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limits: Limits) -> None:
-    """What a request said, to its end or until it was stopped, is what it says alone. ``weights`` are by version.
+    """Compare a request's output, to its end or to where it was stopped, with its output alone.
 
-    ``limits`` are those of the engine that it ran in. One that lived through an update of the weights has no
-    counterpart. Raises Violation with both outputs.
+    ``weights`` are by version, ``limits`` are its engine's. A request that lived through an update of the weights has
+    no counterpart. Raises Violation with both outputs.
     """
     message, said = request.message, tuple(request.ids[len(request.message.prompt_ids) :])
     if len(request.versions) != 1 or not is_repeatable(message.sampling):
@@ -71,12 +71,12 @@ def said_alone(
     limits: Limits,
     alphabet: int,
 ) -> SaidAlone:
-    """What a request is told, alone, on a simulated engine of these limits with these weights.
+    """Return the output of a request alone, on a simulated engine of these limits with these weights.
 
-    Where that engine has a LoRA, it computes the request.
+    An engine that has a LoRA computes the request with it.
     """
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet)
-    # Simulated tokens of a seed are the same with a window and without.
+    # Simulated tokens of a seed are the same with window layers and without.
     path = None if weights is None else weights.replace(EMBEDDED_WINDOW_MODEL, EMBEDDED_MODEL)
     update = UpdateWeights(call_id="weights", model_path=path)
     lora = limits.loras[0][0] if limits.loras else None
@@ -112,14 +112,14 @@ def said_alone(
 
 
 def are_alike(told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> bool:
-    """As many, in the same order, of the same values up to rounding."""
+    """Whether both have the same values, up to rounding."""
     if len(told) != len(alone):
         return False
     return all(abs(one.logprob - other.logprob) < _LOGPROB_TOLERANCE for one, other in zip(told, alone, strict=True))
 
 
 def other_logprobs(rid: str, told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> str:
-    """The first place in which a request was told other logprobs of its prompt than alone."""
+    """Name the first prompt logprob that differs from the one alone."""
     places = range(min(len(told), len(alone)))
     first = next((place for place in places if not are_alike(told[place : place + 1], alone[place : place + 1])), None)
     if first is None:
@@ -131,7 +131,7 @@ def other_logprobs(rid: str, told: Sequence[PromptLogprob], alone: Sequence[Prom
 
 
 def is_repeatable(sampling: SamplingParams) -> bool:
-    """Greedy, or sampled with a seed of its own: another seed depends on how many requests came before."""
+    """Whether it is greedy, or sampled with an own seed: any other seed depends on how many requests came before."""
     return sampling.temperature == 0 or sampling.seed is not None
 
 
@@ -142,7 +142,7 @@ def _with_lora(limits: Limits, path: str) -> Limits:
 
 @functools.lru_cache(maxsize=1024)
 def _roomy(limits: Limits) -> Limits:
-    """One stage of the same model, with room for a whole context, and without speculation."""
+    """Return the limits of one stage of the same model, with room for a whole context and without speculation."""
     roomy = Limits.of(EngineConfig(), EMBEDDED_FACTS)
     return msgspec.structs.replace(
         roomy,

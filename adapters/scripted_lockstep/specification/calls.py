@@ -1,6 +1,6 @@
-"""The calls of the executable specification that may have to wait: flush, weight update, profile, sleep.
+"""Deferrable calls of the executable specification: flush, weight update, profile, sleep.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It knows no request.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows no requests.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from engine.core.plan import ForwardMode
 from scripted_lockstep.specification.grammars import SpecifiedGrammars
 from scripted_lockstep.specification.memory import SpecifiedMemory
 
-# A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
+# A call, whether it was carried out, its answer, and the other fields of the answer as pairs.
 Answer = tuple[Any, ...]
 
 
 class SpecifiedCalls:
-    """``deadline`` is when the call that waits gives up, ``update`` the weight update that is asked for or in flight.
-    ``is_profiling``: the stages take a profile. ``turns`` are the calls of sleep and wake that are not carried out.
+    """Follows calls. ``deadline`` ends the call that waits; ``update`` is the weight update that is due or in flight.
 
-    ``busy`` says what keeps the engine from being quiescent; nothing does when it is empty.
+    ``is_profiling``: the stages take a profile. ``turns`` are sleeps and wakes that are not carried out. ``busy`` says
+    what keeps the engine from being quiescent, and is empty for a quiescent one.
     """
 
     def __init__(self, memory: SpecifiedMemory, grammars: SpecifiedGrammars, totals: dict[str, int]) -> None:
@@ -37,7 +37,7 @@ class SpecifiedCalls:
         self.sleep_level = 0
 
     def ask(self, call: Any, now: float, busy: str) -> list[Answer]:
-        """**Deferred**: at once, or refused, or as soon as the engine is quiescent; one at a time."""
+        """**Deferred**: carry a call out at once, refuse it, or defer it until the engine is quiescent; one waits."""
         if isinstance(call, StartProfile | StopProfile):
             return self._ask_profile(call)
         if isinstance(call, Sleep | Wake):
@@ -50,7 +50,7 @@ class SpecifiedCalls:
         return []
 
     def due(self, now: float, busy: str) -> list[Answer]:
-        """**Deferred**: the call that waits, when its chance has come or its time is over."""
+        """**Deferred**: answer the waiting call when the engine is quiescent or its time is over."""
         call = self._deferred
         if call is None or (busy and now < (self.deadline or 0.0)):
             return []
@@ -58,7 +58,7 @@ class SpecifiedCalls:
         return [(call, False, busy)] if busy else self._do(call)
 
     def launch(self, in_flight: int, depth: int, transfers: int) -> tuple[ForwardMode, str | int | None] | None:
-        """**Weight update**, **Sleep**, **Profile**: what is told to the stages in a microbatch of its own."""
+        """**Weight update**, **Sleep**, **Profile**: the order to the stages, in a microbatch of its own."""
         if self.update is not None:
             return None if in_flight else (ForwardMode.UPDATE, self.update.model_path)
         if self.turns:
@@ -70,7 +70,7 @@ class SpecifiedCalls:
         return ForwardMode.PROFILE, self._profile.folder if isinstance(self._profile, StartProfile) else None
 
     def finish(self, mode: ForwardMode, error: str | None) -> list[Answer]:
-        """The stages have done it, or could not."""
+        """Take the result of the order: the stages carried it out, or failed."""
         if mode is ForwardMode.PROFILE:
             call, self._profile, self._is_launched = self._profile, None, False
             self.is_profiling = isinstance(call, StartProfile) and error is None
@@ -94,7 +94,7 @@ class SpecifiedCalls:
         return [*answers, *[(turn, False, failure) for turn in turns]]
 
     def _ask_profile(self, call: StartProfile | StopProfile) -> list[Answer]:
-        """**Profile**: one at a time; what is in order waits for a place in the pipeline, the rest is refused."""
+        """**Profile**: one at a time; a call in order waits for a place in the pipeline, any other is refused."""
         if self._profile is not None or isinstance(call, StartProfile) is self.is_profiling:
             return [(call, False, "")]
         self._profile = call
@@ -102,11 +102,11 @@ class SpecifiedCalls:
 
     @property
     def is_awake(self) -> bool:
-        """**Sleep**: nothing is launched for requests from the step that accepts one to the end of the wake."""
+        """**Sleep**: nothing is launched for requests from the step that accepts a sleep to the end of the wake."""
         return not (self.turns or self.sleep_level)
 
     def _ask_turn(self, call: Sleep | Wake) -> list[Answer]:
-        """**Sleep**: one after another; no wake without weights."""
+        """**Sleep**: sleeps and wakes in their order; no wake without weights."""
         if isinstance(call, Wake):
             if self.is_awake:
                 return [(call, True, "awake")]
@@ -116,7 +116,7 @@ class SpecifiedCalls:
         return []
 
     def _finish_turn(self, error: str | None) -> list[Answer]:
-        """**Sleep**: the stages sleep or are awake, and nothing is cached; or all are as they were."""
+        """**Sleep**: the stages sleep or are awake, and nothing is cached; after a failure all is as it was."""
         turn = self.turns.pop(0)
         if error is not None:
             return [(turn, False, error)]

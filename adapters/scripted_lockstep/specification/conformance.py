@@ -1,6 +1,6 @@
-"""Conformance: compares what the engine did in each step with what the executable specification requires.
+"""Compares each step of the engine with the executable specification.
 
-It decides nothing itself. The first difference names its rule in the words of docs/architecture.md.
+It decides nothing itself. A difference is reported by the first rule of docs/architecture.md that it breaks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.request import Page
 from scripted_lockstep.specification.specification import TOTALS, Specification
 
-# The rules that a difference can be named by, each with the sentence of docs/architecture.md that states it.
+# The rules that a report can name, each with its sentence in docs/architecture.md.
 RULES: Final = {
     "LoRAs": "A request starts when the stages hold its LoRA",
     "Ahead": "With `async_scheduling` those that are in one microbatch follow, in the same order",
@@ -137,28 +137,28 @@ _OF_OUTPUT: Final = {
     "prompt_logprobs": "Prompt logprobs",
 }
 _counted: Final = attrgetter("forward_ct", *TOTALS)
-# What a segment asks for that has no prompt logprobs to give.
+# The logprobs position of a segment that asks for no prompt logprobs.
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 
 
 class Nonconformance(Violation):
-    """A step of the engine differs from the specification. ``rule`` is the name of the rule."""
+    """A step of the engine differs from the specification in this ``rule``."""
 
     def __init__(self, rule: str, what: str) -> None:
         super().__init__(f"rule {rule}: {what}; docs/architecture.md says: {RULES[rule]}")
         self.rule = rule
 
 
-# Of more the load is compared once in so many steps.
+# For longer queues the load is compared only once in this many steps.
 _MANY_WAIT: Final = 8
 
 
 class Conformance:
-    """Follows one scheduler, from new on. ``specification`` is the state that it must be in."""
+    """Follows one scheduler from its start; ``specification`` is the state that it must be in."""
 
     def __init__(self, limits: Limits) -> None:
         self.specification = Specification(limits)
-        # What the load was compared at.
+        # The state in which the load was compared last.
         self._load_at: tuple[Any, ...] = ()
 
     def check(self, events: Sequence[Event], now: float, result: StepResult, scheduler: Scheduler) -> None:
@@ -190,8 +190,9 @@ class Conformance:
             _must_be_equal("Again", "whether the loop goes on at once", expected.again, result.again)
 
     def _agree_on_load(self, scheduler: Scheduler) -> bool:
-        """Looked at where the queue or the cache is another one, of a long queue not in each step: every prompt that
-        waits is matched for it twice.
+        """Compare the load when the queue or the cache has changed, and for a long queue not in every step.
+
+        Computing it matches the prompt of every waiting request twice.
         """
         specification, memory = self.specification, self.specification.memory
         waiting, chunked = specification.waiting, specification.chunked
@@ -204,7 +205,7 @@ class Conformance:
         return specification.pending_tokens() == pending_prefill_tokens(scheduler.books, scheduler.memory)
 
     def check_refusal(self, message: Generate, refusal: Refusal, ahead: Iterable[Event]) -> None:
-        """A request is refused before a step has seen it, with ``ahead`` on its way before it. Raises Violation."""
+        """Compare a refusal from before the request's step, with ``ahead`` in front of it. Raises Violation."""
         specification = self.specification
         waits = {rid: not request.owns_memory for rid, request in specification.live.items()}
         for other in ahead:
@@ -220,7 +221,7 @@ class Conformance:
             raise Nonconformance("Refuse", f"the refusal of {message.rid} must say {says!r}, but is {refusal}")
 
     def check_cache(self, scheduler: Scheduler) -> None:
-        """Compare all that is cached: which prefixes, their hits, and in which order they were used."""
+        """Compare the whole cache: prefixes, their hits, and the order of their last uses."""
         memory, size = self.specification.memory, scheduler.limits.page_size
         _compare_cache(memory.cache, scheduler.memory.tree, size)
         if memory.host is not None and scheduler.memory.host is not None:
@@ -308,7 +309,7 @@ def _compare_window(memory: SpecifiedMemory, window: SlidingWindowPool | None) -
 
 
 def _compare_host(expected: SpecifiedHostTier, host: HostTier, size: int) -> None:
-    """What is on the host, in the order of its last uses."""
+    """Compare the pages on the host in the order of their last uses."""
     ready = [_key_of(prefix, size) for prefix, page in expected.kept.items() if page.state == "ready"]
     found = [page.key for page in host.kept.values() if page.is_ready]
     if ready != found:
@@ -318,13 +319,13 @@ def _compare_host(expected: SpecifiedHostTier, host: HostTier, size: int) -> Non
 
 @functools.lru_cache(maxsize=4096)
 def _key_of(prefix: tuple[Any, ...], size: int) -> bytes:
-    """What the last page of a prefix is known by."""
+    """Return the key of a prefix's last page."""
     kv_key, *ids = prefix
     return [*page_keys(ids, size, kv_key)][-1]
 
 
 def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:
-    """Of as many pages as there must be, each must be one that must be there."""
+    """Compare the cached prefixes: as many as specified, and no other."""
     last, leaves = {tree.root: cache}, list[tuple[int, int]]()
     for node in tree.nodes():
         assert node.parent is not None, f"{node} is the root"
@@ -410,7 +411,7 @@ def _rule_of(reply: Reply) -> str:
 
 
 def _agree(specification: Specification, scheduler: Scheduler) -> bool:
-    """Whether all that statistics say is equal, without making them: that would cost as much as all the rest."""
+    """Whether all counters are equal; making the statistics would cost as much as all other checks together."""
     books, memory, specified = scheduler.books, scheduler.memory, specification.memory
     waiting, limits = specification.waiting, specification.limits
     sizes = (
@@ -459,6 +460,6 @@ def _compare_stats(expected: EngineStats, stats: EngineStats) -> None:
     if expected == stats:
         return
     differing = [name for name in stats.__struct_fields__ if getattr(expected, name) != getattr(stats, name)]
-    # A counter says more of what went wrong than the sizes that follow from it.
+    # A wrong counter tells more than the sizes that follow from it.
     first = max(differing, key=lambda name: _MEANING.index(name) if name in _MEANING else len(_MEANING))
     _must_be_equal(_OF_STATS.get(first, "Counters"), first, getattr(expected, first), getattr(stats, first))

@@ -1,4 +1,4 @@
-"""The guesses of the executable specification: what is guessed, how far there is room, and what of it holds.
+"""Drafts of the executable specification: the guesses, the room for them, and how many hold.
 
 Names in bold are the rules of docs/architecture.md, "The rules of a step".
 """
@@ -26,7 +26,7 @@ class _Specified(Protocol):
 
 
 def drafts_of(request: Request, engine: _Specified) -> tuple[int, ...]:
-    """**Drafts**: what is guessed, as far as free pages go, and what the request may still say."""
+    """**Drafts**: the guesses that fit the free pages and the rest of the request's output."""
     limits, ids = engine.limits, request.ids
     if len(ids) < request.guesses_from:
         return ()
@@ -46,7 +46,7 @@ def drafts_of(request: Request, engine: _Specified) -> tuple[int, ...]:
 
 
 def verify(request: Request, engine: _Specified, accepted: Iterator[int], guesses: Iterator[tuple[int, ...]]) -> int:
-    """**Verify**: the accepted drafts hold; the others were not computed, and have no pages. Returns its tokens."""
+    """**Verify**: accepted drafts hold; rejected ones were not computed and own no pages. Returns the tokens."""
     drafts, request.drafts, request.guesses = request.drafts, (), next(guesses, ())
     right = next(accepted) if drafts else 0
     engine.totals["drafted_tokens"] += len(drafts)

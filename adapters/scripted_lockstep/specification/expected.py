@@ -1,6 +1,6 @@
-"""What a step of the engine must show, in the form in which the executable specification says it.
+"""The output that the executable specification requires of a step.
 
-Owns the forms only. The specification fills them; conformance compares them.
+This module has the forms only. The specification fills them; conformance compares them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import NamedTuple
 from engine.core.messages import Reply
 from engine.core.plan import DECODE, MIXED, PREFILL, ForwardMode, GrammarOrder, LoraChange, SamplingSpec
 
-# An order to the stages: what, of which transfer; and of one that begins how many pages, and where they go.
+# An order to the stages: its kind and transfer; for one that begins, the number of pages and where they go.
 SpecifiedOrder = tuple[object, ...]
 
 
 class ExpectedSegment(NamedTuple):
-    """One request's share of a microbatch. ``pages`` is a number: which pages they are is not promised.
+    """One request's part of a microbatch. ``pages`` is a count: page numbers are not specified.
 
-    ``window_pages`` says of each whether there is a window page beside it; of a model without window layers nothing.
+    ``window_pages`` says of each page whether a window page stands beside it; it is empty without window layers.
     """
 
     rid: str
@@ -36,12 +36,11 @@ class ExpectedSegment(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """One step. ``number`` is that of the last microbatch, ``mode`` is None when this step launches none.
+    """One step. ``number`` is the number of the last microbatch; ``mode`` is None when this step launches none.
 
-    ``told`` is what a microbatch of no request tells the stages: the new weights, or where a profile goes.
-    ``copies`` says how many pages it copies to the host, and from it: which ones these are is not promised.
-    ``transfers`` are the orders to send and receive KV.
-    The messages of answers and refusals in ``replies`` are the part of them that is promised.
+    ``told`` is the order of a microbatch without requests: the new weights, or the folder of a profile. ``copies``
+    counts the pages copied to the host and from it; which pages is not specified. ``transfers`` are the orders to send
+    and receive KV. The messages in ``replies`` are the specified parts of answers and refusals.
     """
 
     mode: ForwardMode | None
@@ -58,7 +57,7 @@ class Expected(NamedTuple):
 
 
 def mode_of(prompts: Sequence[object], decodes: Sequence[object]) -> ForwardMode:
-    """What a microbatch with these parts is called."""
+    """Return the mode of a microbatch with these parts."""
     if not decodes:
         return PREFILL
     return MIXED if prompts else DECODE

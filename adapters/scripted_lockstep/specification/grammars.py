@@ -1,6 +1,6 @@
-"""The grammars of the executable specification: which are known, who uses each, and which are kept unused.
+"""Grammars of the executable specification: known grammars, their users, and the unused ones that are kept.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It ends no request.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module ends no request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class _Known:
 
 
 class SpecifiedGrammars:
-    """``orders`` is what the last stage is to be told in this step."""
+    """Follows grammars; ``orders`` are this step's orders to the last stage."""
 
     def __init__(self, kept: int) -> None:
         self.kept, self.given = kept, 0
@@ -25,7 +25,7 @@ class SpecifiedGrammars:
         self.orders: list[GrammarOrder] = []
 
     def begin(self, request: SpecifiedRequest, totals: dict[str, int]) -> None:
-        """**Grammar**: one that is known is not compiled again."""
+        """**Grammar**: a known grammar is not compiled again."""
         grammar = request.message.sampling.grammar
         if grammar is None:
             return
@@ -40,12 +40,12 @@ class SpecifiedGrammars:
         totals["grammar_hits"] += known.is_ready
 
     def startable(self, waiting: list[SpecifiedRequest]) -> list[SpecifiedRequest]:
-        """**Grammar**: a request whose grammar is compiled is not tried, and not overtaken."""
+        """**Grammar**: a request whose grammar is being compiled is neither tried nor overtaken."""
         late = [request for known in self.known if not known.is_ready for request in known.users]
         return [request for request in waiting if request not in late] if late else waiting
 
     def leave(self, request: SpecifiedRequest) -> None:
-        """**Kept**: until nothing with it is alive or in flight; then the one that is unused for longest goes first."""
+        """**Kept**: until nothing with it is alive or in flight; then the longest unused grammar goes first."""
         if request.end is None or request.owns_memory or not request.grammar_id:
             return
         for known in self.known:
@@ -58,14 +58,14 @@ class SpecifiedGrammars:
                 return
 
     def shrink(self, kept: int) -> None:
-        """Forget what no request uses, but for the newest ``kept``."""
+        """Forget unused grammars, except the newest ``kept``."""
         unused = [one for one in self.known if not one.users]
         for known in unused[: max(0, len(unused) - kept)]:
             self.known.remove(known)
             self.orders.append(GrammarOrder(known.number, None))
 
     def answer(self, ready: GrammarReady, totals: dict[str, int]) -> list[SpecifiedRequest]:
-        """Whose grammar cannot be compiled. An answer to one that was forgotten meanwhile changes nothing."""
+        """Return the requests whose grammar cannot be compiled. An answer for a forgotten grammar changes nothing."""
         known = next((one for one in self.known if one.number == ready.grammar_id), None)
         if known is None or known.is_ready:
             return []
@@ -77,12 +77,12 @@ class SpecifiedGrammars:
         return []
 
     def take_orders(self) -> tuple[GrammarOrder, ...]:
-        """What the last stage is told in this step."""
+        """Take this step's orders to the last stage."""
         if not self.orders:
             return ()
         orders, self.orders = tuple(self.orders), []
         return orders
 
     def waiting(self) -> int:
-        """Requests that wait for their grammar."""
+        """The requests that wait for their grammar."""
         return sum([len(one.users) for one in self.known if not one.is_ready])

@@ -1,7 +1,7 @@
-"""The second tier of the executable specification: what is kept on the host, and the copies to it and from it.
+"""The second tier of the executable specification: pages on the host, and the copies to it and from it.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It decides nothing about order or time, and
-does not know the numbers of pages.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows neither the order of
+requests nor time nor page numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from engine.core.limits import Limits
 from scripted_lockstep.specification.request import Page, SpecifiedKey
 
-# What computed it and for whom, and all tokens up to the end of a page.
+# The key of the KV, and all tokens up to the end of the page.
 _Prefix = tuple[Any, ...]
 
 
@@ -24,7 +24,7 @@ class _Kept:
 
 
 class SpecifiedHostTier:
-    """``kept`` has what is on the host, least recently used first."""
+    """Follows the host tier; ``kept`` are its pages, least recently used first."""
 
     def __init__(self, limits: Limits) -> None:
         self._pages, self._size = limits.host_pages, limits.page_size
@@ -42,7 +42,7 @@ class SpecifiedHostTier:
         }
 
     def hit(self, ids: Sequence[int], hit: int, kv_key: SpecifiedKey) -> list[_Prefix]:
-        """**Host hit**: the pages that go on where the prefix cache ends, up to the first that is not ready."""
+        """**Host hit**: the pages that continue the hit in the prefix cache, up to the first that is not ready."""
         found: list[_Prefix] = []
         for end in range((hit + 1) * self._size, len(ids), self._size):
             page = self.kept.get((kv_key, *ids[:end]))
@@ -52,18 +52,18 @@ class SpecifiedHostTier:
         return found
 
     def protect(self, found: Sequence[_Prefix]) -> None:
-        """**Host page**: what is to be loaded stays."""
+        """**Host page**: a page that will be loaded stays."""
         for prefix in found:
             self.kept[prefix].readers += 1
 
     def load(self, found: Sequence[_Prefix]) -> None:
-        """**Host hit**: loaded by the next microbatch; of what is used at once the end counts as used first."""
+        """**Host hit**: loaded by the next microbatch; of pages used together the last counts as used first."""
         for prefix in reversed(found):
             self.kept[prefix] = self.kept.pop(prefix)
         self._due_in += found
 
     def keep(self, page: Page) -> None:
-        """**Host page**: what is evicted is written back, unless it is on the host or there is no place for it."""
+        """**Host page**: an evicted page is written back, unless it is on the host or there is no place for it."""
         prefix: _Prefix = ()
         kv_key, above = page.tokens[0], page
         while above.above is not None:
@@ -80,7 +80,7 @@ class SpecifiedHostTier:
             self.kept[prefix] = _Kept()
 
     def launch(self, number: int) -> tuple[int, int]:
-        """**Copies**: all that are due go with this microbatch; how many to the host, and from it."""
+        """**Copies**: all due copies go with this microbatch. Returns how many go to the host and from it."""
         out, into = [prefix for prefix, page in self.kept.items() if page.state == "due"], self._due_in
         for prefix in out:
             self.kept[prefix].state = "written"
@@ -88,7 +88,7 @@ class SpecifiedHostTier:
         return len(out), len(into)
 
     def land(self, number: int | None, *, failed: bool) -> None:
-        """**Copies**: its result makes ready what a microbatch wrote; what failed, or is lost with all, is dropped."""
+        """**Copies**: a result makes the written pages ready; failed and lost copies are dropped."""
         for one in [*self._flights] if number is None else [number]:
             out, into = self._flights.pop(one, ([], []))
             for prefix in into:

@@ -1,6 +1,7 @@
-"""The LoRAs of the executable specification: which requests may ask for, which the stages hold, what changes next.
+"""LoRAs of the executable specification: known LoRAs, the resident ones, and the next change.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It knows requests only as they are given.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows only the requests that it
+is given.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from scripted_lockstep.specification.request import SpecifiedLora as Lora
 from scripted_lockstep.specification.request import SpecifiedRequest as Request
 
 _Call = LoadLora | UnloadLora
-# A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
+# A call, whether it was carried out, its answer, and the other fields of the answer as pairs.
 Told = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class SpecifiedChange:
-    """A change: the call that asks for it, if one does, the LoRA, and the one that makes room for it."""
+    """A change: the call that asks for it, if one does, the LoRA, and the LoRA that makes room for it."""
 
     call: _Call | None
     lora: Lora
@@ -33,7 +34,7 @@ class SpecifiedChange:
 
 
 class SpecifiedLoras:
-    """``due`` are calls that were accepted, ``flight`` is the change in flight, ``unload`` waits until ``deadline``."""
+    """Follows LoRAs. ``due`` are accepted calls, ``flight`` is in flight, ``unload`` waits until ``deadline``."""
 
     def __init__(self, limits: Limits, totals: dict[str, int]) -> None:
         self._limits, self._totals = limits, totals
@@ -46,18 +47,18 @@ class SpecifiedLoras:
 
     @property
     def resident(self) -> list[Lora]:
-        """Those that the stages hold."""
+        """The LoRAs that the stages hold."""
         return [one for one in self.known.values() if one.version]
 
     @property
     def to_ask_for(self) -> list[str]:
-        """**Refuse**: a LoRA that is not loaded, or is being unloaded."""
+        """**Refuse**: a LoRA that is not loaded or is being unloaded."""
         return [name for name, one in self.known.items() if not one.is_leaving]
 
     # -- calls --
 
     def ask(self, call: _Call, everyone: Sequence[Request], now: float) -> Iterator[Told]:
-        """**LoRAs**, **Unload**: accepted, refused, or deferred. ``everyone`` is alive or owns memory."""
+        """**LoRAs**, **Unload**: accept, refuse or defer a call. ``everyone`` is alive or owns memory."""
         lora = self.known.get(call.name)
         users = _users_of(lora, everyone)
         waiting = f"waiting={sum([not one.owns_memory for one in users])} "
@@ -85,7 +86,7 @@ class SpecifiedLoras:
                 self.due.append(call)
 
     def look_at_unload(self, everyone: Sequence[Request], now: float) -> Iterator[Told]:
-        """**Unload**: what waits is due once no request uses the LoRA, and refused when its time is up."""
+        """**Unload**: the waiting call is due once no request uses the LoRA, and refused when its time is over."""
         if self.unload is None:
             return
         call, lora = self.unload, self.known[self.unload.name]
@@ -100,7 +101,7 @@ class SpecifiedLoras:
             self.due.append(call)
 
     def give_up(self, why: str) -> Iterator[Told]:
-        """**Death**: nothing changes any more, and every call is told so."""
+        """**Death**: nothing changes any more, and every call is answered with that."""
         flying = None if self.flight is None else self.flight.call
         calls = [call for call in (flying, *self.due, self.unload) if call is not None]
         self.due, self.flight, self.unload, self.deadline = [], None, None, None
@@ -111,7 +112,7 @@ class SpecifiedLoras:
 
     @property
     def is_call_due(self) -> bool:
-        """**Again**: a call's change may be launched as soon as there is a place for it."""
+        """**Again**: a call's change may be launched as soon as it has a place."""
         return self.flight is None and bool(self.due)
 
     def change(
@@ -122,10 +123,10 @@ class SpecifiedLoras:
         has_slot: bool,
         goes_on: bool,
     ) -> bool:
-        """One at a time: calls in their order, then the first request in the queue that lacks its LoRA.
+        """Launch one change: calls in their order, then for the first request in the queue that lacks its LoRA.
 
-        True when one is launched. In the step of a result those who waited for it go first. ``goes_on`` unless
-        generation is paused.
+        Returns whether one is launched. In the step of a result the requests that waited for it go first. ``goes_on``
+        is False while generation is paused.
         """
         has_landed, self.has_landed, self.is_postponed = self.has_landed, False, False
         lacking = goes_on and any(one.lacks_lora for one in waiting)
@@ -141,7 +142,7 @@ class SpecifiedLoras:
         return self.flight is not None
 
     def land(self, error: str | None, launched: int, waiting: Iterable[Request]) -> tuple[list[Told], list[Request]]:
-        """Every stage has changed, or none; whom to tell, and the requests that are left without their LoRA."""
+        """Take a change's result. Returns the answers, and the requests that are left without their LoRA."""
         assert self.flight is not None
         landed, self.flight, self.has_landed = self.flight, None, True
         call, lora, says, victim = landed.call, landed.lora, landed.says, landed.victim
@@ -168,11 +169,11 @@ class SpecifiedLoras:
         wanted = [request.lora for request in queue if request.lora is not None]
         new, version = Lora(call.name, call.path), self._totals["lora_loads"] + 1
         found = self._loading(call, new, wanted, owners)
-        # Without a place for it, it is read, and forgotten again.
+        # A LoRA without a place is read, checked and forgotten.
         return found or SpecifiedChange(call, new, LoraChange(call.name, version, call.path, version), None)
 
     def _of_requests(self, queue: Sequence[Request], owners: Sequence[Request]) -> SpecifiedChange | None:
-        """**LoRAs**: it takes no place of one that a request before it in the queue waits for."""
+        """**LoRAs**: a load takes no place from the LoRA of an earlier request in the queue."""
         before: list[Lora] = []
         for request in queue:
             if request.lora is not None and request.lacks_lora:
@@ -183,7 +184,7 @@ class SpecifiedLoras:
     def _loading(
         self, call: LoadLora | None, lora: Lora, wanted: Sequence[Lora], owners: Sequence[Request]
     ) -> SpecifiedChange | None:
-        """**LoRAs**: into a free place, or into that of the idle one that was used longest ago."""
+        """**LoRAs**: into a free place, or into the place of the idle LoRA that was used longest ago."""
         victim: Lora | None = None
         if len(self.resident) >= self._limits.max_loras:
             in_use = [*wanted, *[owner.lora for owner in owners]]
@@ -196,5 +197,5 @@ class SpecifiedLoras:
 
 
 def _users_of(lora: Lora | None, everyone: Iterable[Request]) -> list[Request]:
-    """Each once: a request may be alive and own memory."""
+    """Yield each request once: one may be alive and own memory."""
     return [one for one in dict.fromkeys(everyone) if one.lora is not None and one.lora is lora]

@@ -1,7 +1,7 @@
-"""The memory of the executable specification: rows, pages and the prefix cache, counted again at each query.
+"""Memory of the executable specification: rows, pages and the prefix cache, counted anew at each query.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It decides nothing about order or time, and
-does not know the numbers of pages and rows.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows neither the order of
+requests nor time nor the numbers of pages and rows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from scripted_lockstep.specification.window import SpecifiedWindow
 class SpecifiedMemory:
     """All rows and pages of an engine. ``owners`` are the requests that own some of them, ended or not.
 
-    ``cache`` is the page above all cached ones, ``window`` the window pool of a model with window layers, ``host`` the
-    second tier, None without one. ``evictions`` counts the times that something was to be evicted.
+    ``cache`` is the root above all cached pages, ``window`` the window pool of a model with window layers, ``host`` the
+    second tier, None without one. ``evictions`` counts the calls that asked for an eviction.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -40,11 +40,11 @@ class SpecifiedMemory:
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds, that are not cached and not kept back."""
+        """Pages that are neither held by a request nor cached nor reserved."""
         return self._limits.total_pages - self.kept_pages - self.cached_pages - _held_by(self.owners)
 
     def sizes(self) -> dict[str, int]:
-        """**Counters** of pages and rows. What is kept back counts as held."""
+        """**Counters** of pages and rows. Reserved ones count as held."""
         limits, held = self._limits, _held_by(self.owners) + self.kept_pages
         return {
             "pages_total": limits.total_pages, "pages_free": limits.total_pages - self.cached_pages - held,
@@ -54,7 +54,7 @@ class SpecifiedMemory:
         }  # fmt: skip
 
     def available_pages(self, owners: Sequence[SpecifiedRequest], hit: Sequence[Page] = ()) -> int:
-        """Pages that are free, or cached and of no use, if ``owners`` were all who own memory and ``hit`` were used."""
+        """Pages that are free, or cached and unused, if ``owners`` owned all memory in use and ``hit`` were used."""
         used = self._used_by(owners).union(hit)
         return self._limits.total_pages - self.kept_pages - _held_by(owners) - len(used)
 
@@ -65,7 +65,7 @@ class SpecifiedMemory:
     def has_room(
         self, tokens: int, spare_pages: int, owners: Sequence[SpecifiedRequest], hit: Sequence[Page] = ()
     ) -> bool:
-        """**Room**: for these tokens and pages to spare, if ``owners`` were all who own memory; beside what is hit."""
+        """**Room**: for these tokens and spare pages beside the hit, if ``owners`` owned all memory in use."""
         pages = self.pages_for(tokens)
         return pages - len(hit) + spare_pages <= self.available_pages(owners, hit) and (
             self.window is None
@@ -73,7 +73,7 @@ class SpecifiedMemory:
         )
 
     def pending_tokens(self, waiting: Sequence[SpecifiedRequest], split: SpecifiedRequest | None) -> int:
-        """**Load**: what of the split prompt is not launched, and of those that wait what they would not hit."""
+        """**Load**: the unlaunched rest of the split prompt, and the tokens that waiting requests would not hit."""
         parked = 0 if split is None else split.goal_tokens - split.planned_tokens
         if not waiting:
             return parked
@@ -82,13 +82,13 @@ class SpecifiedMemory:
     # -- the prefix cache --
 
     def match_of(self, request: SpecifiedRequest) -> Sequence[Page]:
-        """**Hit**: what this request hits."""
+        """**Hit**: the prefix that this request hits."""
         return self.match(request.ids[: request.may_hit + 1], request.kv_key)
 
     def match(self, ids: Sequence[int], kv_key: SpecifiedKey = (0, 0)) -> Sequence[Page]:
         """**Hit**: the longest prefix in full pages of the same LoRA and salt, never with the last token.
 
-        What windows see of it is there too.
+        The part that windows see must be cached too.
         """
         size, page = self._limits.page_size, self.cache
         hit: list[Page] = []
@@ -109,7 +109,7 @@ class SpecifiedMemory:
             prefix[-1].ends_node = True
 
     def publish(self, request: SpecifiedRequest, tokens: int, *, counts: bool = True) -> None:
-        """**Publish**: its full pages go to the cache; of a page that is there already, its own is given back."""
+        """**Publish**: full pages go to the cache; where the cache has the page already, the request's own is freed."""
         size, prefix = self._limits.page_size, request.prefix
         if not self._limits.radix_cache:
             return
@@ -124,7 +124,7 @@ class SpecifiedMemory:
                 above.below[key] = Page(above, key)
                 above.ends_node = (
                     above.ends_node or above.used > 0
-                )  # A page that was there before, where this leaves it.
+                )  # The page was cached before, and this request leaves it.
                 self.cached_pages += 1
             prefix.append(above.below[key])
             if self.window is not None and index >= request.window_start:
@@ -134,14 +134,14 @@ class SpecifiedMemory:
         self.use(prefix)
 
     def admit(self, request: SpecifiedRequest, spare_pages: int) -> bool:
-        """Give a request a row and what it hits, if all of its tokens have room; False, and nothing done, if not."""
+        """Give a request a row and its hit, if all of its tokens have room. Returns whether it was admitted."""
         hit, window, tokens, host = self.match_of(request), self.window, len(request.ids), self.host
         self.use(hit)
         if not self.has_room(tokens, spare_pages, self.owners, hit):
             if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(
                 self.owners, hit
             ):
-                window.leave(window.seen_of(hit))  # It had its pages, and looked for its window pages.
+                window.leave(window.seen_of(hit))  # It had got its pages before it looked for window pages.
             return False
         self.owners.append(request)
         request.owns_memory, request.prefix, request.pages, request.told_pages = True, list(hit), len(hit), 0
@@ -154,7 +154,7 @@ class SpecifiedMemory:
         return True
 
     def extend(self, request: SpecifiedRequest, tokens: int) -> bool:
-        """Give a request the pages for this many tokens; False, and nothing done, when there are not enough."""
+        """Give a request pages for this many tokens. Returns False, and changes nothing, if there are not enough."""
         need, window = self.pages_for(tokens) - request.pages, self.window
         if need > 0:
             short = need - self.free_pages
@@ -169,7 +169,7 @@ class SpecifiedMemory:
         return True
 
     def free_tokens(self, request: SpecifiedRequest, *, spare_pages: int) -> int:
-        """Tokens that a request could have pages for from what is free, but for some pages."""
+        """Tokens for which a request could get free pages, except for some pages."""
         window = self.window
         free = self.free_pages if window is None else min(self.free_pages, window.free_pages(self.owners))
         return (request.pages + max(0, free - spare_pages)) * self._limits.page_size
@@ -180,7 +180,7 @@ class SpecifiedMemory:
         request.told_pages = min(request.told_pages, request.pages)
 
     def evict(self, count: int) -> None:
-        """**Evict**: least recently used first, of one prefix its end first, never what is in use."""
+        """**Evict**: least recently used first, a prefix from its end, never a page in use."""
         if count <= 0:
             return
         self.evictions += 1
@@ -195,21 +195,21 @@ class SpecifiedMemory:
                 self.window.beside.pop(page, None)
 
     def slide(self, request: SpecifiedRequest, position: int) -> None:
-        """**Slide**: it gives back the window pages that its token at ``position``, and those after it, do not see."""
+        """**Slide**: free the window pages that the token at ``position`` and later tokens do not see."""
         if self.window is not None:
             start = max(request.window_start, min(self.window.first_page(position), request.pages))
             self.window.leave(request.prefix[request.window_start : start])
             request.window_start = start
 
     def release(self, request: SpecifiedRequest) -> None:
-        """Take everything from a request."""
+        """Take all memory from a request."""
         if self.window is not None:
             self.window.leave(request.prefix[request.window_start :])
         self.owners.remove(request)
         request.prefix, request.pages, request.told_pages, request.window_start = [], 0, 0, 0
 
     def flush(self) -> int:
-        """Forget the cache and what of it an operator pinned; returns how many pages it had."""
+        """Forget the cache and its pins. Returns how many pages it had."""
         dropped, self.cached_pages = self.cached_pages, 0
         self.cache, self._pins = Page(None, ()), []
         if self.window is not None:
@@ -221,38 +221,38 @@ class SpecifiedMemory:
     # -- the second tier --
 
     def on_host(self, request: SpecifiedRequest) -> list[tuple[int, ...]]:
-        """**Host hit**: what this request would load."""
+        """**Host hit**: the pages that this request would load."""
         if self.host is None:
             return []
         return self.host.hit(request.ids[: request.may_hit + 1], len(self.match_of(request)), request.kv_key)
 
     def hit_pages(self, request: SpecifiedRequest) -> int:
-        """How many pages this request need not compute."""
+        """Count the pages that this request need not compute."""
         return len(self.match_of(request)) + len(self.on_host(request))
 
     def count_hit(self, request: SpecifiedRequest, totals: dict[str, int]) -> None:
-        """**Cached tokens**: what it hit when it was admitted first; of these, those that it loads."""
+        """**Cached tokens**: the hit at the first admission, and the part of it that is loaded."""
         if not request.retractions:
             request.cached_tokens = request.hit_tokens
             totals["cached_tokens"] += request.hit_tokens
             totals["host_hit_tokens"] += request.hit_tokens - len(request.prefix) * self._limits.page_size
 
     def launch_copies(self, number: int, totals: dict[str, int]) -> tuple[int, int]:
-        """**Copies**: how many this microbatch carries out, to the host and from it; **Counters** count them."""
+        """**Copies**: the pages that this microbatch copies to the host and from it; **Counters** count them."""
         written, read = (0, 0) if self.host is None else self.host.launch(number)
         totals["host_pages_written"] += written
         totals["host_pages_loaded"] += read
         return written, read
 
     def land_copies(self, number: int | None, *, failed: bool) -> None:
-        """**Copies**: this microbatch is back, or with None nothing comes back any more."""
+        """**Copies**: this microbatch is back; None stands for a death, after which nothing comes back."""
         if self.host is not None:
             self.host.land(number, failed=failed)
 
     # -- operators --
 
     def press(self, event: OperatorEvent) -> None:
-        """**Pressure**: what is kept back is given back, then cache is evicted; what is too much is kept back."""
+        """**Pressure**: reserved memory is given back, then cache is evicted, then the excess is reserved."""
         if isinstance(event, EvictCache):
             self.evict(self.cached_pages if event.pages is None else event.pages)
         elif isinstance(event, ReleasePressure):
@@ -292,7 +292,7 @@ class SpecifiedMemory:
         return used
 
     def _idle_pages(self) -> Iterator[Page]:
-        """Cached pages that nothing uses: those above before those below, neighbours in order of publication."""
+        """Yield cached pages that nothing uses: parents before children, siblings in order of publication."""
         used, stack = self._used_by(self.owners), [*reversed(self.cache.below.values())]
         while stack:
             page = stack.pop()

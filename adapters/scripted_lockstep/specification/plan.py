@@ -1,6 +1,6 @@
-"""The plan of a step of the executable specification: which prompts and decodes it launches, and who gives way to them.
+"""The plan of a step of the executable specification: the prompts and decodes that it launches, and who gives way.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It launches nothing.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module launches nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scripted_lockstep.specification.transfers import SpecifiedTransfers
 TRIES_LIMIT: Final = 16
 LEAST_SPARED_TOKENS: Final = 512
 
-Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
+Part = tuple[Request, int, int]  # A request, its first token in a microbatch, and the token after its last one there.
 
 
 class _Engine(Protocol):
@@ -45,7 +45,7 @@ class _Engine(Protocol):
 
 
 def plan_of(engine: _Engine) -> tuple[list[Part], list[Part]]:
-    """**Mixed**: decodes first, prompts into the rest; or decodes when there are no prompts. **Seats**: for all."""
+    """**Mixed**: decodes first, prompts into the rest; else decodes when there are no prompts. **Seats**: for all."""
     budget, limits = engine.limits.prefill_budget_tokens, engine.limits
     if not limits.mixed_chunk:
         prompts = _prompts(engine, budget, limits.most_requests)
@@ -61,7 +61,7 @@ def plan_of(engine: _Engine) -> tuple[list[Part], list[Part]]:
 
 
 def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
-    """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
+    """**Start**: the next part of the split prompt, then requests of the queue while the budget lasts."""
     plan: list[Part] = []
     tries = 0
     for request in _in_turn(engine, plan, budget, seats):
@@ -98,9 +98,9 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
 
 
 def _in_turn(engine: _Engine, plan: Sequence[Part], budget: int, seats: int) -> Iterator[Request]:
-    """**Order**: the prompt that is split, then the queue, as it is once that prompt's next part has its pages.
+    """**Order**: the split prompt, then the queue as it is once that prompt's next part has its pages.
 
-    **Receive**: between these what was received, as far as its rest goes into the microbatch as a whole.
+    **Receive**: between the two come received prompts, as far as their rest fits the microbatch as a whole.
     """
     if engine.chunked is not None:
         yield engine.chunked
@@ -114,7 +114,7 @@ def _in_turn(engine: _Engine, plan: Sequence[Part], budget: int, seats: int) -> 
 
 
 def _waits_for_another(engine: _Engine, request: Request) -> bool:
-    """**Shared**: what is launched to the end of its prompt, or received, and is to be published, spares it most."""
+    """**Shared**: a prompt launched to its end or received, and to be published, spares this one most of its work."""
     memory, size, receives = engine.memory, engine.limits.page_size, engine.transfers.may_receive(request)
     for other in memory.owners if engine.limits.radix_cache else ():
         is_left = other.end is not None or other.is_leaving or other.is_delivering
@@ -139,7 +139,7 @@ def _is_worth(engine: _Engine, budget: int, request: Request, *, alone: bool) ->
 
 
 def _admit(engine: _Engine, request: Request) -> bool:
-    """**Room**: for all of its tokens, and a page for each request that runs."""
+    """**Room**: for all of its tokens, and a page for each running request."""
     memory = engine.memory
     if engine.limits.priority_preemption:
         _preempt_for(engine, request)
@@ -153,7 +153,7 @@ def _admit(engine: _Engine, request: Request) -> bool:
 
 
 def _choose(engine: _Engine, most: int) -> list[Request]:
-    """**Turns**: launched longest ago first, no more than a stage's share of all that run."""
+    """**Turns**: launched longest ago first, no more than one stage's share of all running requests."""
     most = min(most, -(-len(engine.running) // engine.limits.pp_size))
     chosen: list[Request] = []
     waits = False
@@ -181,9 +181,9 @@ def _decodes(engine: _Engine, most: int, *, with_drafts: bool) -> list[Part]:
 
 
 def _make_room(engine: _Engine, request: Request, chosen: list[Request]) -> bool:
-    """**Victim**: while a decode has no page for its next token one gives way, if need be itself.
+    """**Victim**: while a decode has no page for its next token, one request gives way, if need be itself.
 
-    Where one may be in flight because it was planned ahead, it is waited for.
+    A victim that may be in flight because it was planned ahead is waited for.
     """
     while not engine.memory.extend(request, request.planned_tokens + 1):
         victim = max(engine.running if engine.limits.async_scheduling else engine.ready(), key=gives_way)
@@ -201,7 +201,7 @@ def _lower_than(engine: _Engine, request: Request) -> list[Request]:
 
 
 def _preempt_for(engine: _Engine, request: Request) -> None:
-    """**Preempt**: as many of lower priority as it takes, or none if all of them are not enough."""
+    """**Preempt**: as many of lower priority as are needed, or none if all of them are not enough."""
     memory, victims, need = engine.memory, _lower_than(engine, request), (len(request.ids), len(engine.running))
     if not memory.has_room(*need, [owner for owner in memory.owners if owner not in victims]):
         return
@@ -212,7 +212,7 @@ def _preempt_for(engine: _Engine, request: Request) -> None:
 
 
 def _next_part(limits: Limits, plan: Sequence[Part], prefix: int, rest: int, room: int) -> int:
-    """**Chunks**: all that there is room for. **Even**: as many pages as the microbatch can bear, at least one."""
+    """**Chunks**: all tokens that have room. **Even**: as many pages as the microbatch can bear, at least one."""
     if not limits.dynamic_chunking:
         return min(rest, room)
     most, page = _cost(limits, 0, limits.prefill_budget_tokens), limits.page_size
@@ -225,5 +225,5 @@ def _next_part(limits: Limits, plan: Sequence[Part], prefix: int, rest: int, roo
 
 
 def _cost(limits: Limits, prefix: int, tokens: int) -> int:
-    """**Even**: what a part of a prompt costs: its tokens, each by the prefix that it attends to."""
+    """**Even**: the cost of a part of a prompt: its tokens, each by the prefix that it attends to."""
     return tokens * (2 * limits.chunk_parity_tokens + 2 * prefix + tokens)

@@ -1,6 +1,6 @@
-"""The queue of the executable specification: in which order requests are tried and give way, and when their time ends.
+"""The queue of the executable specification: the order of tries, who gives way, and when requests time out.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It admits nothing.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module admits nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def why_refused(
     loras: Container[str],
     weights: str | None,
 ) -> tuple[RefusalKind, str] | None:
-    """**Refuse**: for the first of these reasons that holds."""
+    """**Refuse**: for the first of these reasons that applies."""
     never = limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
     if failure is not None:
         return RefusalKind.UNAVAILABLE, failure
@@ -45,12 +45,12 @@ def why_refused(
 
 
 def is_overdue(request: SpecifiedRequest) -> bool:
-    """**Overtaken**: as often as it may be."""
+    """**Overtaken**: as often as allowed."""
     return request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
 
 
 def by_policy(waiting: Sequence[SpecifiedRequest], limits: Limits, memory: SpecifiedMemory) -> list[SpecifiedRequest]:
-    """**Order**: by arrival, by priority, or by what is cached; what was overtaken too often comes before the rest."""
+    """**Order**: by arrival, priority or cached prefix; requests that were overtaken too often come first."""
     if limits.schedule_policy == "fcfs" or (
         limits.schedule_policy in ("lpm", "dfs-weight") and len(waiting) > LPM_QUEUE_LIMIT_REQUESTS
     ):
@@ -65,7 +65,7 @@ def by_policy(waiting: Sequence[SpecifiedRequest], limits: Limits, memory: Speci
 
 
 def overtake(started: SpecifiedRequest, waiting: Sequence[SpecifiedRequest], limits: Limits) -> list[SpecifiedRequest]:
-    """**Overtaken**: those that came before and still wait; with priorities, only the one that waits longest."""
+    """**Overtaken**: earlier requests that still wait; with priorities, only the one that waits longest."""
     overtaken = [one for one in waiting if one.arrival < started.arrival]
     if limits.schedule_policy == "priority":
         overtaken = [one for one in overtaken if one is waiting[0]]
@@ -81,7 +81,7 @@ def gives_way(request: SpecifiedRequest) -> tuple[int, int]:
 
 
 def _walked(hits: list[tuple[SpecifiedRequest, Sequence[Page]]]) -> list[SpecifiedRequest]:
-    """**Order**: below a page, first those that go on to another one, the page that most go to first."""
+    """**Order**: below a page, first the requests that continue to a child, the child with most requests first."""
     order: list[SpecifiedRequest] = []
     groups = [(0, hits)]
     while groups:
@@ -91,7 +91,8 @@ def _walked(hits: list[tuple[SpecifiedRequest, Sequence[Page]]]) -> list[Specifi
             continue
         pages = dict.fromkeys([prefix[depth] for _, prefix in group if len(prefix) > depth])
         below = [[hit for hit in group if hit[1][depth : depth + 1] == [page]] for page in pages]
-        # The last one is walked first: what ends here, at a depth that it does not reach, waits for all others.
+        # Children are walked from the last: a request that ends here, at a depth that others pass, waits for all of
+        # them.
         groups.append((depth + 1, [hit for hit in group if len(hit[1]) == depth]))
         groups += [(depth + 1, one) for one in sorted(below, key=lambda one: (len(one), -one[0][0].arrival))]
     return order
@@ -107,14 +108,14 @@ def _by_priority(request: SpecifiedRequest) -> int:
 def out_of_time(
     live: Iterable[SpecifiedRequest], limits: Limits, now: float
 ) -> list[tuple[float, int, str, SpecifiedRequest]]:
-    """Those whose time is over, by deadline, then by arrival; each with what its client is told."""
+    """Yield requests whose time is over, by deadline, then by arrival, each with the name of its limit."""
     limited = [request for request in live if request.has_time_limit]
     ends = [(end, request) for request in limited if (end := _deadline_of(request, limits)) is not None]
     return sorted([(at, request.arrival, says, request) for (at, says), request in ends if now >= at])
 
 
 def next_deadline(calls: tuple[float | None, ...], live: Collection[SpecifiedRequest], limits: Limits) -> float | None:
-    """The first deadline of all: of the calls and transfers that wait, and of the requests."""
+    """The earliest deadline of waiting calls, transfers and requests."""
     if not live and calls.count(None) == len(calls):
         return None
     limited = [request for request in live if request.has_time_limit]
@@ -123,7 +124,7 @@ def next_deadline(calls: tuple[float | None, ...], live: Collection[SpecifiedReq
 
 
 def _deadline_of(request: SpecifiedRequest, limits: Limits) -> tuple[float, str] | None:
-    """**Time limits**: the first deadline of a request, with what its client is told of it; None without one."""
+    """**Time limits**: a request's first deadline and the name of its limit; None without a limit."""
     own, waiting = request.message.timeout_s, (request.message.waiting_timeout_s, limits.waiting_timeout_s)
     given = [] if own is None else [(own, f" timeout_s is {own:g};")]
     if waiting != (None, None) and not (request.owns_memory or request.retractions):

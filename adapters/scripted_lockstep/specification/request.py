@@ -1,6 +1,6 @@
-"""A request of the executable specification: what it asked for, its output, and what it owns.
+"""A request of the executable specification: its arguments, its output and its memory.
 
-It says what its client and the last stage are told. The specification decides what happens to it.
+It makes the replies to its client and the sampling for the last stage. The specification decides what happens to it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from engine.core.plan import SamplingSpec
 from scripted_lockstep.specification.expected import ExpectedSegment
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
-# All that the stages and a client say by the same name, but the seed, which the engine may choose.
+# The fields that stages and clients call by the same name, except the seed, which the engine may choose.
 _FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
 
 
-# What computes KV, and the number of the cache salt that it is for.
+# The version of the LoRA that computed the KV, and the number of the cache salt.
 SpecifiedKey = tuple[int, int]
 
 
 class Page:
     """A page of the prefix cache: ``tokens``, after its key and after the pages above.
 
-    ``ends_node`` where a node ends. ``used`` is the number of its last use, ``hits`` counts what **Hit count** says.
+    ``ends_node``: a node ends here. ``used`` is the number of its last use, ``hits`` its **Hit count**.
     """
 
     __slots__ = ("above", "below", "depth", "ends_node", "hits", "tokens", "used")
@@ -48,7 +48,7 @@ class Page:
 
 
 class SpecifiedLora:
-    """A LoRA. The stages hold it as ``version``, if that is not 0; ``used`` by this microbatch at the latest."""
+    """A LoRA. The stages hold it as ``version``, unless that is 0; ``used`` is the last microbatch that used it."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name, self.path, self.version, self.used, self.is_leaving = name, path, 0, -1, False
@@ -57,12 +57,11 @@ class SpecifiedLora:
 class SpecifiedRequest:
     """``ids`` are its prompt and its output. It waits exactly while it owns no memory.
 
-    Of its ``pages`` the first are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
-    With window layers it uses a window page beside each page from ``window_start`` on. Of its tokens, ``hit_tokens``
-    were in the cache when it was admitted, those before ``planned_tokens`` are launched, and ``goal_tokens`` are
-    computed before it decodes; ``parts`` counts those of a prompt that is split. ``cached_tokens`` were hit when it was
-    admitted first. The logits of the positions from ``due`` to ``due_end`` have not yet given the prompt logprobs that
-    were asked for.
+    The first of its ``pages`` are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
+    With window layers it uses a window page beside each page from ``window_start`` on. ``hit_tokens`` of its tokens
+    were cached at its admission, the tokens before ``planned_tokens`` are launched, and ``goal_tokens`` are computed
+    before it decodes; ``parts`` counts the parts of a split prompt. ``cached_tokens`` were hit at its first admission.
+    The logits of the positions from ``due`` to ``due_end`` have not yet given the prompt logprobs that it asked for.
     """
 
     def __init__(
@@ -105,24 +104,24 @@ class SpecifiedRequest:
 
     @property
     def may_hit(self) -> int:
-        """**Hit**: neither its last token nor any whose logits are due."""
+        """**Hit**: neither the last token nor a token whose logits are due."""
         return self.due if self.due < self.due_end else len(self.ids) - 1
 
     @property
     def is_prefilled(self) -> bool:
-        """**End**: nothing is to follow its prompt, and all of that is launched."""
+        """**End**: the whole prompt is launched, and no output is to follow it."""
         return self.planned_tokens == self.limit_tokens
 
     @property
     def may_go_ahead(self) -> bool:
-        """**Ahead**: one token is on its way, which is not the last, and the next one depends on no count of tokens."""
+        """**Ahead**: one token is in flight and is not the last, and the next one depends on no token count."""
         sampling = self.message.sampling
         counts = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) != (0, 0, 1)
         looks_back = counts or sampling.grammar is not None
         return self.in_flight == 1 and len(self.ids) + 1 < self.limit_tokens and not looks_back
 
     def why_ended(self, token: int) -> FinishReason | None:
-        """**End**: by its newest token; None while it goes on."""
+        """**End**: by its newest token; None while it continues."""
         if token in self.stop_ids:
             return STOP
         return LENGTH if len(self.ids) >= self.limit_tokens else None
@@ -134,7 +133,7 @@ class SpecifiedRequest:
         completion: Completion,
         version: int,
     ) -> Iterator[TokenOutput]:
-        """**Prompt logprobs**: each part is told in the step of its chunk's result, before the tokens of any."""
+        """**Prompt logprobs**: each part is sent in the step of its chunk's result, before any token."""
         if not completion.prompt_logprobs:
             return
         values = iter(completion.prompt_logprobs)
@@ -147,7 +146,7 @@ class SpecifiedRequest:
                 yield request.output(part=part)
 
     def asked(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:
-        """**Prompt logprobs**: the first position, and the tokens that follow those which are due of this part."""
+        """**Prompt logprobs**: the first position of this part, and the tokens after the positions that are due."""
         if self.due_end < 0:
             return _NOTHING_ASKED
         first, end = max(start, self.due), min(end, self.due_end)
@@ -155,21 +154,21 @@ class SpecifiedRequest:
 
     @property
     def lacks_lora(self) -> bool:
-        """**LoRAs**: it cannot start before the stages hold its LoRA."""
+        """**LoRAs**: a request cannot start before the stages hold its LoRA."""
         return self.lora is not None and not self.lora.version
 
     @property
     def version(self) -> int:
-        """What computes its KV: the version of its LoRA, 0 for the model itself, -1 before the stages hold it."""
+        """The version of its LoRA: 0 for the model itself, -1 before the stages hold the LoRA."""
         return 0 if self.lora is None else self.lora.version or -1
 
     @property
     def kv_key(self) -> SpecifiedKey:
-        """**Hit**: what computes its KV, and for whom: a prefix is hit where both are equal."""
+        """**Hit**: the LoRA and the salt of its KV: a prefix is hit where both are equal."""
         return self.version, salt_key(self.message.cache_salt)
 
     def use_lora(self, microbatch: int) -> int:
-        """The version that a microbatch is computed with, and its use noted."""
+        """Return the LoRA version for a microbatch, and note the use."""
         if self.lora is None:
             return 0
         self.lora.used = microbatch
@@ -183,7 +182,7 @@ class SpecifiedRequest:
         error: str | None = None,
         part: tuple[PromptLogprob, ...] = (),
     ) -> TokenOutput:
-        """What its client is told of a new token, of its end, of both, or of a part of its prompt."""
+        """Make a reply to its client: a new token, its end, both, or a part of its prompt's logprobs."""
         prompt_tokens = len(self.message.prompt_ids)
         return TokenOutput(
             rid=self.rid,

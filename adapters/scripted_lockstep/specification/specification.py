@@ -1,7 +1,7 @@
-"""The executable specification: what the engine promises to do in each step, as plainly as it can be written.
+"""The executable specification: the engine's promises for each step, written as plainly as possible.
 
 A second scheduler, obvious instead of fast. It shares only messages, plan structs and limits with the first; it keeps
-lists, and recounts what can be counted. Names in bold are the rules of docs/architecture.md, "The rules of a step":
+lists, and recounts instead of counting. Names in bold are the rules of docs/architecture.md, "The rules of a step":
 read both side by side. The page also says what is not specified.
 """
 
@@ -34,7 +34,7 @@ _Flight = tuple[list[Part], list[ExpectedSegment], ForwardMode]
 
 
 class Specification:
-    """Made for a new or reset engine. ``step`` takes what a step of the engine takes."""
+    """Specifies a new or reset engine, step by step."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)
@@ -54,7 +54,7 @@ class Specification:
         self.transfers = SpecifiedTransfers(limits, self.memory)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
-        """**Step**: the events, then whose time is over, then the call that waits, then at most one microbatch."""
+        """**Step**: the events, then requests that time out, then the waiting call, then at most one microbatch."""
         self.steps, self.now, self.replies = self.steps + 1, now, []
         for event in events:
             self._apply(event)
@@ -131,7 +131,7 @@ class Specification:
 
     @property
     def waiting(self) -> list[Request]:
-        """**Queue**: in order of arrival; what was sent back has its old place."""
+        """**Queue**: in order of arrival; a retracted request has its old place."""
         return [request for request in self.live.values() if not request.owns_memory]
 
     @property
@@ -151,11 +151,11 @@ class Specification:
         )
 
     def ready(self) -> list[Request]:
-        """What decodes and is in no microbatch, launched longest ago first."""
+        """Decodes that are in no microbatch, launched longest ago first."""
         return [request for request in self.running if not request.in_flight]
 
     def ahead(self) -> list[Request]:
-        """**Ahead**: what decodes and is in one microbatch; none while one waits that could preempt it."""
+        """**Ahead**: decodes that are in one microbatch; none while a request waits that could preempt them."""
         if not self.limits.async_scheduling or (self.limits.priority_preemption and self.waiting):
             return []
         return [request for request in self.running if request.may_go_ahead]
@@ -173,7 +173,7 @@ class Specification:
         )  # fmt: skip
 
     def pending_tokens(self) -> int:
-        """**Load**: of those that receive, what they will not have received."""
+        """**Load**: of receiving requests, the tokens that they will not have received."""
         pending = self.memory.pending_tokens(self.waiting, self.chunked)
         return pending + sum([one.goal_tokens - one.planned_tokens for one in self.transfers.transferring])
 
@@ -224,7 +224,7 @@ class Specification:
                 self._end(request, FinishReason.UNAVAILABLE, error=error)
 
     def _end_outdated(self) -> None:
-        """**Send**: what waits to be sent with weights that the engine does not have any more ends."""
+        """**Send**: a request that waits to be sent with weights that the engine no longer has ends."""
         weights = self.calls.weights[-1] or ""
         for request in self.waiting:
             deliver = request.message.deliver
@@ -234,13 +234,13 @@ class Specification:
                 self._end(request, FinishReason.UNAVAILABLE, error=why)
 
     def _end_if_prefilled(self, request: Request) -> None:
-        """**End**: a request of no new token ends with its prompt, and when all of that is sent if it is to be."""
+        """**End**: a request without new tokens ends with its prompt; if that is delivered, when all of it is sent."""
         if request.is_prefilled and not (request.in_flight or request.end is not None):
             self.memory.publish(request, request.planned_tokens)
             self._end(request, FinishReason.LENGTH)
 
     def _on_transfer(self, event: messages.PagesReceived | messages.PagesSent) -> None:
-        """**Receive**, **Send**: the stages use no page of a transfer any more."""
+        """**Receive**, **Send**: the stages use no page of the transfer any more."""
         is_sent, one = isinstance(event, messages.PagesSent), self.transfers.open.get(event.transfer)
         if one is not None and isinstance(event, messages.PagesReceived):
             self.totals["pages_received"] += event.pages
@@ -279,7 +279,8 @@ class Specification:
         request.is_whole = bool(news)
         self.transfers.stop(request)
         if request.owns_memory:
-            # Those that have ended come after all others, in the order of their ends: a death frees them so.
+            # Requests that have ended come after all others, in the order of their ends: a death frees them in this
+            # order.
             self.memory.owners.remove(request)
             self.memory.owners.append(request)
         self.grammars.leave(request)
@@ -297,7 +298,7 @@ class Specification:
         self.running = [other for other in self.running if other is not request]
 
     def retract(self, request: Request) -> None:
-        """**Retract**: its memory is free as soon as nothing with it is in flight; it keeps its place in the queue."""
+        """**Retract**: its memory is free as soon as nothing with it is in flight; its place in the queue stays."""
         if request.is_receiving:
             self.transfers.stop(request)
         self._take_out(request)
@@ -333,7 +334,7 @@ class Specification:
     def why_refused(
         self, message: messages.Generate, live: Container[str], waiting: int
     ) -> tuple[messages.RefusalKind, str] | None:
-        """**Refuse**: by what rule, and the part of the refusal that is promised; None for a request that is not."""
+        """**Refuse**: the rule, and the specified part of the refusal; None for a request that is not refused."""
         return why_refused(
             message, self.failure, live, waiting, self.limits, self.loras.to_ask_for, self.calls.weights[-1]
         )
@@ -399,10 +400,10 @@ class Specification:
         return None, [], None
 
     def _segment(self, request: Request, start: int, end: int) -> ExpectedSegment:
-        """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
+        """**Told**: the pages that the stages do not know yet; the sampling with the first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
-        # **Ahead**: in the place of its newest token stands that it is not known.
+        # **Ahead**: a marker stands in the place of the newest token, which is not known yet.
         ids = tuple(request.ids[start:end]) or (UNKNOWN_TOKEN,)
         emits = len(request.ids) <= end < request.limit_tokens
         places = range(told, request.pages) if self.memory.window is not None else ()

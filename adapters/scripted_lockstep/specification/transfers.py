@@ -1,6 +1,7 @@
-"""What an engine of the executable specification receives of prompts that others compute, and sends of those it does.
+"""Transfers of the executable specification: prompts that are received from others, and prompts that are sent.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It ends no request and frees nothing.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module ends no request and frees
+nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ _NO_LOGPROBS: Final = -1
 
 
 class SpecifiedTransfer:
-    """Pages of a request from ``first`` on. ``until`` is when it is stopped, None for one that is sent or stopped."""
+    """Pages of a request from ``first`` on. ``until`` is its deadline, None for one that sends or is stopped."""
 
     def __init__(self, request: Request, first: int, pages: int, until: float | None) -> None:
         self.request, self.first, self.pages, self.until, self.is_stopped = request, first, pages, until, False
 
 
 class SpecifiedTransfers:
-    """``open`` are the transfers that the stages have not ended, by number."""
+    """Follows transfers; ``open`` are those that the stages have not ended, by number."""
 
     def __init__(self, limits: Limits, memory: SpecifiedMemory) -> None:
         self._limits, self._memory = limits, memory
-        # Asked in every step, most of all of engines without a role.
+        # Asked in every step, mostly by engines without a role.
         self._has_role = limits.receives or limits.prefills
         self.open: dict[int, SpecifiedTransfer] = {}
         self._begun = 0
@@ -36,7 +37,7 @@ class SpecifiedTransfers:
         self.told: list[PrefillWanted | PrefillDropped] = []
 
     def take_news(self) -> tuple[list[SpecifiedOrder], list[PrefillWanted | PrefillDropped]]:
-        """What this step orders, and what it asks of prefill engines."""
+        """Take this step's orders, and its messages to prefill engines."""
         news = self.orders, self.told
         if self.orders or self.told:
             self.orders, self.told = [], []
@@ -44,19 +45,19 @@ class SpecifiedTransfers:
 
     @property
     def transferring(self) -> list[Request]:
-        """The requests that receive, or deliver the last of their prompt."""
+        """The requests that receive, or that deliver the last of their prompt."""
         owners = self._memory.owners if self._has_role else ()
         return [one for one in owners if one.is_receiving or one.is_delivering]
 
     @property
     def deadline(self) -> float | None:
-        """When the first one is stopped."""
+        """The earliest deadline of an open transfer."""
         ends = [one.until for one in self.open.values() if one.until is not None] if self.open else None
         return min(ends) if ends else None
 
     @property
     def next_received(self) -> Request | None:
-        """**Receive**: of those whose transfer has ended the first to be admitted goes on."""
+        """**Receive**: of the requests whose transfer has ended, the first to be admitted continues."""
         owners = self._memory.owners if self._has_role else ()
         return next((one for one in owners if one.is_receiving and not one.in_flight), None) if owners else None
 
@@ -67,7 +68,7 @@ class SpecifiedTransfers:
         return is_plain and request.prefill_at is not None
 
     def receive(self, request: Request, now: float, weights: str) -> bool:
-        """**Receive**: what an admitted request does not hit of its full pages, but for its last token's."""
+        """**Receive**: the full pages that an admitted request does not hit, except the last token's."""
         size, at = self._limits.page_size, request.prefill_at
         first, end = request.pages, (len(request.ids) - 1) // size
         if at is None or not self.may_receive(request) or end <= first:
@@ -87,7 +88,7 @@ class SpecifiedTransfers:
         return True
 
     def send(self, request: Request, confirmed: int) -> None:
-        """**Send**: the full pages that are confirmed and were not sent."""
+        """**Send**: the full pages that are confirmed and not yet sent."""
         deliver, end = request.message.deliver, confirmed // self._limits.page_size
         if deliver is None:
             return
@@ -100,7 +101,7 @@ class SpecifiedTransfers:
             request.is_delivering = True
 
     def end(self, number: int, pages: int | None) -> Request | None:
-        """**Receive**: it goes on from what came. The stages use no page of the transfer any more."""
+        """**Receive**: the request continues from the pages that came; the stages use no page of it any more."""
         one = self.open.pop(number, None)
         if one is None:
             return None
@@ -125,7 +126,7 @@ class SpecifiedTransfers:
                 self.fail(number, is_late=True)
 
     def stop(self, request: Request) -> None:
-        """**Receive**, **Send**: when the request has ended, or is sent back while it receives."""
+        """**Receive**, **Send**: when the request has ended, or is retracted while it receives."""
         for number, one in self.open.items():
             if one.request is request:
                 self._stop(number)

@@ -1,7 +1,7 @@
-"""The window pool of the executable specification: what window layers keep beside pages, counted again at each query.
+"""The window pool of the executable specification: the window pages beside pages, counted anew at each query.
 
-Names in bold are the rules of docs/architecture.md, "The rules of a step". It decides nothing about order or time, and
-does not know the numbers of window pages.
+Names in bold are the rules of docs/architecture.md, "The rules of a step". This module knows neither the order of
+requests nor time nor the numbers of window pages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scripted_lockstep.specification.request import Page, SpecifiedRequest
 
 
 class SpecifiedWindow:
-    """``beside`` are the cached pages with a window page, those left longest ago first."""
+    """The window pool. ``beside`` are the cached pages with a window page, those left longest ago first."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -21,15 +21,15 @@ class SpecifiedWindow:
         self.kept_pages = 0
 
     def first_page(self, position: int) -> int:
-        """**Window**: the first page that the token at this position sees: itself and the ones before it, W in all."""
+        """**Window**: the first page that the token at this position sees: W tokens, itself included."""
         return max(0, position - self._limits.window_tokens + 1) // self._limits.page_size
 
     def free_pages(self, owners: Iterable[SpecifiedRequest]) -> int:
-        """Window pages that no request holds, that are not cached and not kept back."""
+        """Window pages that are neither held by a request nor cached nor reserved."""
         return self._limits.window_pages - self.kept_pages - len(self.beside) - _held_by(owners)
 
     def available_pages(self, owners: Iterable[SpecifiedRequest], hit: Sequence[Page] = ()) -> int:
-        """Window pages that are free, or cached and of no use, if ``owners`` were all and ``hit`` were used as well."""
+        """Window pages that are free, or cached and unused, if ``owners`` owned all and ``hit`` were used too."""
         used = {page for owner in owners for page in owner.prefix[owner.window_start :]}.union(self.seen_of(hit))
         return self._limits.window_pages - self.kept_pages - _held_by(owners) - len(used)
 
@@ -38,17 +38,17 @@ class SpecifiedWindow:
         return hit[self.first_page(len(hit) * self._limits.page_size) :]
 
     def usable(self, hit: Sequence[Page]) -> Sequence[Page]:
-        """**Window hit**: a prefix is hit as far as all that the token after it sees is there."""
+        """**Window hit**: a prefix is hit up to where all that its next token sees is cached."""
         lengths = range(len(hit), 0, -1)
         return hit[: next((n for n in lengths if all(page in self.beside for page in self.seen_of(hit[:n]))), 0)]
 
     def need(self, pages: int, hit: Sequence[Page]) -> int:
-        """**Window room**: one for each new page, but with those that it sees no more than a row can use at once."""
+        """**Window room**: one for each new page; with the visible ones at most as many as a row uses at once."""
         seen = len(self.seen_of(hit))
         return min(pages - len(hit), self._limits.row_window_pages - seen)
 
     def leave(self, prefix: Sequence[Page]) -> None:
-        """**Window evict**: what was left longest ago goes first; of what is left at once the end of the prefix."""
+        """**Window evict**: the page left longest ago goes first; of pages left together, the end of the prefix."""
         for page in reversed(prefix):
             del self.beside[page]
             self.beside[page] = None

@@ -24,14 +24,14 @@ from scripted_lockstep.actions.bodies import view_of
 from scripted_lockstep.tiers.server.loop_thread import LoopThread
 
 _NO_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-# A frozen engine answers when it goes on; how long that takes is the script's business.
+# A frozen engine answers when it continues; the script decides when that is.
 _NO_TIMEOUT: Final = httpx.Timeout(None)
-# The server is on loopback, without TLS. To read the authorities' certificates would take longer than most scripts.
+# The server is on loopback, without TLS. Reading the certificates of authorities would take longer than most scripts.
 NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class HttpClients(LoopThread):
-    """Talks to ``base_url``. Something has happened when a client has heard something.
+    """HTTP clients of ``base_url``. They wake the loop whenever a client has received something.
 
     ``answer_timeout_s`` bounds the wait for a front end that should answer at once.
     """
@@ -69,12 +69,12 @@ class HttpClients(LoopThread):
         self._settle_until(lambda: view.closed, f"the connection of {view.rid} to be dropped")
 
     def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
-        """Wait until every client has what these replies bring, so that a script sees the same each time."""
+        """Wait until every client has received these replies, so that a script sees the same in every run."""
         for reply in replies:
             if isinstance(reply, TokenOutput) and reply.rid in views and not views[reply.rid].dropped:
                 self._settle_output(reply, views[reply.rid])
             elif isinstance(reply, Refusal) and reply.rid in views and reply.kind is not RefusalKind.DUPLICATE:
-                view = views[reply.rid]  # A duplicate's view is not the one of the rid that lives.
+                view = views[reply.rid]  # The view of a refused duplicate is not the view of the live request.
                 self._settle_until(lambda view=view: view.closed, f"the refusal of {view}")  # type: ignore[misc]
             elif isinstance(reply, CallAnswer) and reply.call_id in calls:
                 call = calls[reply.call_id]

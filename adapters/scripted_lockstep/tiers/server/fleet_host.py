@@ -1,6 +1,6 @@
-"""The real engines of a script's fleets, from the process in which the script runs.
+"""Gives scripts their fleets of real engines, from the process in which the script runs.
 
-Asks the test's process for servers and keeps them from script to script; one that a script has hurt is replaced.
+It asks the test's process for servers and keeps them from script to script; one that a script has damaged is replaced.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from scripted_lockstep.tiers.server.remote import RemoteWorld
 from scripted_lockstep.tiers.server.wire import EnginePlace, EnginesKilled, EnginesWanted, EngineWanted
 from scripted_lockstep.tiers.server.world import ServerWorld
 
-# What the test's process is asked, and the engines that it has started then.
+# A command to the test's process, and the engines that it started for it.
 AskForEngines = Callable[[EnginesWanted | EnginesKilled], Sequence[EnginePlace]]
 
 
 class FleetHost:
-    """Makes fleets of real engines of ``config``. ``world`` is that of the script's own engine."""
+    """Makes fleets of real engines of ``config``; ``world`` belongs to the script's own engine."""
 
     def __init__(self, config: EngineConfig, world: ServerWorld, ask: AskForEngines) -> None:
         self._config = config
         self._world = world
         self._ask = ask
         self._engines: dict[str, RemoteWorld] = {}
-        # Those of the present script, with their runs.
+        # The engines of the present script, with their runs.
         self._used: list[FleetEngine] = []
         self._zmq: zmq.Context[Any] = zmq.Context()
         self._wires = RealWires(world.private_dir)
 
     def new_fleet(self, names: Sequence[str], clock: VirtualClock) -> Fleet:
-        """Raises BadCall, ConfigError, StartupError."""
+        """Make a fleet of these engines. Raises BadCall, ConfigError, StartupError."""
         for name in names:
             config_of(name, self._config)
         prefills = [name for name in names if config_of(name, self._config).role == "prefill"]
@@ -71,7 +71,7 @@ class FleetHost:
         return Fleet(names, make)
 
     def forget(self) -> None:
-        """A script failed: nobody knows what it left. The test's process ends all servers of fleets."""
+        """Drop all engines after a failed script: their state is unknown, and the test's process ends their servers."""
         for world in self._engines.values():
             world.close()
         self._engines.clear()
@@ -108,7 +108,7 @@ class FleetHost:
         self._ask(EnginesKilled(names=(name,)))
 
     def _pause(self, timeout_s: float) -> bool:
-        """Wait until anything has happened to any engine or its clients; False when nothing did."""
+        """Wait until anything has happened to any engine or its clients. Returns whether something did."""
         worlds = [world for world in self._engines.values() if world.alive >= 0]
         sources: dict[Any, Callable[[], None]] = {self._wires.fileno(): self._wires.clear}
         for world in worlds:
@@ -117,7 +117,7 @@ class FleetHost:
 
 
 def _is_as_new(engine: FleetEngine) -> bool:
-    """Whether a script has left an engine as the next one may have it."""
+    """Whether the next script can have an engine as it was left."""
     run, scheduler = engine.run, engine.run.scheduler
     books = scheduler.books
     is_at_rest = scheduler.is_fully_idle and books.is_awake and books.paused is None and run.failure is None

@@ -1,4 +1,4 @@
-"""The servers of a script's fleets, from the test's process: started when a script asks, kept, and killed."""
+"""The servers of a script's fleets, in the test's process: started when a script asks, kept, and killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _END_TIMEOUT_S: Final = 5.0
 
 
 class FleetServers:
-    """Servers of ``config`` by the names of their engines, each in a role of its own.
+    """Servers of ``config`` by the names of their engines, each in its own role.
 
     They are frozen, unless ``gate`` is None.
     """
@@ -44,13 +44,13 @@ class FleetServers:
         self._growth: dict[str, ServerGrowth] = {}
 
     def start(self, wanted: Sequence[EngineWanted]) -> tuple[EnginePlace, ...]:
-        """Start them all at once. Raises StartupError with the cause when one does not come up."""
+        """Start all of them at once. Raises StartupError with the cause when one does not come up."""
         for one in wanted:
             folder = Path(tempfile.mkdtemp(prefix="scripted-"))
             settings = ServerSettings(
                 **self._config.model_dump() | {"role": one.role},
                 prefill_engines=one.prefill_engines,
-                # Whom it asks is the script's to say, and what it knows of them would be a matter of time.
+                # The script chooses the prefill engine; a choice by known loads would depend on time.
                 prefill_retry_s=0,
                 port=0,
                 gate=self._gate,
@@ -68,7 +68,7 @@ class FleetServers:
         return tuple(places)
 
     def check_growth(self) -> None:
-        """Look at all of them, which are idle, after each script. Raises Violation.
+        """Check all idle engines for growth after each script. Raises Violation.
 
         After its first script an engine has its connections to the harness, but perhaps not to each other engine.
         """
@@ -81,7 +81,7 @@ class FleetServers:
                 raise Violation(f"engine {name}: {exc}") from exc
 
     def kill(self, names: Sequence[str]) -> None:
-        """Kill all processes of these, and remove their files. Harmless for one that is gone."""
+        """Kill all processes of these engines and remove their files. Harmless for a dead one."""
         for name in names:
             if name not in self._servers:
                 continue
@@ -89,7 +89,7 @@ class FleetServers:
             self._growth.pop(name, None)
             with contextlib.closing(process):
                 with no_process_left(process.pid):
-                    # First, so that it has no time to tell clients of the others' end: a machine that is gone does not.
+                    # Killed first, so that it cannot tell clients of the others' death: a lost machine does not either.
                     with contextlib.suppress(KeyError, ProcessLookupError):
                         os.kill(self._serving.pop(name).pids["frontend"], signal.SIGKILL)
                     process.kill()

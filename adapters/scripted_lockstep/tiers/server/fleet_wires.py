@@ -1,7 +1,7 @@
-"""What carries messages and KV between the real engines of a fleet, in the script's process.
+"""Carries messages and KV between the real engines of a fleet, in the script's process.
 
-Stands between a decode engine's front end and the prefill engines as each of them, and between their stages as the
-other's. What comes stays here until the fleet's links let it through.
+It plays each prefill engine to a decode engine's front end, and each side's stages to the other side's. Everything
+waits here until the fleet's links let it through.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ MOST_PREFILLS: Final = 4
 _LOOPBACK: Final = "127.0.0.1"
 _RUN: Final = "fleet"
 _WORK_TIMEOUT_S: Final = 30.0
-# How the thread's work on a connection ends: by the other side, or with the thread.
+# The ways in which the thread's work on a connection ends: by the other side, or with the thread.
 _OVER: Final = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)
 _BUSY: Final = (503, b'{"error": {"message": "an engine of a script stands still"}}')
 
-# The sender, the receiver, its number for the transfer, the place of the first page.
+# The sender, the receiver, the receiver's number of the transfer, the index of the first page.
 _Order = tuple[str, str, int, int]
 _T = TypeVar("_T")
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A prompt that a decode engine asks a prefill engine for. ``answer`` is the latter's: an HTTP status and a body.
+    """A prompt that a decode engine asks a prefill engine for. ``answer`` is an HTTP status and a body.
 
-    ``is_gone``: the decode engine's end of it is closed. ``is_left``: so is the prefill engine's.
+    ``is_gone``: the decode engine's end is closed. ``is_left``: the prefill engine's end is closed.
     """
 
     body: dict[str, Any]
@@ -58,13 +58,13 @@ class _Call:
     is_left: bool = False
     rid: str = ""
     asking: asyncio.Task[None] | None = None
-    # What the decode engine is answered; None breaks the connection.
+    # The answer to the decode engine; None breaks the connection.
     shown: tuple[int, bytes] | None = None
     is_shown: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RealWires(LoopThread, Wires):
-    """Of all fleets of a script's process, one after the other."""
+    """The wires of all fleets of a script's process, one fleet after the other."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("fleet-wires")
@@ -82,25 +82,25 @@ class RealWires(LoopThread, Wires):
     # -- for the host --
 
     def urls_for(self, decode: str) -> list[str]:
-        """Where a decode engine of this name finds its prefill engines, whichever they will be."""
+        """The URLs of all possible prefill engines for a decode engine of this name."""
         if decode not in self._ports:
             self._ports[decode] = self._do(self._listen_for(decode))
         return [f"http://{_LOOPBACK}:{port}" for port in self._ports[decode]]
 
     def addresses(self, prefill: str, decode: str) -> tuple[str, ...]:
-        """Where the stages of a prefill engine find those of a decode engine."""
+        """The addresses of a decode engine's stages for the stages of a prefill engine."""
         stages = range(self.worlds[decode].limits.pp_size)
         return tuple(str(KVAddress(self._socket(prefill, decode, stage), _RUN)) for stage in stages)
 
     def begin(self, worlds: dict[str, RemoteWorld]) -> None:
-        """These are the engines of the next script; nothing is under way between them."""
+        """Begin a script with these engines; nothing is in flight between them."""
         self.worlds = worlds
         self._do(self._begin())
         for world in worlds.values():
             self.introduce(world)
 
     def introduce(self, world: RemoteWorld) -> None:
-        """Tell an engine of a fleet where it finds the others."""
+        """Tell an engine of a fleet the addresses of the others."""
         self.worlds[world.name] = world
         if world.limits.receives:
             world.urls = dict(zip(self._prefills, self.urls_for(world.name), strict=False))
@@ -172,7 +172,7 @@ class RealWires(LoopThread, Wires):
         world = self.worlds[engine.name]
         if isinstance(heard, PrefillFailed):
             call = self._calls[engine.name, heard.transfer]
-            # A front end that was answered, or has left, hears of nothing more.
+            # A front end that was answered, or has left, hears nothing more.
             if call.shown is None and not call.is_gone:
                 self._show(call, None)
                 self._await_failure(world, heard)
@@ -185,7 +185,7 @@ class RealWires(LoopThread, Wires):
                 world.await_message(lambda m: m == heard)
 
     def kill(self, engine: Any) -> None:
-        """What it has asked for is left to the fleet to break off at the other engines."""
+        """Kill an engine. The fleet breaks its calls off at the other engines."""
         handles = engine.run.handles
         self.worlds[engine.name].kill(
             lambda: all(one.client.closed for one in handles.all) and all(call.done for call in handles.calls)
@@ -194,7 +194,7 @@ class RealWires(LoopThread, Wires):
         for (decode, number), call in list(self._calls.items()):
             if decode == engine.name:
                 call.is_gone = True
-                # Another engine of this name counts from the beginning.
+                # A new engine of this name counts from the beginning.
                 del self._calls[decode, number]
                 self._calls[decode, -number] = call
 
@@ -226,7 +226,7 @@ class RealWires(LoopThread, Wires):
         return ports
 
     async def _converse(self, decode: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Be a prefill engine on one connection. What is no prompt is answered that it is not the time."""
+        """Play a prefill engine on one connection. Any other request than a prompt is turned away."""
         with contextlib.suppress(*_OVER), contextlib.closing(writer):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -245,7 +245,7 @@ class RealWires(LoopThread, Wires):
     async def _shown_of(
         self, decode: str, body: dict[str, Any], reader: asyncio.StreamReader
     ) -> tuple[int, bytes] | None:
-        """Wait until a call is to be answered; None when its connection is to break, or did."""
+        """Wait until a call is to be answered; None when its connection is broken, or is to be."""
         call = self._calls[decode, body["transfer"]] = _Call(body)
         self._wake()
         left = asyncio.ensure_future(reader.read(1))
@@ -303,7 +303,7 @@ class RealWires(LoopThread, Wires):
     async def _take_all(
         self, prefill: str, decode: str, stage: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Be a stage of a decode engine on one connection."""
+        """Play a stage of a decode engine on one connection."""
         layout = self._layouts[prefill, decode, stage] = decode_greeting(await _frame(reader)).layout
         writer.write(framed(encode(Verdict(None))))
         pages, key = bytearray(), None
@@ -322,10 +322,10 @@ class RealWires(LoopThread, Wires):
             pages, key = bytearray(), None
 
     async def _until_confirmed(self, key: _Order) -> None:
-        """The next pages come behind the answer to these, so it is given. That they came is for the link to say."""
+        """Confirm pages at once: the next pages come behind the answer. The link decides when they have arrived."""
 
     async def _hand_on(self, key: _Order, pages: Mapping[int, bytes]) -> list[str | None]:
-        """Be the stages of a prefill engine: give pages to those of a decode engine, and hear what they say."""
+        """Play the stages of a prefill engine: give pages to those of a decode engine, and hear their answers."""
         verdicts = []
         for stage, images in sorted(pages.items()):
             way = (*key[:2], stage)

@@ -1,7 +1,7 @@
-"""The gate of one engine of a fleet: takes its steps from the process in which the script runs, and tells what came.
+"""The gate of one engine of a fleet: takes its steps from the script's process and reports messages that arrive.
 
-That process has a scheduler of its own for this engine, which is given the same events; here the same is done by the
-real scheduler, stages and front end. Decides nothing.
+That process has a scheduler of its own for this engine, with the same events; the real scheduler, stages and front end
+repeat its steps here. The gate decides nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def follower_gate(context: GateContext) -> Follower:
 
 
 class Follower:
-    """Steps as they are told, answers as they are asked for, messages as they arrive."""
+    """Repeats ordered steps, answers questions, and passes on messages as they arrive."""
 
     def __init__(self, context: GateContext) -> None:
         self._context = context
@@ -63,7 +63,7 @@ class Follower:
         self._gate.close()
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """Wait for the next step that is told; None after a shutdown. Raises ProcessDiedError."""
+        """Wait for the next ordered step; None after a shutdown. Raises ProcessDiedError."""
         if previous is not None:
             self._send(Answered(value=msgspec.Raw(encode(previous))))
         while True:
@@ -74,7 +74,7 @@ class Follower:
                     return None
                 if isinstance(message, ProcessDied) and not message.process.startswith(STAGE_PREFIX):
                     raise ProcessDiedError(message.process, message.cause, message.node)
-            # First what has arrived: what is asked for may be an answer to it.
+            # Arrivals first: a question may be about one of them.
             if messages := self._context.inbox.drain():
                 self._send(Arrived(messages=tuple(messages)))
             if self._socket in readable:
@@ -93,7 +93,7 @@ class Follower:
 
     def _value_of(self, asked: Ask) -> Any:
         if asked.verb == "start_over":
-            # The stages forget what they have counted, and the scheduler that it has done anything.
+            # The stages and the scheduler forget their counts.
             self._world.pipeline.forget()
             return self._machine.start_over()
         if asked.replies:

@@ -1,4 +1,4 @@
-"""What goes on with a script whose scheduler is killed: a copy of its process, with its clients' connections.
+"""Continues a script whose scheduler was killed: a copy of its process, with the connections of its clients.
 
 The copy hears what the front end tells the clients, runs the script to its end, leaves the result in a file, and ends.
 It runs no step and sends no message of the engine.
@@ -24,19 +24,19 @@ from scripted_lockstep.tiers.server.wire import decode_replies
 _PID: Final = "survivor"
 _RESULT: Final = "survivor-result"
 _INTERVAL_S: Final = 0.005
-# A copy that has left its result has nothing left to do.
+# The copy ends by this time, with or without a result.
 _END_TIMEOUT_S: Final = 1.0
 _ASSUMED_LIFE_S: Final = 120
 
 
 def survive(private_dir: Path, control: Control) -> None:
-    """Copy this process, kill the original, and return in the copy. The copy ends by itself after two minutes.
+    """Copy this process, kill the original, and return in the copy, which ends by itself after two minutes.
 
-    ``control`` is the original's alone: that it closes is how the supervisor sees the death.
+    Only the original has ``control``: the supervisor sees the death when it closes.
     """
     original = os.getpid()
     if os.fork():
-        # Its descriptors stay open until it is dead, so that no death is seen before it.
+        # Its descriptors stay open until it is dead, so that nobody sees the death earlier.
         while True:
             signal.pause()
     signal.alarm(_ASSUMED_LIFE_S)
@@ -46,7 +46,7 @@ def survive(private_dir: Path, control: Control) -> None:
 
 
 def leave_result(private_dir: Path, reply: ScriptSucceeded | ScriptFailedReply) -> NoReturn:
-    """Say how the script ended, and end this process. Nothing is closed: what it holds was the original's."""
+    """Write the result of the script and end this process. Nothing is closed: the original owned the descriptors."""
     part = private_dir / f"{_RESULT}.part"
     part.write_bytes(encode(reply))
     part.replace(private_dir / _RESULT)
@@ -54,9 +54,9 @@ def leave_result(private_dir: Path, reply: ScriptSucceeded | ScriptFailedReply) 
 
 
 def result_of_survivor(private_dir: Path, timeout_s: float) -> ScriptSucceeded | ScriptFailedReply | None:
-    """Wait for the result of a copy, and for its end; None where there is no copy, or where it left nothing.
+    """Wait for the result of a copy and for its end; None where there is no copy, or where it left nothing.
 
-    Raises BadFrameError for what is no result.
+    Raises BadFrameError for a file without a result.
     """
     try:
         pid = int((private_dir / _PID).read_text(encoding="ascii"))

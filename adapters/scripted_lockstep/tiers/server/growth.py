@@ -1,6 +1,6 @@
-"""Nothing grows around the scheduler: descriptors of a server's processes, and what its front end waits for.
+"""Checks a server for growth around the scheduler: descriptors of its processes, registries of its front end.
 
-Looks from the test process, between two scripts, when the engine is idle.
+It looks from the test's process, between two scripts, when the engine is idle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.process.control import Serving
 from engine.server.placement.ray_order import RAY
 from scripted.core.violation import Violation
 
-# A front end that has just sent a client its final message still has the connection to close.
+# A front end that has just sent a final message still has the connection to close.
 SETTLE_TIMEOUT_S: Final = 2.0
 _INTERVAL_S: Final = 0.005
 # It answers at once: it does not ask the scheduler, which stands still between two scripts.
@@ -31,14 +31,14 @@ _ESTABLISHED: Final = "01"
 
 
 class _Registries(msgspec.Struct):
-    """The sizes of the front end's registries, among what ``/server_info`` tells."""
+    """The sizes of the front end's registries in the answer of ``/server_info``."""
 
     open_requests: int
     open_calls: int
 
 
 class ServerGrowth:
-    """Compares a server that is idle again with what it was when this was made. Make it before the first script."""
+    """Compares an idle server with its state when this object was made, before the first script."""
 
     def __init__(self, serving: Serving) -> None:
         address = urlsplit(serving.base_url)
@@ -51,13 +51,13 @@ class ServerGrowth:
         self._before = self._descriptors()
 
     def leave_out(self, name: str) -> None:
-        """From now on the harness keeps descriptors of its own in this process."""
+        """Leave a process out, because the harness keeps descriptors in it from now on."""
         self._processes.pop(name, None)
 
     def check(self, spare: int = 0) -> None:
-        """Raise Violation that names what has grown, or that the front end does not answer.
+        """Raise Violation that names what has grown, or says that the front end does not answer.
 
-        A process may have ``spare`` descriptors more: connections that are kept to other engines.
+        A process may have ``spare`` more descriptors, for connections that are kept to other engines.
         """
         _settle(self._grown_registries)
         _settle(lambda: self._grown_descriptors(spare))
@@ -85,16 +85,17 @@ class ServerGrowth:
         ]
 
     def _descriptors(self) -> Mapping[str, int]:
-        """Open descriptors of each process, without the connections that clients keep.
+        """Count the open descriptors of each process, without connections that clients keep open.
 
-        These are the harness's, up to 64, and a test's own. The client's end of one stays open when the front end has
-        closed it for idleness, until the next request. The front end's own end counts as soon as its client has left.
+        Up to 64 of those are the harness's, others a test's. The client's end of a connection that the front end has
+        closed for idleness stays open until the next request. The front end's own end counts as soon as its client has
+        left.
         """
         kept = self._kept_sockets() if _TABLES[0].exists() else None
         return {name: process.num_fds() - self._kept_by(process, kept) for name, process in self._processes.items()}
 
     def _kept_sockets(self) -> Set[str]:
-        """The sockets of such connections, in the words of a descriptor's link: one look for all processes."""
+        """Find the sockets of such connections, as descriptor links name them, in one look for all processes."""
         kept = set()
         for table in _TABLES:
             for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():
@@ -113,7 +114,7 @@ class ServerGrowth:
 
 
 def _links_of(process: psutil.Process) -> Iterator[str]:
-    """What the descriptors of a process refer to. It may close some meanwhile, or end."""
+    """Yield the targets of a process's descriptors. It may close some meanwhile, or end."""
     with contextlib.suppress(FileNotFoundError):
         for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """The relay of placed stages: TCP connections whose bytes can be delayed, held back and dropped, in a thread.
 
-Owns connections and their bytes, which it never reads; knows stages by number and nothing else of an engine. The
-scheduler's process orders what a link is like, one order a connection of the relay's Unix socket.
+It owns connections and their bytes, which it never reads, and knows stages by number only. The scheduler's process
+orders the state of a link, one order a connection to the relay's Unix socket.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from scripted_lockstep.tiers.server.loop_thread import LoopThread
 
 LOOPBACK: Final = "127.0.0.1"
 READ_BYTES: Final = 1 << 16
-# What may be on its way through one direction of a connection: a slow link is late, not narrow.
+# The bytes in flight in one direction of a connection: a slow link is late, not narrow.
 MOST_UNDERWAY_PIECES: Final = 1024
 MAX_ORDER_BYTES: Final = 1 << 12
-# To listen, or to carry an order out between two bytes; more than this is a relay that hangs.
+# For listening, and for carrying an order out between two bytes; a relay that takes longer hangs.
 ORDER_TIMEOUT_S: Final = 5.0
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
-# Bytes, of which none are the end, and when they came.
+# Bytes, of which an empty piece is the end, and the time of their arrival.
 _Underway = asyncio.Queue[tuple[float, bytes]]
 _Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Route(NamedTuple):
-    """The port to which connections lead, and the stages whose link they go through."""
+    """The port to which connections lead, and the stages whose links they pass."""
 
     port: int
     stages: tuple[int, ...]
@@ -45,21 +45,21 @@ class Route(NamedTuple):
 
 @dataclass
 class _Through:
-    """What one stage's link is like now, and the connections through it."""
+    """The present state of one stage's link, and the connections through it."""
 
     link: StageLink
     pairs: set[_Pair] = field(default_factory=set)
 
 
 class Relay(LoopThread):
-    """All links of one engine. ``ports`` are those of its routes, in order; orders are taken at ``orders_path``."""
+    """All links of one engine. ``ports`` are the ports of its routes, in order; it takes orders at ``orders_path``."""
 
     def __init__(self, routes: Sequence[Route], orders_path: Path) -> None:
         super().__init__("scripted-links")
         self._links = {stage: _Through(StageLink(stage=stage)) for route in routes for stage in route.stages}
         self._servers: list[asyncio.Server] = []
         self._orders_path = orders_path
-        # Replaced at each order, so that whatever waits looks again.
+        # Replaced at each order, so that every waiter looks again.
         self._changed = asyncio.Event()
         self.ports = self._spawn(self._open(routes)).result(ORDER_TIMEOUT_S)
 
@@ -90,7 +90,7 @@ class Relay(LoopThread):
         return accept
 
     async def _take_order(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry an order out; it holds from the next byte on. What is answered is why not."""
+        """Carry an order out; it holds from the next byte on. Answers with the reason of a failure."""
         try:
             link = msgspec.msgpack.decode(await reader.read(MAX_ORDER_BYTES), type=StageLink)
             through = self._links[link.stage]
@@ -106,7 +106,7 @@ class Relay(LoopThread):
 
 
 class _Pair:
-    """One connection that came, the one that was made for it, and the bytes between them."""
+    """An incoming connection, the outgoing one made for it, and the bytes between them."""
 
     def __init__(
         self, relay: Relay, through: Sequence[_Through], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -130,7 +130,7 @@ class _Pair:
                     group.create_task(self._take(source, underway))
                     group.create_task(self._hand_on(underway, target))
         except* OSError:
-            # What one side has lost the other loses too: an end in the middle of the bytes is no end in order.
+            # A reset on one side is a reset on the other: an end in the middle of the bytes is no orderly end.
             self.reset()
         finally:
             for through in self._through:
@@ -139,7 +139,7 @@ class _Pair:
                 writer.close()
 
     def reset(self) -> None:
-        """End both connections at once, as the death of a machine does."""
+        """Reset both connections at once, as the death of a machine does."""
         for writer in self._writers:
             with contextlib.suppress(OSError):  # it is closed already
                 # Without a lingering end the peer sees a reset, whatever it has read.
@@ -147,7 +147,7 @@ class _Pair:
             writer.transport.abort()
 
     async def _take(self, reader: asyncio.StreamReader, underway: _Underway) -> None:
-        """Note of each piece of one direction when it came."""
+        """Note the arrival of each piece of one direction."""
         while data := await reader.read(READ_BYTES):
             await underway.put((time.monotonic(), data))
         await underway.put((time.monotonic(), b""))
@@ -181,7 +181,7 @@ class _Pair:
 
 
 def order_link(orders_path: Path, link: StageLink) -> None:
-    """Tell the relay at this path what a link is like from now on. Raises EngineError when it did not obey."""
+    """Order the state of a link from the relay at this path. Raises EngineError when it did not obey."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ORDER_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own, which can wake the thread that waits for what it does; and that wait."""
+"""An asyncio loop in a thread of its own, and a wait from which it can wake another thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def poll(sources: Mapping[Any, Callable[[], object]], timeout_s: float) -> bool:
-    """Wait until one of these is readable, and call what is to be called then; False when none was."""
+    """Wait until one of these sources is readable, and call its callback. Returns whether one was."""
     poller = zmq.Poller()
     for source in sources:
         poller.register(source, zmq.POLLIN)
@@ -29,7 +29,7 @@ def poll(sources: Mapping[Any, Callable[[], object]], timeout_s: float) -> bool:
 
 
 class LoopThread:
-    """``fileno()`` is readable when something has happened since the last ``clear``."""
+    """Runs the loop. ``fileno()`` is readable when something has happened since the last ``clear``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,16 +48,16 @@ class LoopThread:
                 continue
 
     def stop(self) -> None:
-        """End the thread between two of its turns; its connections stay as they are."""
+        """Stop the thread between two turns of the loop; its connections stay open."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def go_on(self) -> None:
-        """Start the thread again, in whichever process this is now."""
+        """Start the thread again, in the present process."""
         self._thread = self._started()
 
     def close(self) -> None:
-        """End the thread and its connections, with a bound."""
+        """End the thread and its connections within a bound."""
         with contextlib.suppress(TimeoutError):
             self._spawn(self._end()).result(_CLOSE_TIMEOUT_S)
         self.stop()
@@ -67,7 +67,7 @@ class LoopThread:
         self._theirs.close()
 
     async def _end(self) -> None:
-        """Leave what is under way, and the connections."""
+        """Abandon running tasks, and close the connections."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -81,11 +81,11 @@ class LoopThread:
             self._theirs.send(b".")
 
     def _started(self) -> threading.Thread:
-        # A daemon: a script that failed must not keep its process alive.
+        # A daemon: a failed script must not keep its process alive.
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         thread.start()
         return thread
 
     def _run(self) -> None:
-        # Of this module: what a script leaves is told from the harness's own threads by where they begin.
+        # A function of this module: threads that a script leaves are told from the harness's own by where they begin.
         self._loop.run_forever()

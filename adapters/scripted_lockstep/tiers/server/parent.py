@@ -1,4 +1,4 @@
-"""The process that scripted servers fork from, which imports once what their gates need; and the end of a server."""
+"""The preloaded process that scripted servers fork from, and the end of a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLLOWER_GATE: Final = "scripted_lockstep.tiers.server.follower:follower_gate"
 
 @contextlib.contextmanager
 def no_process_left(supervisor: int) -> Iterator[None]:
-    """Around the end of a server: kill what is left of its processes, of its session, and of all that they started."""
+    """Kill, at the end of a server, all its remaining processes, their session, and their children."""
     processes = set[psutil.Process]()
     with contextlib.suppress(psutil.NoSuchProcess):
         processes.update(psutil.Process(supervisor).children(recursive=True))
@@ -25,7 +25,7 @@ def no_process_left(supervisor: int) -> Iterator[None]:
         yield
     finally:
         for process in processes | set(_of_session(supervisor)):
-            with contextlib.suppress(psutil.NoSuchProcess):  # its pid may be another one's by now
+            with contextlib.suppress(psutil.NoSuchProcess):  # Its pid may belong to another process by now.
                 process.kill()
 
 
@@ -37,5 +37,5 @@ def _of_session(leader: int) -> Iterator[psutil.Process]:
 
 
 def start_parent() -> PreloadedParent:
-    """Start it. Returns at once: the imports go on while the caller does other things."""
+    """Start the process. Returns at once: it imports while the caller does other things."""
     return PreloadedParent.start(*(gate.partition(":")[0] for gate in (SCRIPTED_GATE, FOLLOWER_GATE)))

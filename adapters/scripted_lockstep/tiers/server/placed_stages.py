@@ -1,7 +1,7 @@
 """Placed stages in a test: their agents on this machine, and the relay through which all their links go.
 
-Owns the ports and the agents, which are those of production. What a link does is ordered from the
-scheduler's process, see ``links``.
+It owns the ports and the agents, which are the production ones. The scheduler's process orders the state of links, see
+``links``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from engine.server.placement.messages import StageOrder
 from scripted_lockstep.tiers.server.links import LOOPBACK, Relay, Route
 from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
 
-# A partition is found in a time that a test can wait for, and a machine that is busy with other tests is not one.
+# The heartbeat timeout: short enough for a test to wait for, long enough for a machine that is busy with other tests.
 HEARTBEAT_TIMEOUT_S: Final = 3.0
 GATHERING_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 5.0
-# The CPUs of a cluster are counted, not used: of several servers at once each has its own.
+# A cluster's CPUs are only counted: each of several servers at once has its own.
 RAY_CPUS: Final = 4
 
 
 class PlacedStages:
-    """The stages of one server, joined by agents of ours or placed on ``cluster``.
+    """The stages of one server, joined by our agents or placed on ``cluster``.
 
-    ``settings`` are the server's, ``orders_path`` is where the relay takes orders. Every connection from or to a stage
-    goes through the relay: those to the server, and those from stage to stage.
+    ``settings`` are the server's; the relay takes orders at ``orders_path``. Every connection from or to a stage goes
+    through the relay: those to the server, and those between stages.
     """
 
     def __init__(self, folder: Path, pp_size: int, cluster: LocalCluster | None = None) -> None:
@@ -41,7 +41,7 @@ class PlacedStages:
         self._cluster = cluster
         self._agents: list[ServerProcess] = []
         with ExitStack() as stack:
-            # Held until the end: a port that is given back might be another's when it is needed.
+            # Held until the end: a port that is given back might be taken when it is needed.
             ports = [stack.enter_context(closing(_reserved())).getsockname()[1] for _ in range(pp_size + 1)]
             self._server, self._listens = ports[0], ports[1:]
             routes = [Route(self._server, (stage,)) for stage in range(pp_size)]
@@ -54,7 +54,7 @@ class PlacedStages:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The server's, as far as they say where its stages are."""
+        """The settings that tell the server where its stages are."""
         placed: dict[str, Any] = {
             "placement": "join",
             "stage_listen": f"{LOOPBACK}:{self._server}",
@@ -77,14 +77,14 @@ class PlacedStages:
             self._agents.append(parent.join(order, gathering.secret_file, self._log, temp_dir=str(self._folder)))
 
     def close(self) -> None:
-        """End what is left of the agents, and the relay; idempotent."""
+        """End the remaining agents and the relay; idempotent."""
         for agent in self._agents:
             _reap(agent)
         self._agents = []
         self._stack.close()
 
     def _orders(self) -> list[StageOrder]:
-        """Through the relay to the server, and from the stage before."""
+        """Return the routes through the relay: to the server, and from the stage before."""
         ways = zip(self._joins, self._listens, self._advertised, strict=True)
         return [
             StageOrder(

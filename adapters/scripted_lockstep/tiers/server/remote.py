@@ -1,7 +1,7 @@
 """The world of one real engine of a fleet, in the script's process.
 
-What the engine's scheduler decides is computed here too, by the one that the script sees, and compared in every step.
-The real one is given the steps that this one has made, by the engine's gate. Clients and stages are real.
+The scheduler that the script sees decides here, and is compared with the real one in every step. The engine's gate
+gives the real one the same steps. Clients and stages are real.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _PATIENCE_S: Final = 1.0
 
 
 class FleetClients(HttpClients):
-    """The clients of an engine of a fleet. ``choose_prefill`` is the prefill engine of a decode engine's next request.
+    """The clients of an engine of a fleet. ``choose_prefill`` chooses the prefill engine of a decode engine's request.
 
-    The front end would choose by loads, which it looks at from time to time.
+    The front end itself would choose by loads, which it only polls.
     """
 
     choose_prefill: Callable[[], str | None]
@@ -77,7 +77,7 @@ class FleetClients(HttpClients):
 
     def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
         view = super().generate(rid, body, first_page)
-        # All choices of an answer are asked of one engine, which is chosen if one of them arrives.
+        # All choices of an answer are asked of one engine, chosen when the first of them arrives.
         choice: list[str | None] = []
         self._chosen |= {one.rid: choice for one in view.choices}
         return view
@@ -95,18 +95,18 @@ class FleetClients(HttpClients):
 
 
 class _NoPages:
-    """Pages whose contents are real, and elsewhere."""
+    """A pool of pages whose real contents are elsewhere."""
 
     def content(self, page: int) -> PageContent:
         del page
         return []
 
     def receive(self, page: int, content: PageContent) -> None:
-        """It was received."""
+        """Do nothing: the real stages have received it."""
 
 
 class RemoteWorld(World):
-    """An engine at ``place``. ``pause`` waits until anything has happened to any engine, at most so many seconds.
+    """An engine at ``place``. ``pause`` waits until anything has happened to any engine, for a number of seconds.
 
     ``urls`` are the prefill engines as this one asks them, ``addresses`` the stages of decode engines as it sends to
     them, both by their names in the fleet.
@@ -137,7 +137,7 @@ class RemoteWorld(World):
         self.alive = os.pidfd_open(place.pid)
         self.socket = connected_socket(context, self._private_dir)
         self.clients = self.clients_type(place.base_url, pause=pause)
-        # The stages, as far as verbs reach them; they forget together with the scheduler, which is idle.
+        # The stages, as far as verbs reach them; they forget together with the idle scheduler.
         self.pipeline: Any = SimpleNamespace(
             fail_next_step=partial(self._ask, "fail_next_step"),
             spare_next_step=partial(self._ask, "spare_next_step"),
@@ -154,21 +154,21 @@ class RemoteWorld(World):
         self.limits = ready.limits
 
     def begin(self, answer_timeout_s: float) -> None:
-        """Be as good as new for the next script. Raises EngineError for an engine that is not idle."""
+        """Start over for the next script. Raises EngineError for an engine that is not idle."""
         self.limit_waits(answer_timeout_s)
         self.forget()
         self.pipeline.forget()
         self._transfers.is_imagined = False
 
     def forget(self) -> None:
-        """Nothing of another script is here any more."""
+        """Forget everything of the last script."""
         self.clients.forget()
         self._messages.clear()
         self._ordered.clear()
         self._transfers = SimulatedTransfers(self.limits.page_size)
 
     def receive(self) -> None:
-        """Take what the engine's gate has said, without waiting."""
+        """Take the messages of the engine's gate without waiting."""
         while self.socket.poll(0):
             reply = decode_reply(self.socket.recv())
             if isinstance(reply, Arrived):
@@ -178,7 +178,7 @@ class RemoteWorld(World):
 
     @property
     def sources(self) -> dict[Any, Callable[[], None]]:
-        """What is readable when anything has happened to the engine or its clients, and what is to be done then."""
+        """The sources that are readable when something has happened to the engine or its clients, with callbacks."""
         return {
             self.socket: self.receive,
             self.clients.fileno(): self.clients.clear,
@@ -208,7 +208,7 @@ class RemoteWorld(World):
             self.clients.close()
 
     def wait_until(self, done: Callable[[], object], what: str, within_s: float | None = None) -> None:
-        """Wait with a bound, which is the script's by itself. Raises NoAnswer."""
+        """Wait with a bound, by default the script's. Raises NoAnswer."""
         within_s = self._answer_timeout_s if within_s is None else within_s
         deadline = time.monotonic() + within_s
         while not done():
@@ -220,7 +220,7 @@ class RemoteWorld(World):
     def await_message(
         self, matches: Callable[[ClientMessage], bool], unless: Callable[[], object] = lambda: None
     ) -> ClientMessage:
-        """Wait for what another engine has caused to arrive here, and take it out of what has arrived."""
+        """Wait for a message that another engine has caused, and take it out of the arrivals."""
         found: list[ClientMessage] = []
 
         def is_here() -> bool:
@@ -234,7 +234,7 @@ class RemoteWorld(World):
         return found[0]
 
     def kv_addresses(self) -> tuple[str, ...]:
-        """Where its stages take KV."""
+        """The addresses at which its stages take KV."""
         return kv_addresses(self._private_dir, self.limits.pp_size)
 
     # -- World --
@@ -275,11 +275,11 @@ class RemoteWorld(World):
 
     @property
     def transfers(self) -> SimulatedTransfers:
-        """What is said of transfers; the pages are real."""
+        """The account of transfers; the pages themselves are real."""
         return self._transfers
 
     def ended_transfers(self, replies: Sequence[EngineReply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
-        """Those that have ended by the links of the fleet, once the engine's stages have ended them too."""
+        """Transfers that the links of the fleet have ended, once the engine's stages have ended them too."""
         self._transfers.want(replies)
         ended = self._transfers.take_ended(_NoPages(), 0, prompts, [])
         for pages in self._transfers.sent:
@@ -292,14 +292,14 @@ class RemoteWorld(World):
         return ended
 
     def _bring_about(self, event: TransferEvent, order: SendPages | ReceivePages, prompts: Sequence[Generate]) -> None:
-        """Do what a transfer ends by, where that is not another engine's to do."""
+        """Cause the end of a transfer, where no other engine does."""
 
     def _shape(self, event: TransferEvent | None) -> object:
-        """What must be equal of two ends of a transfer. Whether what was sent has come, is the link's to say."""
+        """The fields that must agree at both ends of a transfer. The link says whether pages have arrived."""
         return event.transfer if isinstance(event, PagesSent) else event
 
     def carry_out(self, step: Step, result: StepResult) -> None:
-        """Have the real engine make the step that was made here, and compare."""
+        """Have the real engine make the same step, and compare."""
         events = tuple([self.as_real(event) for event in step.events])
         self._note_orders(result)
         told = self._ask(Do(step=msgspec.structs.replace(step, events=events)))
@@ -330,7 +330,7 @@ class RemoteWorld(World):
         )
 
     def as_real(self, event: Event) -> Event:
-        """An event as the real engine knows the others."""
+        """An event with the names by which the real engine knows the others."""
         if not isinstance(event, Generate):
             return event
         if event.deliver is not None:
@@ -362,7 +362,7 @@ class RemoteWorld(World):
     def _ask(
         self, what: FollowerVerb | Do, *numbers: float, replies: tuple[Refusal, ...] = (), kind: Any = None
     ) -> Any:
-        """Have the engine's gate do this. Raises EngineError when it could not."""
+        """Give the engine's gate an order. Raises EngineError when it failed."""
         command = what if isinstance(what, Do) else Ask(verb=what, numbers=numbers, replies=replies)
         self.socket.send(encode(command))
         answer = self._next_answer(self._answer_timeout_s + _PATIENCE_S, f"the answer to {command}")

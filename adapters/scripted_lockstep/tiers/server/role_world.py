@@ -1,7 +1,7 @@
-"""One real engine with a role, and what is real of the imagined one at the other end of its transfers.
+"""One real engine with a role, and the real parts of the imagined one at the other end of its transfers.
 
-When a transfer ends, and after how many pages, is what the sim tier says. The prompts that a decode engine wants are
-computed by a prefill engine of its own; the pages that a prefill engine sends are taken and looked at.
+The end of a transfer, and the number of its pages, follow the sim tier. A prefill engine of its own computes the
+prompts that a decode engine wants; the pages that a prefill engine sends are taken and checked.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from scripted_lockstep.tiers.server.fleet_wires import RealWires
 from scripted_lockstep.tiers.server.remote import FleetClients, RemoteWorld
 from scripted_lockstep.tiers.server.wire import EnginePlace
 
-# What a page notes of each slot beside its KV: token and position; and a fingerprint, with the sanitizer.
+# The record of a page beside its KV: token and position of each slot; and a fingerprint, with the sanitizer.
 _NOTED_BYTES: Final = 4
 _FINGERPRINT_BYTES: Final = 8
 _UPDATE: Final = "/update_weights_from_disk"
 
 
 class RolePeer(RealWires):
-    """The other end. ``model`` is the path of its weights at the start.
+    """The other end. ``model`` is the path of the initial weights.
 
-    ``prefill_url`` is the engine that computes what a decode engine wants.
+    ``prefill_url`` is the engine that computes a decode engine's prompts.
     """
 
     def __init__(self, folder: Path, model: str) -> None:
@@ -57,16 +57,16 @@ class RolePeer(RealWires):
         self.prefill_url = ""
         self._model = model
         self._weights = ""
-        # Of pages that a prefill engine has sent: those whose transfer may end, and those at which the peer is gone.
+        # Pages that a prefill engine has sent: of transfers that may end, and of those whose peer is gone.
         self._ends: dict[Any, asyncio.Event] = {}
         self._broken: set[Any] = set()
 
     # -- of a decode engine --
 
     def compute(self, wanted: PrefillWanted) -> None:
-        """Have all pages of a prompt here."""
+        """Get all pages of a prompt here."""
         call = self._calls[DECODE_ENGINE, wanted.transfer]
-        # Its weights of the start have a path too, which it calls them by from its first update on.
+        # The initial weights have a path too, which names them from the engine's first update on.
         if (path := call.body["weights"] or self._model) != (self._weights or self._model):
             self._weights = path
             self._do(self._http.post(f"{self.prefill_url}{_UPDATE}", json={"model_path": path}))
@@ -90,7 +90,7 @@ class RolePeer(RealWires):
             raise Violation(f"the stages of the decode engine say {errors} of pages that came")
 
     def end(self, number: int) -> None:
-        """All of it has come: answer the decode engine's front end, if it still waits."""
+        """Answer the decode engine's front end, if it still waits: everything has arrived."""
         call = self._calls[DECODE_ENGINE, number]
         if call.shown is None:
             self._show(call, call.answer)
@@ -98,7 +98,7 @@ class RolePeer(RealWires):
     # -- of a prefill engine --
 
     def receive(self, order: SendPages, prompt: Generate) -> Iterator[str]:
-        """Wait for the pages of an order, each of which says of which tokens it is: those that are others."""
+        """Wait for the pages of an order, and return those that say that they hold other tokens."""
         self.take(PREFILL_ENGINE, order)
         assert prompt.deliver is not None
         first = prompt.deliver.first_page + order.first
@@ -114,7 +114,7 @@ class RolePeer(RealWires):
                     yield f"page {index} of {prompt.rid} was sent as one of these tokens, positions: {found}"
 
     def finish(self, order: SendPages, *, is_gone: bool) -> None:
-        """Confirm the pages of an order, or be gone. Those that were not sent are not waited for."""
+        """Confirm the pages of an order, or be gone. Unsent pages are not waited for."""
         if is_gone:
             self._broken.add(_key(order))
         self._loop.call_soon_threadsafe(self._end_of(_key(order)).set)
@@ -138,7 +138,7 @@ class RolePeer(RealWires):
 
 
 class _RoleClients(FleetClients):
-    """Also the decode engine that asks a prefill engine for prompts."""
+    """Clients that also play the decode engine which asks a prefill engine for prompts."""
 
     scheduler: Scheduler
     addresses: Sequence[str]
@@ -174,7 +174,7 @@ class _RoleClients(FleetClients):
 
 
 class RoleWorld(RemoteWorld):
-    """The engine. ``peer`` is the other end."""
+    """The world of the engine; ``peer`` is the other end."""
 
     clients: _RoleClients
     clients_type: ClassVar = _RoleClients
@@ -238,7 +238,7 @@ def _key(order: SendPages) -> Any:
 
 
 def _as_imagined(message: ClientMessage) -> ClientMessage:
-    """A message that names the imagined engine as the sim tier does."""
+    """Return a message with the imagined engine's name, as in the sim tier."""
     if not isinstance(message, Generate) or message.deliver is None:
         return message
     to = (DECODE_ENGINE,) * len(message.deliver.to)

@@ -1,4 +1,4 @@
-"""The server tier from the test process: starts a real server with the scripted gate and runs scripts on it.
+"""The server tier in the test's process: starts a real server with the scripted gate and runs scripts on it.
 
 Every wait also watches the server's lifeline, so a death is noticed at once and not after a timeout.
 """
@@ -58,14 +58,14 @@ from scripted_lockstep.tiers.server.wire import (
     decode_replies,
 )
 
-# How much a stage holds, before the first script and after each.
+# Compares the sizes of a stage before the first script and after each.
 STAGE_PROBE: Final = "scripted.core.sizes:sizes_of"
 BOOT_TIMEOUT_S: Final = 120.0
-# Each agent of a node imports what one preloaded parent has imported for all others.
+# Each agent of a node forks from one preloaded parent.
 RAY_BOOT_TIMEOUT_S: Final = 400.0
-# The gate's own timeouts fire first and say more; this is how much later the test process gives up.
+# The gate's own timeouts come first and say more; the test's process gives up this much later.
 PATIENCE_S: Final = 1.0
-# A server that a death has hit is gone within 2 s.
+# A server is gone within 2 s of a death.
 DEATH_TIMEOUT_S: Final = 3.0
 SHUTDOWN_TIMEOUT_S: Final = 5.0
 KEPT_STEPS: Final = 64
@@ -90,7 +90,7 @@ class ScriptedServer(ScriptRunner):
     ) -> None:
         super().__init__(config, mutant=mutant)
         if config.pp_size == 1:
-            placement = "local"  # A single stage is no process that could be elsewhere.
+            placement = "local"  # A single stage is no process that could be placed.
         self.serving: Serving | None = None
         self.usable = True
         self.has_failed = False
@@ -134,12 +134,12 @@ class ScriptedServer(ScriptRunner):
         placement: str = "local",
         cluster: LocalCluster | None = None,
     ) -> ScriptedServer:
-        """A server, warmed up and frozen before its first script; a context manager.
+        """Start a server, warmed up and frozen before its first script; a context manager.
 
-        ``parent`` is a preloaded parent to fork it from; without one, it brings its own and starts in seconds, not in a
-        fraction of one. ``placement`` is where its stages are, with 'ray' on ``cluster`` or on one of its own. Raises
-        StartupError with the cause when the server does not come up. Raises ScriptDefinitionError for an
-        engine with a role.
+        It is forked from the preloaded ``parent``; without one, it brings its own and starts in seconds, not in a
+        fraction of one. ``placement`` says where its stages are, with 'ray' on ``cluster`` or on a cluster of its own.
+        Raises StartupError with the cause when the server does not come up. Raises ScriptDefinitionError for an engine
+        with a role.
         """
         if config.role != "both":
             raise ScriptDefinitionError(
@@ -167,7 +167,7 @@ class ScriptedServer(ScriptRunner):
             )
         command = command_to_run(script, args, kwargs, options)
         self._steps.clear()
-        # Until the process that it runs in says where it stands.
+        # Until its process tells its position.
         self._position = definition_of(script.__code__)
         self._socket.send(encode(command))
         try:
@@ -177,7 +177,7 @@ class ScriptedServer(ScriptRunner):
             error = f"the gate sent a frame that is no reply, a defect of the harness: {exc}"
             raise self._error(self._bare(command, FailureKind.FAILED, error)) from exc
         except (KeyboardInterrupt, SystemExit):
-            # The script still runs in there, so the server would not hear an order to end.
+            # The script still runs there, so the server would not hear an order to end.
             self.usable, self._interrupted = False, True
             raise
 
@@ -248,7 +248,7 @@ class ScriptedServer(ScriptRunner):
         raise self._error(self._overdue(command) if reply is None and self.is_alive else self._died(command))
 
     def _check_growth(self, command: RunScript) -> None:
-        """A server that has grown is of no further use: the next script would be blamed for it."""
+        """Check for growth. A server that has grown is not used again: the next script would be blamed."""
         assert self._growth is not None
         try:
             self._growth.check()
@@ -260,9 +260,9 @@ class ScriptedServer(ScriptRunner):
             raise self._error(self._bare(command, FailureKind.FAILED, f"{type(exc).__name__}: {exc}")) from exc
 
     def _next_reply(self, deadline: float) -> HookReady | ScriptSucceeded | ScriptFailedReply | None:
-        """The gate's next message; None when the server ended without one, or when the time is up.
+        """Return the gate's next message; None when the server ended without one, or when the time is up.
 
-        Raises BadFrameError at once for a frame that is none: what it said is lost.
+        Raises BadFrameError at once for an undecodable frame: its content is lost.
         """
         while (left_s := deadline - time.monotonic()) > 0:
             readable = dict(self._poller.poll(int(left_s * 1000) + 1))
@@ -308,12 +308,12 @@ class ScriptedServer(ScriptRunner):
     # -- reports --
 
     def _error(self, report: FailureReport) -> ScriptError:
-        """The error of a report, completed with what this side knows.
+        """Make the error of a report, completed with what this process knows.
 
         Only a failed script leaves a usable server, unless the engine has grown.
         """
         self.has_failed = True
-        # The gate has forgotten them too.
+        # The gate has forgotten them, too.
         self._fleet.close()
         if report.spent or report.kind is not FailureKind.FAILED:
             self.usable = False
@@ -345,7 +345,7 @@ class ScriptedServer(ScriptRunner):
         )
 
     def _bare(self, command: RunScript, kind: FailureKind, error: str) -> FailureReport:
-        """A report of a script whose process could not make one itself."""
+        """Make the report of a script whose process could not make one."""
         return FailureReport(
             kind=kind,
             error=error,
@@ -366,7 +366,7 @@ class ScriptedServer(ScriptRunner):
             return "it left no log"
 
     def _end(self, process: ServerProcess) -> None:
-        """End the server in order if possible, else by force."""
+        """Shut the server down in order if possible, else by force."""
         if self._interrupted:
             process.kill()
         elif self.usable:

@@ -1,7 +1,7 @@
 """Stacks of the engine's processes, for the report of a script that hangs.
 
-Every process writes its Python stacks to the server's log when it gets the stack signal; this asks them one by one,
-and sees which of them computes meanwhile.
+Every process writes its Python stacks to the server's log at the stack signal. This module asks one process after the
+other, and sees which of them computes meanwhile.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import psutil
 from engine.process.signals import STACK_SIGNAL
 from scripted.report.failure import Activity, ProcessStack
 
-# A process that runs writes its stacks in a millisecond.
+# A running process writes its stacks in a millisecond.
 STACK_TIMEOUT_S: Final = 0.5
 _LOOK_INTERVAL_S: Final = 0.01
 _QUIET_S: Final = 0.05
-# A process that uses more than this share of a core while the stacks are taken computes; one that waits uses none.
+# A process that uses more than this share of a core meanwhile computes; a waiting one uses none.
 _BUSY_SHARE: Final = 0.2
-# From these lines of a stack on is how the process or the thread was started, which is the same for all of them.
+# A stack below these lines is the start of the process or thread, which is the same for all.
 _START_OF_PROCESS: Final = re.compile(
     r'engine/server/launch/child\.py"|runpy|threading\.py", line \d+ in (run|_bootstrap)'
 )
-# A thread of every stage that does nothing but wait for the supervisor's end.
+# A thread of every stage that only waits for the supervisor's end.
 _IDLE_THREAD: Final = "_end_with_supervisor"
 _STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)
 
 
 def dump_stacks(pids: Mapping[str, int], log: Path) -> tuple[ProcessStack, ...]:
-    """What each process is doing now. A process that is stopped or gone has no stack, and that is said instead.
+    """Return the present activity of each process. For a stopped or dead process it says so instead of a stack.
 
-    ``log`` is the server's; a placed stage has another one.
+    ``log`` is the server's; a placed stage has its own.
     """
     started, before = time.monotonic(), {pid: _cpu_s(pid) for pid in pids.values()}
     texts = {name: _ask(pid, _log_of(pid) or log) if _can_answer(pid) else "" for name, pid in pids.items()}
@@ -49,13 +49,13 @@ def dump_stacks(pids: Mapping[str, int], log: Path) -> tuple[ProcessStack, ...]:
 
 
 def readable_stack(text: str) -> str:
-    """Python's own dump without what is the same in every process: how it was started, and threads that idle."""
+    """Return Python's own dump without the lines that are the same in every process: the start, and idle threads."""
     threads = [_inner_lines(thread) for thread in text.split("\n\n") if not _is_idle(thread)]
     return "\n\n".join(threads)
 
 
 def _is_idle(thread: str) -> bool:
-    """A thread that waits for the supervisor, or that runs only the code of Python's own library."""
+    """Whether a thread waits for the supervisor, or runs only code of Python's own library."""
     files = [line for line in thread.splitlines() if line.lstrip().startswith('File "')]
     return _IDLE_THREAD in thread or (bool(files) and all(_STANDARD_LIBRARY in line for line in files))
 
@@ -95,7 +95,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _log_of(pid: int) -> Path | None:
-    """The file that a process's stderr ends in: its own, or that of a parent, which passes on what a pipe brings."""
+    """Return the file that receives a process's stderr: its own, or its parent's, which copies a pipe."""
     with contextlib.suppress(OSError, psutil.Error):
         process = psutil.Process(pid)
         for one in (process, *process.parents()):

@@ -1,4 +1,4 @@
-"""The private socket of a scripted server, and what is said on it beside scripts and how they ended."""
+"""The private socket of a scripted server, and the messages on it beside scripts and their results."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _SERVING_TIMEOUT_S: Final = 120.0
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the harness tells a gate through the server's settings; ``relay`` is where that takes orders."""
+    """The harness's options for a gate, in the server's settings; ``relay`` is where the relay takes orders."""
 
     mutant: str | None = None
     relay: str | None = None
 
 
 def private_address(private_dir: Path) -> str:
-    """Where a server's gate listens to the harness."""
+    """The address at which a server's gate listens to the harness."""
     return f"ipc://{private_dir}/harness"
 
 
 def connected_socket(context: zmq.Context[Any], private_dir: Path) -> zmq.Socket[bytes]:
-    """The harness's end of the private socket of a server, which may still be starting."""
+    """Connect to the private socket of a server, which may still be starting."""
     socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
@@ -74,9 +74,9 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A step of the running script, sent as it happens: all that is known if its process dies without a message.
+    """A step of the running script, sent as it happens: all that remains if its process dies without a message.
 
-    ``printed`` is what the script printed since the last one, ``position`` the lines at which it stands.
+    ``printed`` is the script's output since the last message, ``position`` the lines at which it stands.
     """
 
     record: StepRecord | None
@@ -94,13 +94,13 @@ class EngineWanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnginesWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The script needs these. They are kept for those after it."""
+    """The script needs these engines. They are kept for later scripts."""
 
     engines: tuple[EngineWanted, ...]
 
 
 class EnginesKilled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Kill these with all their processes."""
+    """Kill these engines with all their processes."""
 
     names: tuple[str, ...]
 
@@ -115,7 +115,7 @@ class EnginePlace(msgspec.Struct, frozen=True):
 
 
 class EnginesServed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to either, once it is done; ``error`` says why engines could not be started."""
+    """The answer to both commands; ``error`` says why engines could not be started."""
 
     places: tuple[EnginePlace, ...] = ()
     error: str = ""
@@ -140,7 +140,7 @@ def decode_replies(data: bytes) -> _Reply:
 
 # -- an engine of a fleet, and the script's process --
 
-# What an engine of a fleet can be asked between two of its steps.
+# The questions to an engine of a fleet between two of its steps.
 FollowerVerb = Literal[
     "take_completion",
     "take_grammar",
@@ -158,13 +158,13 @@ FollowerVerb = Literal[
 
 
 class Do(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Make this step. It is answered with the step's result."""
+    """Make this step, and answer with its result."""
 
     step: Step
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Do this, or give this, without a step."""
+    """Do this, or return this, without a step."""
 
     verb: FollowerVerb
     numbers: tuple[int | float, ...] = ()
@@ -178,19 +178,19 @@ class FollowerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The front end has sent these to the scheduler, which has not seen them. Nobody asked."""
+    """The front end has sent these messages, which the scheduler has not seen. Sent unasked."""
 
     messages: tuple[ClientMessage, ...]
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What was told is done, what was asked for is this."""
+    """The order is carried out, or this is the answer to the question."""
 
     value: msgspec.Raw
 
 
 class AskedInVain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What was asked for did not come."""
+    """The answer to the question did not come."""
 
     error: str
 

@@ -1,6 +1,6 @@
 """The world of the server tier: real clients, real stage processes, faults by signals.
 
-Lives in the scheduler process. Every wait also listens to the supervisor, so a death ends it at once.
+It lives in the scheduler's process. Every wait also listens to the supervisor, so a death ends it at once.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from scripted_lockstep.tiers.server.links import order_link
 from scripted_lockstep.tiers.server.loop_thread import poll
 
 DEATH_TIMEOUT_S: Final = 5.0
-# A death is never found by a timeout: the front end hears of it at once.
+# No timeout finds a death: the front end hears of it at once.
 TOLD_WITHIN_S: Final = 2.0
 
 
 def decoder_of(settings: ServerSettings) -> Decoder:
-    """The tokenizer of a server, as far as it turns tokens into text."""
+    """Return the tokenizer of a server, as far as it turns tokens into text."""
     if embedded_seed(settings.model, settings.seed) is not None:
         return ByteDecoder()
     return load_tokenizer(settings)[0]
 
 
 def _only_wakes() -> None:
-    """What is readable is read by who waits for it."""
+    """Do nothing: the waiter itself reads what is readable."""
 
 
 class ShutdownAsked(Exception):
@@ -64,7 +64,7 @@ class ShutdownAsked(Exception):
 
 
 class ServerWorld(World):
-    """Everything around the scheduler of a real server."""
+    """The clients, the stages and the links of a real server."""
 
     tier = "server"
     clients: HttpClients
@@ -76,7 +76,7 @@ class ServerWorld(World):
         self._control = context.control
         self.pipeline = cast(StagePipeline, context.pipeline)
         self._dead_stage: PipelineFailed | None = None
-        # This process is the copy of one that a script has killed.
+        # Whether this process is the copy of a killed one.
         self._is_alone = False
         self._answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
         self.clients = HttpClients(context.base_url, pause=self._pause)
@@ -103,7 +103,7 @@ class ServerWorld(World):
         return self._context.inbox.drain()
 
     def decoder(self) -> Decoder:
-        """Loaded when a script first needs it; the embedded model's needs no loading."""
+        """Load the tokenizer when a script first needs it; the embedded model's needs no loading."""
         return decoder_of(self._context.settings)
 
     def wait(self) -> None:
@@ -126,7 +126,7 @@ class ServerWorld(World):
         return came[0] if came else cast(PipelineFailed, self._dead_stage)
 
     def take_grammar(self, grammar_id: int) -> GrammarReady:
-        """Wait for the answer to the order that is open for longest."""
+        """Wait for the answer to the oldest open order."""
         self._await_answer(grammar_id, self._grammars, f"grammar {grammar_id} was not compiled")
         return self._grammars.pop(grammar_id, GrammarReady(grammar_id=grammar_id, error="a stage died"))
 
@@ -166,29 +166,29 @@ class ServerWorld(World):
         self._context.outbox.send(replies)
 
     def kill_stage(self, stage: int) -> PipelineEvent:
-        """Kill the process and wait until the supervisor says so."""
+        """Kill the process and wait until the supervisor reports it."""
         os.kill(self._pid(stage), signal.SIGKILL)
         return self._await_death(f"stage {stage} was killed", DEATH_TIMEOUT_S)
 
     def lose_node(self, stage: int) -> PipelineEvent:
-        """Reset the connections and kill the processes: what comes first is chance, as on a machine that fails."""
-        # They are looked up while they live: a stage ends by itself when its link does.
+        """Reset the connections and kill the processes; the order is chance, as when a machine fails."""
+        # Looked up while they live: a stage ends by itself when its link does.
         stage_process = psutil.Process(self._pid(stage))
         node = (stage_process.parent(), stage_process)
         self.set_link(StageLink(stage=stage, is_dropped=True), "lose_node")
         for process in node:
             if process is not None:
-                with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
+                with contextlib.suppress(psutil.NoSuchProcess):  # It had ended already.
                     process.kill()
         return self._await_death(f"the node of stage {stage} was lost", DEATH_TIMEOUT_S)
 
     def await_loss(self, stage: int) -> PipelineEvent:
-        """As long as the heartbeats may take, and what a death takes."""
+        """Wait as long as the heartbeats may take, plus the time of a death."""
         within_s = self._context.settings.heartbeat_timeout_s + DEATH_TIMEOUT_S
         return self._await_death(f"the link of stage {stage} was cut", within_s)
 
     def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
-        """Kill this process; a copy of it goes on with the clients alone."""
+        """Kill this process; a copy of it continues with the clients alone."""
         self.clients.stop()
         survive(self._context.private_dir, self._control)
         self.clients.go_on()
@@ -198,7 +198,7 @@ class ServerWorld(World):
             self._pause(left_s)
 
     def stall_stage(self, stage: int) -> None:
-        """Stop the process. A single stage lives in this one, which must go on: the gate holds its results back."""
+        """Stop the process. A single stage lives in this process, which goes on: the gate holds its results back."""
         if self._context.stage_pids:
             os.kill(self._pid(stage), signal.SIGSTOP)
 
@@ -215,7 +215,7 @@ class ServerWorld(World):
         order_link(self._relay_path, link)
 
     def stage_sizes(self) -> Mapping[str, int]:
-        """Of what stages hold that have forgotten, and of what this process keeps of what they are to do."""
+        """Return the sizes of stages that have forgotten, and of this process's queues for them."""
         self.pipeline.forget()
         sizes = dict(sizes_of(pipeline=self.pipeline))
         for view in self.pipeline.describe():
@@ -235,18 +235,18 @@ class ServerWorld(World):
         return self._dead_stage
 
     def _pid(self, stage: int) -> int:
-        """The process of a stage; a single stage lives in this very process."""
+        """Return the process of a stage; a single stage lives in this very process."""
         pids = self._context.stage_pids
         return pids[stage] if pids else os.getpid()
 
     def pause(self, timeout_s: float, sources: Mapping[Any, Callable[[], object]]) -> bool:
-        """Wait until one of these is readable, and call what is to be called then; False when none was."""
+        """Wait until one of these sources is readable, and call its callback. Returns whether one was."""
         return poll({self._control.fileno(): self._listen, **sources}, timeout_s)
 
     def _pause(self, timeout_s: float) -> bool:
-        """Wait until anything happens; False when nothing did."""
+        """Wait until anything happens. Returns whether something did."""
         heard: dict[Any, Callable[[], object]] = {self.clients.fileno(): self.clients.clear}
-        if self._is_alone:  # Nothing else that was listened to is this process's.
+        if self._is_alone:  # All other sources belong to the killed process.
             return poll(heard, timeout_s)
         return self.pause(timeout_s, {self._context.inbox.socket: _only_wakes, **heard})
 
