@@ -1,4 +1,4 @@
-"""``t`` on the engine: what only this scheduler can be asked, and the verbs that are no action of its schedules.
+"""``t`` on the engine: the queries that only this scheduler answers, and verbs that are no action of schedules.
 
 It lives in the scheduler's process, inside the gate, and sees the live scheduler.
 """
@@ -33,28 +33,28 @@ class ScriptContext(BaseContext):
     # -- looking --
 
     def find_req_by_rid(self, rid: str) -> Request | None:
-        """The scheduler's live object of this rid, or None: before its first step, after its end, or without one."""
+        """Return the scheduler's live object of this rid; None before its first step, after its end, or without one."""
         self._last_life("find_req_by_rid", rid)
         return self.scheduler.find_request(rid)  # type: ignore[no-any-return]
 
     def remaining_prompt_tokens(self, rid: str) -> int:
-        """Tokens of this request that must still be launched before it can decode.
+        """Count the tokens of this request that must still be launched before it can decode.
 
-        Raises BadCall for a rid that never was.
+        Raises BadCall for a rid that was never used.
         """
         return self._known("remaining_prompt_tokens", rid).remaining_prompt_tokens  # type: ignore[no-any-return]
 
     def list_active_reqs(self) -> list[Request]:
-        """The scheduler's live objects of all requests that have not ended; one that has only arrived has none yet."""
+        """Return the live objects of all requests that have not ended; one that has only arrived has none yet."""
         return ListedList(self.scheduler.books.requests.values())
 
     @property
     def forward_ct(self) -> int:
-        """Microbatches launched since the script began."""
+        """The number of microbatches launched since the script began."""
         return self.scheduler.counters.forward_ct  # type: ignore[no-any-return]
 
     def predicted_chunk(self, prefix_tokens: int) -> int:
-        """Tokens of the next part of a long prompt after this prefix, in its own microbatch."""
+        """Return the tokens of the next part of a long prompt after this prefix, in its own microbatch."""
         if not isinstance(prefix_tokens, int) or isinstance(prefix_tokens, bool) or prefix_tokens < 0:
             raise BadCall(f"t.predicted_chunk(prefix_tokens) takes a number of tokens >= 0, got {prefix_tokens!r}")
         limits, sizes = self.scheduler.limits, self.scheduler.planner.chunk_sizes
@@ -62,20 +62,20 @@ class ScriptContext(BaseContext):
         return budget if sizes is None else sizes.part(prefix_tokens, limits.context_length, room=budget)
 
     def engine_stats(self) -> EngineStats:
-        """The scheduler's counters; arrived requests count as waiting."""
+        """Return the scheduler's counters; arrived requests count as waiting."""
         stats: EngineStats = self.scheduler.stats()
         return msgspec.structs.replace(stats, waiting=stats.waiting + len(self._run.arrived_requests))
 
     def get_all_node_hit_counts(self) -> dict[int, int]:
-        """The hit count of every node of the prefix tree, by node id."""
+        """Return the hit count of every node of the prefix tree, by node id."""
         return {node.id: node.hit_count for node in self.scheduler.memory.tree.nodes()}
 
     def get_all_node_lock_refs(self) -> dict[int, int]:
-        """The lock refs of every node of the prefix tree, by node id."""
+        """Return the lock refs of every node of the prefix tree, by node id."""
         return {node.id: node.lock_ref for node in self.scheduler.memory.tree.nodes()}
 
     def host_tokens(self, prompt_ids: Sequence[int]) -> int:
-        """Tokens of a prompt that a request would load from the host now, after its hit in the tree."""
+        """Count the tokens of a prompt that a request would load from the host now, after its hit in the tree."""
         limits, memory = self.scheduler.limits, self.scheduler.memory
         if memory.host is None:
             raise BadCall("t.host_tokens(prompt_ids) needs a second tier; write EngineConfig(host_kv_tokens=...)")
@@ -84,7 +84,7 @@ class ScriptContext(BaseContext):
         return memory.cached_tokens(ids) - min(memory.tree.match_length(ids), whole)  # type: ignore[no-any-return]
 
     def told_tokens(self, prompt_ids: Sequence[int]) -> int:
-        """Cached tokens of a prompt according to the engine's KV events, in full pages."""
+        """Count the cached tokens of a prompt according to the engine's KV events, in full pages."""
         limits = self.scheduler.limits
         if not limits.kv_events:
             raise BadCall("t.told_tokens(prompt_ids) needs KV events; write EngineConfig(kv_events=True)")
@@ -93,16 +93,16 @@ class ScriptContext(BaseContext):
         return picture.cached_pages(_token_ids("told_tokens", prompt_ids)) * page_size
 
     def stage(self, i: int) -> StageView:
-        """A stage's own view of what it has computed: last microbatch, counts, a digest of what its KV slots hold."""
+        """Return a stage's own view: last microbatch, counts, a digest of its KV slots."""
         self.check_live_stage("stage", i)
         return self._run.world.pipeline.describe()[i]  # type: ignore[no-any-return]
 
     # -- verbs --
 
     def engines(self, *names: str) -> Fleet:
-        """A fleet beside this engine, of its configuration: ``p...`` prefill, ``d...`` decode, ``e...`` do both.
+        """Start a fleet beside this engine, of its configuration: ``p...`` prefill, ``d...`` decode, ``e...`` do both.
 
-        ``fleet["d0"]`` is the ``t`` of one engine. Each step of this script is one step of each of them. Once in a
+        ``fleet["d0"]`` is the ``t`` of one engine. Each step of this script is one step of each engine. Once in a
         script.
         """
         if self._run.fleet is not None:
@@ -123,8 +123,8 @@ class ScriptContext(BaseContext):
     def kill_scheduler(self) -> None:
         """Kill the scheduler's process; returns when its clients were told. Only in the server tier, and only once.
 
-        After it no step runs, so nothing can be waited for; what clients were told can be asked. Raises Violation when
-        an open stream does not end with an error that names the scheduler within two seconds.
+        No step runs after it, so nothing can be waited for; the script can still ask what clients were told. Raises
+        Violation when an open stream does not end with an error that names the scheduler within two seconds.
         """
         if self._run.is_dead:
             raise BadCall("kill_scheduler() was called before; nothing of the scheduler is left to kill")
@@ -133,7 +133,7 @@ class ScriptContext(BaseContext):
     def slow_link(self, i: int, delay_s: float = 0.05) -> None:
         """Make every byte from and to a stage take ``delay_s`` longer, in real seconds. Only for placed stages.
 
-        The steps are those of a fast link: a result that is due is waited for.
+        The steps do not change: a result that is due is waited for.
         """
         self.check_live_stage("slow_link", i)
         if not isinstance(delay_s, (int, float)) or isinstance(delay_s, bool) or not 0 < delay_s <= MAX_DELAY_S:
@@ -169,7 +169,7 @@ class ScriptContext(BaseContext):
         self._run.lose_node(i)
 
     def check_stage(self, i: int) -> None:
-        """Raise BadCall for what is no stage: for verbs."""
+        """Raise BadCall for a number that is no stage: for verbs."""
         stages = self.scheduler.limits.pp_size
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < stages:
             raise BadCall(f"stage must be 0 to {stages - 1} with pp_size={stages}, got {i!r}")
@@ -188,7 +188,7 @@ class ScriptContext(BaseContext):
     # -- inside --
 
     def loose_ends(self) -> dict[str, int]:
-        """Also the ``fail_next_grammar`` calls that no grammar met."""
+        """Count the ``fail_next_grammar`` calls that no grammar met, too."""
         left = self._in_vain.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
         if left > 0:
             self._in_vain["failures of a grammar that none met"] = left

@@ -1,7 +1,7 @@
-"""Knows what the front end will show clients and which requests it will end by itself, so that the gate can wait.
+"""Predicts what the front end shows clients and which requests it ends by itself, so that the gate can wait.
 
-It ends one whose stop string it found, and the other choices of an answer when one fails. Runs the front end's own
-``Session``; without this, the step of the abort would depend on how fast it comes.
+The front end ends a request whose stop string it found, and the other choices of an answer when one fails. This runs
+the front end's own ``Session``; without it, the step of the abort would depend on how fast it comes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class ByteDecoder:
     """The embedded tokenizer's alphabet without the tokenizer: token ids below 256 are bytes."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens; special tokens have none."""
+        """Return the text of tokens; special tokens have none."""
         del skip_special_tokens
         return bytes([token for token in ids if token < _BYTES]).decode("utf-8", "replace")
 
 
 class FollowedAnswers:
-    """Follows requests with stop strings or several choices; ``decoder`` is asked for when the first one comes."""
+    """Follows requests with stop strings or several choices; ``decoder`` is loaded with the first of them."""
 
     def __init__(self, decoder: Callable[[], Decoder]) -> None:
         self._decoder = decoder
@@ -77,7 +77,7 @@ class _Followed:
             continue
 
     def take(self, outputs: Sequence[TokenOutput | Refusal]) -> list[TokenOutput]:
-        """What the client is shown of these outputs, which come to the front end at once."""
+        """Return what the client is shown of these outputs, which reach the front end together."""
         self._sent.clear()
         for output in outputs:
             self._sessions.take(output)
@@ -95,10 +95,10 @@ class _Followed:
                     self._unended = [one for one in self._unended if one != rid or reason is None]
         except ApiError:
             failed = True
-        # A client that left has had its requests aborted.
+        # The requests of a client that left are aborted already.
         self.aborts = [m for m in self._sent if isinstance(m, Abort) and not self._view.dropped]
         if failed:
-            # The answer ends with an error, for whichever choice had not ended.
+            # The answer ends with an error, for one choice that had not ended.
             return [*shown, TokenOutput(rid=self._unended[0], finish_reason=FinishReason.ERROR)]
-        # Of an answer that is sent whole nothing comes before all of it is there.
+        # An answer that is sent whole shows nothing before all of it is there.
         return shown if self._view.streams or self._session.is_over else []

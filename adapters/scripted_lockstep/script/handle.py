@@ -1,4 +1,4 @@
-"""A script's hold on a request of the engine: what the scheduler did with it and what its client saw."""
+"""A script's handle of a request of the engine: the scheduler's work on it and its client's view."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed
 
 _RUNNING_PLACES = frozenset(Place) - {Place.WAITING, Place.RELEASING, Place.GONE}
-# It still has to compute some of its prompt.
+# Places in which some of the prompt is still to be computed.
 _PARTLY_PREFILLED = frozenset({Place.CHUNKED, Place.RECEIVING})
 
 
 class RequestHandle(BaseRequest):
-    """One request of a script. Everything but ``rid`` and ``client`` is read from the scheduler."""
+    """One request of a script. It reads the live scheduler's object, because scripts assert on its very state."""
 
     def __init__(self, message: Generate, client: ClientView) -> None:
         super().__init__(message.rid, message.prompt_ids, message.sampling.max_new_tokens, client)
@@ -23,7 +23,7 @@ class RequestHandle(BaseRequest):
         # The choices of one answer, itself among them.
         self.together: list[RequestHandle] = [self]
         self._request: Request | None = None
-        # Where its LoRA was when it began: another one may be loaded under the same name.
+        # The path of its LoRA at its start: another one may be loaded under the same name.
         self.lora_path: str | None = None
         self._output_ids: list[int] = []
         self._logprobs: list[TokenLogprob | None] = []
@@ -59,7 +59,7 @@ class RequestHandle(BaseRequest):
             self._just_ended = True
 
     def step_on(self) -> None:
-        """The step after its end begins: the live object is gone."""
+        """Begin the step after its end: the live object is gone."""
         self._just_ended = False
 
     def see_chunked(self, *, is_parked: bool) -> None:
@@ -113,7 +113,7 @@ class RequestHandle(BaseRequest):
 
     @property
     def chunked_parks(self) -> int:
-        """How often it was parked while partly prefilled: a step launched none of it; consecutive steps count once."""
+        """How often a step launched no part of it while it was partly prefilled; consecutive steps count once."""
         return self._chunked_parks
 
     @property

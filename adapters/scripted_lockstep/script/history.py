@@ -1,4 +1,4 @@
-"""What happened in a script: a step as a record, the handles of its requests, and what reached their clients."""
+"""The history of a script: steps as records, the handles of its requests, and the answers of their clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMPLETE: Final = (FinishReason.LENGTH.value, FinishReason.STOP.value)
 
 
 def check_answers(handles: Iterable[RequestHandle]) -> None:
-    """What left the scheduler once has reached its client once. Raises Violation."""
+    """Check that each reply of the scheduler has reached its client once. Raises Violation."""
     for handle in handles:
         client = handle.client
         if client.terminal_answers != 1 and client.status is not None and not client.dropped:
@@ -58,7 +58,7 @@ class EngineHandles(Handles):
         self._ended: list[RequestHandle] = []
 
     def update(self, replies: Iterable[Reply], scheduler: Scheduler, launched: Collection[str] = ()) -> None:
-        """Bring the handles up to date after a step, which launched something of these rids."""
+        """Bring the handles up to date after a step, which launched parts of these rids."""
         for handle in self._ended:
             handle.step_on()
         self._ended.clear()

@@ -1,6 +1,6 @@
-"""What a script did to the engine that met nothing: it was no mistake of the engine that nothing came of it.
+"""Counts actions of a script that had no effect, which are mistakes of the script and not of the engine.
 
-Read off the history after the run. It changes nothing.
+It reads the history after the run and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.core.scheduler import StepRecord
 
 
 def met_nothing(run: Any) -> dict[str, int]:
-    """Counts of verbs that met nothing, by name."""
+    """Count verbs without effect, by name."""
     records = run.records
     messages = [handle.message for handle in run.handles.all]
     loaded = {event.name for record in records for event in record.events if isinstance(event, LoadLora)}
@@ -53,7 +53,7 @@ def _outputs(record: StepRecord) -> Iterable[TokenOutput]:
 
 
 def _aborts_in_vain(record: StepRecord, known: set[str]) -> int:
-    """Aborts of a step that ended no request; those of rids that never were are another mistake."""
+    """Count the aborts of a step that ended no request; aborts of rids that were never used are another mistake."""
     ended = {reply.rid for reply in _outputs(record) if reply.finish_reason is not None}
     single = [e.rid for e in record.events if isinstance(e, Abort) and e.finish_reason is FinishReason.ABORT]
     everything = sum(isinstance(event, AbortAll) for event in record.events)
@@ -61,7 +61,7 @@ def _aborts_in_vain(record: StepRecord, known: set[str]) -> int:
 
 
 def _pauses_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
-    """For each pause whether there was nothing to pause, then and as long as it lasted."""
+    """Yield for each pause whether there was nothing to pause, then and as long as it lasted."""
     before = 0
     for index, record in enumerate(records):
         if any(isinstance(event, PauseGeneration) for event in record.events):
@@ -82,7 +82,7 @@ def _continued_in_vain(records: Sequence[StepRecord]) -> int:
 
 
 def _pressure_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
-    """For each time of pressure whether nothing was there that could want memory as long as it lasted."""
+    """Yield for each time of pressure whether nothing wanted memory as long as it lasted."""
     met: bool | None = None
     for record in records:
         for event in record.events:
@@ -98,20 +98,20 @@ def _pressure_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
 
 
 def _time_in_vain(records: Sequence[StepRecord], now: float) -> bool:
-    """Whether time moved, and there was nothing at all from its last move on."""
+    """Whether time moved, and nothing was there from its last move on."""
     last = records[-1].now if records else 0.0
     after = [record for record in records if record.now == last] if last == now else []
     return now > 0 and not any(map(_is_alive, after))
 
 
 def _is_alive(record: StepRecord) -> bool:
-    """Whether anything was there, or came: a request, or a client's or an operator's call."""
+    """Whether anything was there or arrived: a request, or a call of a client or an operator."""
     acts = (event for event in record.events if not isinstance(event, (SetPressure, ReleasePressure)))
     return bool(_size_of(record) or record.replies or any(True for _ in acts))
 
 
 def _size_of(record: StepRecord) -> int:
-    """Zero when no request was there and nothing was in flight."""
+    """Count requests and microbatches in flight."""
     requests = record.waiting + record.running + len(record.transferring) + (record.chunked is not None)
     return requests + len(record.in_flight)
 

@@ -20,12 +20,11 @@ from engine.core.messages import (
 from scripted.core.errors import NotIdle
 from scripted.script.wait import Steps
 
-# The call id of what the harness itself asks for: no client waits for the answer.
+# The call id of the harness's own calls: no client waits for the answer.
 HARNESS_CALL: Final = "harness"
-# After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
-# margin.
+# Enough after an abort of everything: only microbatches in flight stand before idleness, depth steps and a margin.
 RESET_BUDGET_STEPS: Final = 256
-# "Fully idle for two pipeline rotations" after the warm-up: anything still under way has arrived by then.
+# Fully idle for two pipeline rotations after the warm-up: anything still under way has arrived by then.
 WARM_UP_ROTATIONS: Final = 2
 WARM_UP_PROMPT_TOKENS: Final = 8
 
@@ -34,8 +33,8 @@ def reset(run: Any) -> Steps:
     """Bring the engine to the state of a new one."""
     run.recording = False
     run.let_go()
-    # What the last script left is aborted and answered before its connections are dropped: a late abort from the
-    # front end could otherwise hit the next script's request of the same rid.
+    # Remaining requests are aborted and answered before their connections are dropped: a late abort from the front end
+    # could otherwise hit the next script's request of the same rid.
     yield from _abort_everything(run)
     run.world.clients.forget()
     if run.scheduler.counters.weights_version:
@@ -46,7 +45,7 @@ def reset(run: Any) -> Steps:
 
 
 def flush(run: Any) -> Steps:
-    """Drop the cache of an engine that is idle."""
+    """Drop the cache of an idle engine."""
     run.flush()
     yield
     if not run.scheduler.is_fully_idle or run.scheduler.memory.pages.cached:
@@ -62,7 +61,7 @@ def drain(run: Any) -> Steps:
 
 
 def warm_up(run: Any) -> Steps:
-    """One real request, then quiet for two rotations of the pipeline."""
+    """Run one real request, then stay quiet for two rotations of the pipeline."""
     run.recording = False
     t = run.context_type(run, rid_prefix="warm-up")
     r = t.start_req(prompt_len=WARM_UP_PROMPT_TOKENS, max_new_tokens=2, ignore_eos=True)
@@ -75,9 +74,9 @@ def warm_up(run: Any) -> Steps:
 
 
 def _abort_everything(run: Any) -> Steps:
-    """Abort everything, what has just arrived included, and run until nothing is left."""
+    """Abort everything, just arrived messages included, and run until nothing is left."""
     run.inject(ReleasePressure())
-    # After what has just arrived, which may be a pause.
+    # Behind messages that have just arrived, which may be a pause.
     run.arrived += [ContinueGeneration(call_id=HARNESS_CALL), AbortAll()]
     yield
     for _ in range(RESET_BUDGET_STEPS):
@@ -94,14 +93,14 @@ def _abort_everything(run: Any) -> Steps:
 
 
 def _what_ends(books: Any) -> StopProfile | UpdateWeights | Wake:
-    """The next thing to do to an idle engine that is not at rest."""
+    """Return the next event that brings an idle engine to rest."""
     if books.is_awake:
         return StopProfile(call_id=HARNESS_CALL)
     return UpdateWeights(call_id=HARNESS_CALL) if books.sleep_level > 1 else Wake(call_id=HARNESS_CALL)
 
 
 def _unload_loras(run: Any) -> Steps:
-    """Have the stages drop every LoRA. Those of the start are known again when the engine has started over."""
+    """Have the stages drop every LoRA. Initial LoRAs are known again when the engine has started over."""
     loras = run.scheduler.loras
     run.inject(*[UnloadLora(call_id=HARNESS_CALL, name=name) for name in loras.known])
     for _ in range(RESET_BUDGET_STEPS):
@@ -112,7 +111,7 @@ def _unload_loras(run: Any) -> Steps:
 
 
 def restore_weights(run: Any) -> Steps:
-    """Take back the weights that the engine was started with."""
+    """Restore the initial weights."""
     version = run.scheduler.counters.weights_version
     run.inject(UpdateWeights(call_id=HARNESS_CALL))
     for _ in range(RESET_BUDGET_STEPS):

@@ -1,7 +1,7 @@
-"""The run of scripts on the engine, in either tier: one engine under a script, with its clients and its stages.
+"""The run of scripts on the engine, in both tiers: one engine under a script, with its clients and its stages.
 
-A script begins with an engine that is as good as new and idle, and ends with an idle one: what it left is aborted. Then
-the outputs of its requests are compared with the same requests run alone.
+A script begins with an engine that is as good as new and idle, and ends with an idle one: open requests are aborted.
+Then the outputs of its requests are compared with the same requests run alone.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ _NO_STEP: Final = (
 
 
 class EngineRun(ScriptedRun):
-    """``arrived`` are the client messages that the next step will see, ``last_replies`` the replies of the last one.
+    """Runs scripts on one engine, which it resets between them: in the server tier the engine outlives a script.
 
-    ``landed`` are the ids of the microbatches whose results the last step got. ``failure`` is the death of a stage;
-    ``kills`` says that a script caused it, ``is_dead`` that it killed the scheduler.
+    ``arrived`` are the client messages that the next step will see, ``last_replies`` the replies of the last one,
+    ``landed`` the microbatches whose results it got. ``failure`` is the death of a stage; ``kills`` says that a script
+    caused it, ``is_dead`` that it killed the scheduler.
     """
 
     context_type = ScriptContext
@@ -91,15 +92,15 @@ class EngineRun(ScriptedRun):
         self.recording = True
         self._answers = FollowedAnswers(world.decoder)
         self._alone = AloneRuns(self)
-        # Whether a script is under way whose steps are judged; before it, in the reset, only the books are audited.
+        # Whether the steps of a script are judged; in the reset before it, only the books are audited.
         self._judged = False
-        # What the stages held before the first script.
+        # The sizes of the stages before the first script.
         self._stage_sizes: Mapping[str, int] | None = None
-        # What a router knows of the cache that follows the engine's KV events.
+        # The cache as a router knows it, from the engine's KV events.
         self.picture = CachePicture(scheduler.limits.page_size)
-        # Prompts that other engines of a fleet want the KV of.
+        # Prompts whose KV other engines of a fleet want.
         self.deliveries: list[Generate] = []
-        # Makes one of these names with this clock; None where a script has no other engines.
+        # Makes a fleet of these names with this clock; None where a script has no other engines.
         self.new_fleet: Callable[[Sequence[str], VirtualClock], Fleet] | None = None
         # The engines that a script has beside this one.
         self.fleet: Fleet | None = None
@@ -125,7 +126,7 @@ class EngineRun(ScriptedRun):
 
     @property
     def has_unseen(self) -> bool:
-        """True while something is here that no step has seen: a client's message, or the death of a stage."""
+        """Whether something is here that no step has seen: a client's message, or the death of a stage."""
         return bool(self.arrived) or (self.failure is not None and self.scheduler.failure is None)
 
     @property
@@ -216,7 +217,7 @@ class EngineRun(ScriptedRun):
     def start(self, body: dict[str, Any], first_page: int | None = None) -> RequestHandle | Choices:
         """POST a request; returns when its messages are here. Raises RequestRefused, or Violation.
 
-        With a ``first_page`` it is a prompt that a prefill engine is to send from there on.
+        With a ``first_page`` it is a prompt whose pages a prefill engine is to send from there on.
         """
         rid = body["rid"]
         view = self.world.clients.generate(rid, body, first_page)
@@ -239,7 +240,7 @@ class EngineRun(ScriptedRun):
         return self.handles.several[-1]
 
     def _are_refused(self, messages: Sequence[Any], view: ClientView) -> bool:
-        """Whether the front end or the scheduler refused a request; the front end aborts what is left of it."""
+        """Whether the front end or the scheduler refused a request; the front end aborts its other choices."""
         if not messages:
             return True
         refusals = [refusal for message in messages if (refusal := self._refusal_of(message)) is not None]
@@ -273,7 +274,7 @@ class EngineRun(ScriptedRun):
         count: int = 1,
         refused: Callable[[], bool] = lambda: False,
     ) -> list[ClientMessage]:
-        """Wait until so many messages of a verb are here; none when the server refused the call instead."""
+        """Wait until ``count`` messages of a verb are here; none when the server refused the call instead."""
         if self.is_dead:
             raise BadCall("the scheduler was killed, so nothing arrives at it any more; ask what its clients were told")
         found: list[ClientMessage] = []
@@ -292,11 +293,11 @@ class EngineRun(ScriptedRun):
         self._injected += events
 
     def happened(self, event: OperatorEvent) -> None:
-        """It took effect already, between two steps: the next step counts it as its first."""
+        """Note an event that took effect between two steps: the next step counts it as its first."""
         self._interventions.append(event)
 
     def join_fleet(self, clock: VirtualClock) -> None:
-        """Be an engine of a fleet: with its clock, every step judged from the first on."""
+        """Join a fleet: with its clock, every step judged from the first on."""
         self.clock, self._judged = clock, True
 
     def kill_stage(self, stage: int) -> None:
@@ -318,7 +319,7 @@ class EngineRun(ScriptedRun):
         self._links[stage] = link
 
     def heal_link(self, stage: int) -> None:
-        """A stage's link is as it was at first."""
+        """Restore a stage's link."""
         self.world.set_link(StageLink(stage=stage), "heal_link")
         self._links.pop(stage, None)
         self.results.cut.discard(stage)
@@ -399,7 +400,7 @@ class EngineRun(ScriptedRun):
             self._stop(script, BadCall(_NO_STEP))
 
     def as_found(self, exc: Exception) -> Exception:
-        """A failure before a script begins is the fault of what ran before it."""
+        """Blame a failure before a script's beginning on an earlier script."""
         begun = self.script is None or self.script.context is not None
         if begun or isinstance(exc, (NotIdle, Overdue)):
             return exc
@@ -417,7 +418,7 @@ class EngineRun(ScriptedRun):
     # -- one step --
 
     def compose(self, previous: StepResult | None) -> Step:
-        """The next step's events: interventions, completions that are due, messages in the order of their arrival."""
+        """Compose the next step: interventions, due completions, then messages in the order of their arrival."""
         del previous
         if self.fleet is not None:
             self.fleet.step()
@@ -470,7 +471,7 @@ class EngineRun(ScriptedRun):
         self._judge_step(stepped)
 
     def _judge_step(self, stepped: StepResult) -> None:
-        """Look at a step; before a script, in its reset, at the engine's own books alone. Raises Violation."""
+        """Judge a step; before a script, in its reset, audit the engine's own books alone. Raises Violation."""
         assert self._composed is not None
         if self._judged:
             self.oracle.check_step(self._composed.events, stepped, self.scheduler, corruptions=self.world.corruptions())
@@ -478,7 +479,7 @@ class EngineRun(ScriptedRun):
             audit(self.scheduler)
 
     def _messages_with(self, aborts: list[Abort]) -> list[ClientMessage]:
-        """What has arrived, then these aborts of the front end, in the order of the outputs that they follow from."""
+        """Return the arrivals, then these aborts of the front end, in the order of the outputs that cause them."""
         messages = self.world.take_messages()
         while not all(abort in messages for abort in aborts):
             self.world.wait()
@@ -494,7 +495,7 @@ class EngineRun(ScriptedRun):
     # -- between scripts --
 
     def let_go(self) -> None:
-        """Release what a script holds back or has stopped, and take back a failure that no step has met."""
+        """Release whatever a script holds or has stopped, and take back a failure that no step has met."""
         self.world.pipeline.spare_next_step()
         self.results.release(None)
         self.grammars.release(None)
@@ -534,7 +535,7 @@ class EngineRun(ScriptedRun):
         self.grammars.lose()
 
     def _rids_when_it_is_seen(self, message: Generate) -> tuple[frozenset[str], frozenset[str]]:
-        """The rids that arrived ahead of a message and will live when it is seen, and those that will have ended."""
+        """Return the rids that arrive before a message and will be live when it is seen, and the ended ones."""
         taken: set[str] = set()
         freed: set[str] = set()
         for other in self.arrived:
@@ -548,7 +549,7 @@ class EngineRun(ScriptedRun):
         return frozenset(taken), frozenset(freed)
 
     def _refusal_of(self, message: Generate) -> Refusal | None:
-        """A request that the scheduler would refuse is refused at once: that changes nothing, whenever it is told."""
+        """Refuse a request at once that the scheduler would refuse: that changes nothing, whenever it is told."""
         taken, freed = self._rids_when_it_is_seen(message)
         refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
         if refusal is not None:
@@ -562,6 +563,6 @@ class EngineRun(ScriptedRun):
 
 
 def _shown(rid: Any) -> str:
-    """A rid in a message: as it is, unless that is empty, long or no plain text."""
+    """Return a rid for a message: as it is, unless it is empty, long or no plain text."""
     plain = isinstance(rid, str) and rid.isprintable() and 0 < len(rid) <= _MOST_SHOWN_CHARS
     return rid if plain else reprlib.repr(rid)

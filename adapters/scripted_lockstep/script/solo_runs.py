@@ -1,4 +1,4 @@
-"""Scripts compare with runs alone: each request that came to its end is run again, alone, on the script's own engine.
+"""Compares a script's requests with the same requests run alone, on the script's own engine.
 
 Only that engine has its weights. It is flushed and idle; no client is involved.
 """
@@ -35,7 +35,7 @@ _Key = tuple[int, tuple[int, ...], SamplingParams, int, int, str | None]
 
 
 class Compared(msgspec.Struct):
-    """How many outputs were compared, and how many were not, by the reason."""
+    """The number of compared outputs, and of others by the reason."""
 
     outputs: int = 0
     skipped: dict[str, int] = msgspec.field(default_factory=dict)
@@ -50,7 +50,7 @@ class AloneRuns:
     def __init__(self, run: Any) -> None:
         self._run = run
         self._known: dict[_Key, SaidAlone] = {}
-        # Which weights the engine has: 0 for those that it was started with, a new number after each other update.
+        # The number of the present weights: 0 for the initial ones, a new number after each other update.
         self._weights = 0
         self._updates = itertools.count(1)
         self._asked: dict[str, str | None] = {}
@@ -71,7 +71,7 @@ class AloneRuns:
     ) -> Generator[None, None, Compared]:
         """Compare every request that came to its end by itself. Raises Violation with both outputs.
 
-        Those computed with the present weights come first; ``restore`` brings those of the start back for the others.
+        Those computed with the present weights come first; ``restore`` brings the initial weights back for the others.
         """
         compared, before = Compared(), []
         version = self._run.scheduler.counters.weights_version
@@ -93,7 +93,7 @@ class AloneRuns:
 
     def _compare(self, handle: RequestHandle, compared: Compared) -> Generator[None, None, None]:
         alone, logprobs = yield from self._alone(handle)
-        # The front end stops a request in the middle of what it would say, and so does the end of its time.
+        # A stop string and a time limit cut an output short.
         is_cut = handle.finish_reason == "timeout" or (handle.sampling.stop and handle.finish_reason == "stop")
         most = len(handle.output_ids) if is_cut else None
         if handle.output_ids != alone[:most]:
@@ -120,7 +120,7 @@ class AloneRuns:
         tokens: list[int] = []
         logprobs: list[PromptLogprob] = []
         run.flush()
-        # All by this engine: what another one computes or is sent is compared with what this one computes.
+        # This engine computes all of it: work and KV of other engines are compared with its own.
         alone = {"priority": 0, "return_logprob": False, "top_logprobs_num": 0, "prefill_at": None, "deliver": None}
         run.inject(msgspec.structs.replace(handle.message, rid=rid, **alone))
         for _ in range(BUDGET_STEPS):
@@ -138,7 +138,7 @@ class AloneRuns:
         )
 
     def _why_not_its_lora(self, handle: RequestHandle) -> str | None:
-        """Why a request cannot run alone now: its name has another LoRA, or none."""
+        """Say why a request cannot run alone now: its name has another LoRA, or none."""
         if handle.message.lora is None:
             return None
         lora = self._run.scheduler.loras.known.get(handle.message.lora)
@@ -152,7 +152,7 @@ class AloneRuns:
 
 
 def _why_not(handle: RequestHandle) -> str | None:
-    """Why a request's output cannot be compared; None when it can."""
+    """Say why a request's output cannot be compared; None when it can."""
     if handle.finish_reason not in NATURAL_ENDS and not (handle.finish_reason == "timeout" and handle.output_ids):
         return f"ended with {handle.finish_reason}" if handle.finished else "not finished"
     return None if is_repeatable(handle.sampling) else "sampled without a seed"

@@ -1,4 +1,4 @@
-"""What a script sees of the engine: the snapshot of every scheduler, and what only the engine has."""
+"""The state of the engine as scripts see it: the snapshot of every scheduler, and fields that only the engine has."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TreeState(Snapshot, frozen=True, kw_only=True):
 
 
 class LoadState(Snapshot, frozen=True, kw_only=True):
-    """What a router would be told of the engine: requests, tokens that are still to be prefilled, and pages.
+    """The load that a router sees: requests, tokens still to be prefilled, and pages.
 
-    ``running`` requests are in the engine and not in the queue. What is cached now is not pending.
+    ``running`` requests are in the engine and not in the queue. Cached tokens are not pending.
     """
 
     running: int
@@ -55,7 +55,7 @@ class EngineState(State, frozen=True, kw_only=True):
 
 
 def take_state(run: Any) -> EngineState:
-    """Snapshot an engine, with what has arrived for it."""
+    """Take a snapshot of an engine with its arrivals."""
     scheduler, due_steps = run.scheduler, run.results.due_steps()
     books, pages, rows = scheduler.books, scheduler.memory.pages, scheduler.memory.rows
     window, host = scheduler.memory.sliding_window, scheduler.memory.host
@@ -100,7 +100,7 @@ def take_state(run: Any) -> EngineState:
 
 
 def _load_state(run: Any) -> LoadState:
-    """The scheduler's own numbers, and what has arrived."""
+    """Return the scheduler's own numbers plus the arrivals."""
     scheduler, arrived = run.scheduler, run.arrived_requests
     stats, cached = scheduler.stats(), scheduler.memory.cached_tokens
     return LoadState(

@@ -1,6 +1,6 @@
-"""The world that a scripted gate talks to: one small interface, so that a script runs unchanged in both tiers.
+"""The world around a scripted gate: one small interface, so that a script runs unchanged in both tiers.
 
-``sim`` has one in one process, with a simulated pipeline and simulated clients; ``server`` has one with real ones.
+In ``sim`` it is one process, with a simulated pipeline and simulated clients; in ``server`` all are real.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from scripted_lockstep.simulated.transfers import SimulatedTransfers
 
 
 class StageLink(msgspec.Struct, frozen=True, kw_only=True):
-    """What the link of a placed stage is like. Every byte from and to the stage takes ``delay_s`` longer.
+    """The state of a placed stage's link. Every byte from and to the stage takes ``delay_s`` longer.
 
-    ``is_cut``: no byte gets through, those that come are held back; connections stay open, and new ones lead nowhere.
-    ``is_dropped``: connections are reset, and new ones too.
+    ``is_cut``: arriving bytes are held back, connections stay open, and new ones lead nowhere. ``is_dropped``:
+    connections are reset, and new ones too.
     """
 
     stage: int
@@ -36,7 +36,7 @@ class StageLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clients(Protocol):
-    """All clients of the engine, played for a script."""
+    """Plays all clients of the engine for a script."""
 
     def generate(self, rid: str, body: dict[str, Any], first_page: int | None = None) -> ClientView:
         """POST ``body`` to ``/generate``, or with a ``first_page`` to ``/prefill``."""
@@ -56,7 +56,7 @@ class Clients(Protocol):
 
 
 class StagePipeline(Pipeline, Protocol):
-    """What every pipeline offers to the harness beside the protocol of the loop."""
+    """The methods of a pipeline that the harness needs beside the protocol of the loop."""
 
     def fail_next_step(self, stage: int) -> None: ...
 
@@ -65,7 +65,7 @@ class StagePipeline(Pipeline, Protocol):
         ...
 
     def forget(self) -> None:
-        """Reset what the stages count and remember. No request owns any KV."""
+        """Reset the counts and memories of the stages. No request owns any KV."""
         ...
 
     def describe(self) -> tuple[StageView, ...]: ...
@@ -74,7 +74,7 @@ class StagePipeline(Pipeline, Protocol):
 class World(ABC):
     """Clients, pipeline and faults of one tier. Every wait in it has a bound and raises when it is over.
 
-    What only processes can do is refused here: ``kill_scheduler``, and all that is done to a link.
+    Faults that need processes are refused here: ``kill_scheduler``, and all faults of links.
     """
 
     tier: ClassVar[str]
@@ -83,15 +83,15 @@ class World(ABC):
     grammars: HeldGrammars
 
     def limit_waits(self, seconds: float) -> None:  # noqa: B027 - where nothing waits there is nothing to limit
-        """From now on, a process that must answer at once and is silent for ``seconds`` counts as hung."""
+        """Set the bound after which a silent process that must answer at once counts as hung."""
 
     @abstractmethod
     def take_messages(self) -> list[ClientMessage]:
-        """Client messages that have arrived, in order, without waiting."""
+        """Take the client messages that have arrived, in order, without waiting."""
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """The front end's tokenizer, as far as it turns tokens into text."""
+        """Return the front end's tokenizer, as far as it turns tokens into text."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -111,16 +111,16 @@ class World(ABC):
 
     @property
     def transfers(self) -> SimulatedTransfers:
-        """What is said of KV on its way to and from other engines. Raises BadCall."""
+        """The account of KV on its way to and from other engines. Raises BadCall."""
         raise BadCall("an engine of role='both' has no transfers; set the role")
 
     def ended_transfers(self, replies: Sequence[Reply], prompts: Sequence[Generate]) -> Sequence[TransferEvent]:
-        """Transfers that have ended. ``replies`` are those of the last step, ``prompts`` what may be sent."""
+        """Take the ends of transfers. ``replies`` are the last step's, ``prompts`` may be sent."""
         del replies, prompts
         return ()
 
     def corruptions(self) -> Sequence[str]:
-        """What requests read from KV that was not theirs, as far as this tier can tell."""
+        """Return the reads of foreign KV that this tier notices."""
         return ()
 
     @abstractmethod
@@ -134,7 +134,7 @@ class World(ABC):
         """Let a stopped stage go on."""
 
     def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
-        """Kill the scheduler's process, and go on without one as soon as its clients are told, or should have been."""
+        """Kill the scheduler's process, and continue as soon as its clients are told, or should have been."""
         del is_told
         raise BadCall(
             f"kill_scheduler() needs a scheduler in a process of its own, and in {self.tier} it is the test's process; "
@@ -142,7 +142,7 @@ class World(ABC):
         )
 
     def set_link(self, link: StageLink, verb: str) -> None:
-        """From now on the link of a stage is like this, by this verb."""
+        """Set the state of a stage's link, by this verb."""
         del link
         self._refuse_link(verb)
 
@@ -152,18 +152,18 @@ class World(ABC):
         self._refuse_link("lose_node")
 
     def await_loss(self, stage: int) -> PipelineEvent:
-        """Wait until the heartbeats have found that a stage's link is cut."""
+        """Wait until the heartbeats have found the cut of a stage's link."""
         del stage
         self._refuse_link("await_loss")
 
     def fail_next_step(self, stage: int) -> None:
-        """Make the stage's next forward pass fail: for actions, which know it as their device."""
+        """Make the stage's next forward pass fail: for actions, whose device this is."""
         self.pipeline.fail_next_step(stage)
 
     def stage_sizes(self) -> Mapping[str, int]:
-        """Entries of every container of the stages and of the pipeline to them, by path; none where none is real.
+        """Count the entries of every container of the stages and of their pipeline, by path; none where none is real.
 
-        The stages forget first what they count and remember. The engine is idle and flushed.
+        The stages first forget their counts and memories. The engine is idle and flushed.
         """
         return {}
 

@@ -1,8 +1,8 @@
-"""Grammars of the simulated pipeline: which tokens may come at each place of an output, and when one is ready.
+"""Grammars of the simulated pipeline: the tokens allowed at each place of an output, and when one is ready.
 
-A regular expression of literals and classes with counts, such as ``[a-c]{5}x``, means what it says, and so does a
-grammar of one that goes on with a rule that needs itself: ``DEAD_END``. Any other is of some length that its text makes
-up. Pure: equal grammars allow the same in every process.
+A regular expression of literals and classes with counts, such as ``[a-c]{5}x``, means what it says, and so does
+``DEAD_END``: such an expression before a rule that needs itself. Any other grammar gets a form and length made up from
+its text. Pure: equal grammars allow the same tokens in every process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MADE_UP_PLACES: Final = 6
 _MADE_UP_TOKENS: Final = 9
 _ATOM: Final = re.compile(r"(?:\[([!-~]-[!-~])\]|([A-Za-z0-9_#]))(?:\{(\d{1,5})\})?")
 _REGEX: Final = re.compile(rf"(?:{_ATOM.pattern})+")
-# In Lark: what follows can begin, but never be complete. No compiler says so, as far as it does not look ahead.
+# In Lark: the continuation can begin, but never be complete. A compiler that does not look ahead accepts it.
 DEAD_END: Final = "start: /{regex}/ more\nmore: more"
 _DEAD_END: Final = re.compile(re.escape(DEAD_END).replace(r"\{regex\}", "(.+)"))
 
@@ -35,9 +35,9 @@ class SimulatedGrammar:
         self._parts = _parts_of(grammar if regex is None else Grammar(GrammarKind.REGEX, regex))
 
     def allowed(self, said: Sequence[int]) -> tuple[int, ...] | None:
-        """What may follow an output: only an end where it is complete, nothing after one that the grammar forbids.
+        """Return the tokens that may follow an output: only an end where it is complete, none after a forbidden output.
 
-        None where an output that it allows cannot go on.
+        None where an allowed output cannot continue.
         """
         place = 0
         for tokens, count in self._parts:
@@ -51,7 +51,7 @@ class SimulatedGrammar:
 
 
 class HeldGrammars:
-    """The orders to compile that are not answered, in their order: when the scheduler hears that one is compiled.
+    """The orders to compile that are not answered, in their order; it decides when the scheduler hears of one.
 
     By default a grammar that a step orders is ready in the next one, however long it takes to compile.
     """
@@ -60,21 +60,21 @@ class HeldGrammars:
         self._open: deque[int] = deque()
         self._may_come: int | None = None
         self._fails = False
-        # How many answers were made errors.
+        # How many answers were turned into errors.
         self.failed = 0
 
     def ordered(self, orders: Sequence[GrammarOrder]) -> None:
         self._open += [order.id for order in orders if order.grammar is not None]
 
     def take_due(self) -> Iterator[int]:
-        """The ids whose answers the next step gets."""
+        """Take the ids whose answers the next step gets."""
         while self._open and self._may_come != 0:
             if self._may_come is not None:
                 self._may_come -= 1
             yield self._open.popleft()
 
     def answer(self, ready: GrammarReady) -> GrammarReady:
-        """What the scheduler is told: what the last stage said, unless the next one is to fail."""
+        """Return the answer to the scheduler: the last stage's, unless the next one is to fail."""
         if not self._fails:
             return ready
         self._fails = False
@@ -121,13 +121,13 @@ class HeldGrammars:
 
 
 def regex_before_dead_end(grammar: Grammar) -> str | None:
-    """What an output can match before a grammar leads nowhere; None for a grammar that is no ``DEAD_END``."""
+    """Return the regex before a dead end; None for a grammar that is no ``DEAD_END``."""
     found = _DEAD_END.fullmatch(grammar.text) if grammar.kind is GrammarKind.EBNF else None
     return None if found is None else found[1]
 
 
 def _parts_of(grammar: Grammar) -> list[tuple[tuple[int, ...], int]]:
-    """Neighbouring places with the same tokens: the tokens, and how many places there are."""
+    """Split a grammar into runs of places with the same tokens: the tokens, and the number of places."""
     if grammar.kind is GrammarKind.REGEX and _REGEX.fullmatch(grammar.text):
         return [_part_of(*match.groups()) for match in _ATOM.finditer(grammar.text)]
     value = zlib.crc32(f"{grammar.kind}:{grammar.text}".encode())

@@ -1,7 +1,7 @@
-"""What sampling makes of a fingerprint in the simulated engine: a token, its logprobs.
+"""Sampling of the simulated engine: from a fingerprint to a token and its logprobs.
 
-Pure functions, equal in every process. A fingerprint stands for all tokens up to a position, as KV does, so what the
-model says depends on what was really read. It keeps no KV and knows no pages.
+Pure functions, equal in every process. A fingerprint stands for all tokens up to a position, as KV does, so the output
+depends on what was really read. It keeps no KV and knows no pages.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from engine.core.messages import PromptLogprob, TokenLogprob
 from engine.core.plan import SamplingSpec, Segment
 from scripted.core.tokens import CHAIN, FIRST_TOKEN, MASK, MIX, TOKENS, next_token
 
-# What is looked up in a text is only right where there is little to say.
+# Prompt lookup guesses right only in texts of few different tokens.
 _TOKENS_BESIDE_DRAFTS: Final = 3
-# The bounds of a bias: next to it no model's own preference counts.
+# The bounds of a bias, beside which the model's own preference does not count.
 _DECISIVE_BIAS: Final = 100
 
 
 def alphabet_of(limits: Limits) -> int:
-    """How many different tokens the simulated model of an engine with these limits says."""
+    """Return how many different tokens the simulated model of an engine with these limits says."""
     looks_up = limits.draft_tokens and not limits.has_draft_model
     return _TOKENS_BESIDE_DRAFTS if looks_up else TOKENS
 
 
 def salt_of(*values: object) -> int:
-    """A number that stands for these values, equal in every process."""
+    """Return a number that stands for these values, equal in every process."""
     return zlib.crc32(repr(values).encode()) & MASK
 
 
 def choose(value: int, position: int, spec: SamplingSpec, alphabet: int, allowed: tuple[int, ...] | None = None) -> int:
-    """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well.
+    """Choose the token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well.
 
-    A token whose bias is the largest there can be is always said, one with the smallest never; of what a grammar allows
-    one is said in any case.
+    A token with the largest possible bias is always chosen, one with the smallest never; where a grammar allows tokens,
+    one of them is chosen in any case.
     """
     if spec.temperature != 0:
         value ^= (spec.seed + position) * CHAIN & MASK
@@ -59,7 +59,7 @@ def choose(value: int, position: int, spec: SamplingSpec, alphabet: int, allowed
 
 
 def prompt_logprobs_of(segment: Segment, links: list[int], spec: SamplingSpec) -> tuple[PromptLogprob, ...]:
-    """Made up as well, of the KV up to the position before a token and of the token: one out of place shows."""
+    """Make up prompt logprobs from the KV before a token and from the token: a misplaced one shows."""
     first, values = segment.logprobs_from, []
     for position, target in enumerate(segment.targets, first):
         number = (links[position - segment.start + 1] ^ (target + 1) * CHAIN) * MIX >> 40 & 0xFFFF
@@ -69,7 +69,7 @@ def prompt_logprobs_of(segment: Segment, links: list[int], spec: SamplingSpec) -
 
 
 def logprob_of(fingerprint: int, token: int, spec: SamplingSpec, alphabet: int) -> TokenLogprob:
-    """A made-up but deterministic distribution: the chosen token first, then its neighbours."""
+    """Make up a deterministic distribution: the chosen token first, then its neighbours."""
     first = -((fingerprint >> 10) % 1000) / 1000
     top = [(FIRST_TOKEN + (token - FIRST_TOKEN + i) % alphabet, first - i) for i in range(spec.top_logprobs_num)]
     return TokenLogprob(logprob=first, top=tuple(top))

@@ -1,7 +1,7 @@
-"""A pipeline without a model: tokens are computed from fingerprints of the KV that a request really reads.
+"""A pipeline without a model: it computes tokens from fingerprints of the KV that a request really reads.
 
 Each KV slot holds a hash chain over the tokens that lead to it. A page that is used after free, owned twice or written
-twice breaks a chain, which changes the output and is reported. Runs in the caller's thread, in launch order, in no
+twice breaks a chain, which changes the output and is reported. It runs in the caller's thread, in launch order, in no
 time.
 """
 
@@ -59,17 +59,17 @@ from scripted_lockstep.simulated.model import (
 from scripted_lockstep.simulated.transfers import PageContent, SimulatedTransfers
 
 _CORRUPTED: Final = 0x1EADBEEF
-# A draft model with other weights is wrong once in this many guesses.
+# A draft model with other weights makes one mistake in this many guesses.
 _GUESSES_PER_MISTAKE: Final = 3
 _MISTAKE: Final = 0x5EED
 
 
 class _Row:
-    """A stage's page table row: the pages of its tenant and the write counts of those pages when it last looked.
+    """A stage's page table row: its tenant's pages, and the write counts of those pages when it last looked.
 
-    ``poisoned`` rows miss the KV of a microbatch that failed. What was launched later for the same tenant, before
-    the failure was known, computes nothing; its result is dropped. What ``looks_back`` says depends on all its tokens.
-    ``newest`` is the token that was chosen last: what is planned ahead goes on from it.
+    ``poisoned`` rows miss the KV of a failed microbatch: later launches for the same tenant, from before the failure
+    was known, compute nothing, and their results are dropped. With ``looks_back`` a token depends on all tokens before
+    it. ``newest`` is the token chosen last, from which a segment planned ahead continues.
     """
 
     __slots__ = ("looks_back", "newest", "pages", "poisoned", "salt", "seen", "spec", "window")
@@ -86,9 +86,11 @@ class _Row:
 
 
 class SimulatedPipeline:
-    """All stages in one object. ``corruptions`` lists what a request read that it had not written or been given.
+    """All stages in one object. ``corruptions`` lists reads of KV that the reader had neither written nor been given.
 
-    ``alphabet`` is how many different tokens it says: 94, or 3 with prompt lookup, so that guesses come true.
+    It is not the SDK's ``SimulatedRunner``, because the stages' page tables are under test here: segments bring only
+    changes of a row's table, where the SDK's plans state the whole table. ``alphabet`` counts the different tokens that
+    it says: 94, or 3 with prompt lookup, so that guesses come true.
     """
 
     def __init__(self, limits: Limits, *, alphabet: int | None = None) -> None:
@@ -110,9 +112,9 @@ class SimulatedPipeline:
 
     def forget(self) -> None:
         """Become as good as new: empty KV, no faults, nothing in flight."""
-        # What every chain begins with. It stands for the weights: with others the same tokens leave other KV.
+        # The start of every chain. It stands for the weights: with others the same tokens leave other KV.
         self._root = START
-        # The same for each LoRA that the stages hold, by its version: it tells its KV from that of all others.
+        # A salt for each LoRA that the stages hold, by its version: its KV is no other's.
         self._loras: dict[int, int] = {0: 0}
         self._is_asleep = False
         if self._rows:
@@ -121,26 +123,26 @@ class SimulatedPipeline:
         self._done: deque[PipelineEvent] = deque()
         self._failing_stage: int | None = None
         self._dead: PipelineFailed | None = None
-        # What is compiled, by id; and the orders that are not answered.
+        # The compiled grammars by id, and the orders that are not answered.
         self._grammars: dict[int, SimulatedGrammar] = {}
         self.grammars = HeldGrammars()
         self.transfers = SimulatedTransfers(self._page_size)
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
         self._microbatches = self._tokens = self._describes = 0
-        # By stage.
+        # The number of failures by stage.
         self._failed: tuple[int, ...] = (0,) * self._stages
 
     def _make_kv(self) -> None:
-        # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
-        # Pages that nothing was written to share one list: a large pool costs nothing until it is used.
+        # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...], up to its last written slot. Pages
+        # that nothing was written to share one list: a large pool costs nothing until it is used.
         self._kv: list[list[int]] = [[]] * self._total_pages
-        # The same of the window layers: a window page holds what the page beside it holds.
+        # The same for the window layers: a window page holds what the page beside it holds.
         self._window_kv: list[list[int]] = [[]] * self._window_pages
-        # What is on the host, by host page.
+        # The content of each host page.
         self._host_kv: list[list[int]] = [[]] * self._host_pages
         self._writes = [0] * self._total_pages
-        # How many slots of a page and of a host page were ever written: stages do not forget what is of no more use.
+        # The slots of each page and host page that were ever written: stages do not forget useless KV.
         self._filled, self._host_filled = [0] * self._total_pages, [0] * self._host_pages
 
     # -- the pipeline protocol --
@@ -151,7 +153,7 @@ class SimulatedPipeline:
         if self._dead is not None:
             return
         self._microbatches += 1
-        # What gives memory back cannot fail, and a profile's failure is its own.
+        # Giving memory back cannot fail, and the failure of a profile is its own.
         spared = isinstance(microbatch, ProfileSwitch) or (isinstance(microbatch, SleepSwitch) and microbatch.level)
         fails = self._failing_stage is not None and not spared
         if fails:
@@ -160,7 +162,7 @@ class SimulatedPipeline:
         self._done.append(self._fail(microbatch) if fails else self._compute(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - nothing to wait for
-        """The next completion, or None while nothing is in flight."""
+        """Return the next completion; None while nothing is in flight."""
         return self._done.popleft() if self._done else None
 
     @property
@@ -185,13 +187,13 @@ class SimulatedPipeline:
             self.grammars.ordered((order,))
 
     def answers(self) -> Sequence[GrammarReady]:
-        """The answers to orders of grammars, in their order, as far as they are not held."""
+        """Take the answers to orders of grammars, in their order, unless they are held."""
         if not self.grammars:
             return ()
         return [self.grammars.answer(GrammarReady(grammar_id=number)) for number in self.grammars.take_due()]
 
     def answer_source(self) -> int | None:
-        """No source."""
+        """Return no source to wait on."""
         return None
 
     def close(self) -> None:
@@ -205,13 +207,13 @@ class SimulatedPipeline:
             self.transfers.order(order)
 
     def ended_transfers(self, deliveries: Iterable[Generate]) -> Sequence[TransferEvent]:
-        """The ends of transfers that are due; ``deliveries`` are the prompts that this engine was to send."""
+        """Take the ends of transfers that are due; ``deliveries`` are the prompts that this engine was to send."""
         if self._dead is not None or not self.transfers.open:
             return ()
         return self.transfers.take_ended(self, self._root, deliveries, self.corruptions)
 
     def content(self, page: int) -> PageContent:
-        """What a page of the KV cache holds."""
+        """Return the content of a page of the KV cache."""
         return self._kv[page]
 
     def receive(self, page: int, content: PageContent) -> None:
@@ -243,7 +245,7 @@ class SimulatedPipeline:
         return stage
 
     def _count_failure(self, microbatch: Microbatch) -> None:
-        """In the stage that fails and, where tokens would pass them, in those after it."""
+        """Count a failure in its stage and, where tokens would pass them, in the stages after it."""
         first = self._failing_stage or 0
         last = first if microbatch.is_control else self._stages - 1
         self._failed = tuple(count + (first <= stage <= last) for stage, count in enumerate(self._failed))
@@ -259,7 +261,7 @@ class SimulatedPipeline:
 
     def _compute(self, microbatch: Microbatch) -> Completion:
         if microbatch.is_control:
-            # Of a profile there is nothing to measure.
+            # A profile measures nothing here.
             return Completion(microbatch_id=microbatch.id, error=self._control(microbatch))
         if self._is_asleep:
             self.corruptions.append(f"microbatch {microbatch.id} is computed while the stages sleep")
@@ -318,7 +320,7 @@ class SimulatedPipeline:
         )
 
     def _control(self, microbatch: Microbatch) -> str | None:
-        """Do what every stage does at this place; returns why not."""
+        """Carry out a control microbatch, as every stage does. Returns the reason of a failure."""
         if isinstance(microbatch, WeightUpdate):
             return self._update(microbatch.path)
         if isinstance(microbatch, SleepSwitch):
@@ -341,9 +343,9 @@ class SimulatedPipeline:
     def _guess(
         self, fingerprint: int, position: int, token: int, spec: SamplingSpec, *, is_adapted: bool
     ) -> tuple[int, ...]:
-        """What a draft model guesses after ``token``: what this model says greedily, without penalties or a grammar.
+        """Guess as a draft model does: this model's greedy tokens after ``token``, without penalties or a grammar.
 
-        One with other weights makes mistakes, and each of them does for a LoRA; none where a bias decides.
+        A draft model with other weights makes mistakes, and so does any for a LoRA; none where a bias decides.
         """
         guesses, greedy = list[int](), spec.for_guesses
         is_itself = self._drafts_itself and self._root == START and not is_adapted
@@ -356,7 +358,7 @@ class SimulatedPipeline:
         return tuple(guesses)
 
     def _update(self, weights: str | None) -> str | None:
-        """Take the weights of another seed; returns why not."""
+        """Take the weights of another seed. Returns the reason of a failure."""
         seed = self._seed if weights is None else embedded_seed(weights, self._seed)
         if seed is None or (weights is not None and has_embedded_window(weights) is not bool(self._window_tokens)):
             name = EMBEDDED_WINDOW_MODEL if self._window_tokens else EMBEDDED_MODEL
@@ -367,7 +369,7 @@ class SimulatedPipeline:
     # -- the KV cache --
 
     def _carry_out(self, copies: Copies) -> None:
-        """Copy pages to the host, then pages from it: whatever was known to be in these is overwritten."""
+        """Copy pages to the host, then pages from it, which are overwritten."""
         for page, host in copies.out:
             self._host_kv[host] = list(self._kv[page])
             self._host_filled[host] = self._filled[page]
@@ -377,7 +379,7 @@ class SimulatedPipeline:
             self._writes[page] += 1
 
     def describe(self) -> tuple[StageView, ...]:
-        """Every stage's own view; they have all done the same microbatches, and differ in what has failed."""
+        """Return every stage's own view; they have all done the same microbatches, and differ in their failures."""
         self._describes += 1
         return tuple(
             StageView(
@@ -394,14 +396,14 @@ class SimulatedPipeline:
         )
 
     def kv_digest(self) -> int:
-        """A value that stands for the content of the whole KV cache."""
+        """Return a value that stands for the content of the whole KV cache."""
         digest = START
         for page in chain(self._kv, self._window_kv, self._host_kv):
             digest = (digest * CHAIN + (page[-1] if page else 0) + len(page)) & MASK
         return digest
 
     def _forward(self, segment: Segment) -> tuple[list[int], _Row]:
-        """Write one segment's KV; returns the fingerprint before it and the one after each of its tokens."""
+        """Write one segment's KV. Returns the fingerprint before it and the one after each of its tokens."""
         row = self._take_over(segment)
         if row.poisoned:
             return [_CORRUPTED] * (len(segment.token_ids) + 1), row
@@ -414,7 +416,7 @@ class SimulatedPipeline:
         return links, row
 
     def _newest_of(self, segment: Segment, row: _Row) -> tuple[int, ...]:
-        """What a segment that was planned ahead goes on from. The host, which keeps histories, does not know it yet."""
+        """Return the token from which a segment planned ahead continues; the histories of the host lack it."""
         if row.looks_back:
             what = "what it says next depends on the token before, which is not known when it is planned ahead"
             return (self._corrupted(segment, what),)
@@ -434,7 +436,7 @@ class SimulatedPipeline:
         return row
 
     def _read(self, segment: Segment, row: _Row) -> int:
-        """The fingerprint of the KV before this segment, after checking that all of it is what this row should see."""
+        """Return the fingerprint of the KV before this segment, after checking that this row should see all of it."""
         if segment.lora not in self._loras:
             return self._corrupted(segment, f"version {segment.lora} of a LoRA is not what the stages hold")
         if segment.start == 0:
@@ -454,7 +456,7 @@ class SimulatedPipeline:
         return kv[pages[last]][offset + 1]
 
     def _penalty(self, end: int, row: _Row) -> int:
-        """What penalties make of a token: they count the request's output, which is read from its KV."""
+        """Return the effect of penalties on a token: they count the request's output, which is read from its KV."""
         spec, tokens = row.spec, self._tokens_of(end, row)
         if tokens is None:
             return _CORRUPTED  # One was never written, which is reported.
@@ -464,7 +466,7 @@ class SimulatedPipeline:
         return salt_of(spec.frequency_penalty, spec.presence_penalty, spec.repetition_penalty, counts, seen)
 
     def _allowed(self, segment: Segment, end: int, row: _Row) -> tuple[int, ...] | None:
-        """What the grammar of a row allows at ``end``: a function of its output, which is read from its KV.
+        """Return the tokens that a row's grammar allows at ``end``, by the output that is read from its KV.
 
         None where the grammar leads nowhere.
         """
@@ -483,7 +485,7 @@ class SimulatedPipeline:
         return allowed or self._ends
 
     def _tokens_of(self, end: int, row: _Row) -> list[int] | None:
-        """All tokens of a row before ``end``, from its KV; None when one was never written."""
+        """Read all tokens of a row before ``end`` back from its KV; None when one was never written."""
         size = self._page_size
         tokens: list[int] = []
         for start in range(0, end, size):
@@ -496,7 +498,7 @@ class SimulatedPipeline:
         return tokens
 
     def _strange_window_place(self, segment: Segment, row: _Row, last: int) -> int | None:
-        """The first place that the segment sees through its window whose window page holds something else."""
+        """Find the first place that the segment sees through its window whose window page holds something else."""
         first = max(0, (segment.start - self._window_tokens + 1) // self._page_size)
         for place in range(first, last + 1):
             twin = row.window[place]
@@ -541,13 +543,13 @@ class SimulatedPipeline:
 
 
 def _stuck(segment: Segment, said: int) -> RequestError:
-    """The end of a request whose grammar leads nowhere after ``said`` tokens of output."""
+    """Make the end of a request whose grammar leads nowhere after ``said`` tokens of output."""
     why = f"the grammar cannot be followed after {said} tokens of output: nothing may come there; mend or simplify it"
     return RequestError(segment.rid, why, FinishReason.INVALID)
 
 
 def _injected(stage: int | None, microbatch: Microbatch) -> str:
-    """A failure in the words of a real stage."""
+    """Return a failure in the words of a real stage."""
     why = "a failure was injected into this forward"
     if isinstance(microbatch, LoraUpdate):
         change = microbatch.change

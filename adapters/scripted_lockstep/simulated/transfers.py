@@ -1,8 +1,8 @@
 """KV that a simulated engine sends to other engines and receives from them.
 
-Alone, an engine has an imagined one at the other end: it sends what is wanted, and takes all. A transfer then ends in
-the step after it was ordered, unless transfers are held or the other engine fails. In a fleet, what arrives is what
-another engine has sent.
+Alone, an engine has an imagined one at the other end, which sends what is wanted and takes everything. A transfer then
+ends in the step after its order, unless transfers are held or the other engine fails. In a fleet, real engines are at
+both ends.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ PageContent = list[int]
 
 @dataclass(slots=True)
 class _Open:
-    """A transfer that has not ended. ``came`` are pages of it by their index, ``failed_at`` where its engine failed."""
+    """A transfer that has not ended. ``came`` are its pages by index, ``failed_at`` the place of a failure."""
 
     order: ReceivePages | SendPages
     wanted: PrefillWanted | None = None
     came: dict[int, PageContent] = field(default_factory=dict)
     failed_at: int | None = None
     is_stopped: bool = False
-    # In a fleet: what is sent has left, and has come.
+    # In a fleet: whether the pages have left, and whether they have arrived.
     has_left: bool = False
     verdict: ConfirmedPages | None = None
 
 
 class SentPages(msgspec.Struct, frozen=True):
-    """Pages on their way ``to`` an engine, as those from ``first`` on of its transfer of this number.
+    """Pages on their way ``to`` an engine: those from ``first`` on of its transfer of this number.
 
-    ``sending`` is the number of the engine that sends.
+    ``sending`` is the sender's number of the transfer.
     """
 
     is_bulk: ClassVar[bool] = True
@@ -53,7 +53,7 @@ class SentPages(msgspec.Struct, frozen=True):
 
 
 class ConfirmedPages(msgspec.Struct, frozen=True):
-    """They have come, or the other engine has dropped them, with this ``error``."""
+    """The pages have arrived; with an ``error`` the other engine has dropped them."""
 
     sending: int
     error: str | None = None
@@ -63,7 +63,7 @@ class Pool(Protocol):
     """The pages of an engine."""
 
     def content(self, page: int) -> PageContent:
-        """What a page holds."""
+        """Return the content of a page."""
         ...
 
     def receive(self, page: int, content: PageContent) -> None:
@@ -72,9 +72,9 @@ class Pool(Protocol):
 
 
 class SimulatedTransfers:
-    """``open`` are the transfers that have not ended, by number, in their order. In a fleet nothing ``is_imagined``.
+    """Follows transfers; ``open`` are those that have not ended, by number. In a fleet nothing ``is_imagined``.
 
-    ``sent`` are the pages that have left, for a fleet that carries them.
+    ``sent`` are pages that have left, for a fleet that carries them.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -93,11 +93,11 @@ class SimulatedTransfers:
         elif (one := self.open.get(order.transfer)) is not None:
             one.is_stopped = True
             if self.is_imagined and isinstance(one.order, ReceivePages) and one.failed_at is None:
-                # A stop crosses what is on its way: all of it is there already, or all but the last page.
+                # A stop crosses pages on their way: all of them have arrived already, or all but the last.
                 one.failed_at = len(one.order.pages) - order.transfer % 2 if one.wanted is not None else 0
 
     def want(self, replies: Iterable[Reply]) -> None:
-        """What is asked of prefill engines."""
+        """Note the orders to prefill engines."""
         for reply in replies:
             if isinstance(reply, PrefillWanted) and reply.transfer in self.open:
                 self.open[reply.transfer].wanted = reply
@@ -106,47 +106,47 @@ class SimulatedTransfers:
 
     @property
     def holds_some(self) -> bool:
-        """Transfers are held that would have ended."""
+        """Whether transfers are held that would have ended."""
         return self.is_holding and any(not one.is_stopped for one in self.open.values())
 
     @property
     def ends_soon(self) -> bool:
-        """A transfer was stopped, or broke off, and the next step brings its end."""
+        """Whether a transfer was stopped or broke off, so that the next step brings its end."""
         return any(one.is_stopped or one.failed_at is not None for one in self.open.values())
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The transfers that have not ended, in their order."""
+        """The numbers of transfers that have not ended, in their order."""
         return tuple(self.open)
 
     def is_received(self, number: int) -> bool:
-        """Whether this engine is the one that receives."""
+        """Whether this engine receives the transfer."""
         return isinstance(self.open[number].order, ReceivePages)
 
     def comes(self, number: int) -> int:
-        """The pages that come of a transfer that was stopped."""
+        """Count the pages that arrive of a transfer that was stopped."""
         return self.open[number].failed_at or 0
 
     # -- the other end --
 
     def fail(self, number: int, pages: int) -> None:
-        """The other engine is gone, after so many pages of a transfer. Of one that was stopped nothing comes anyway."""
+        """The other engine fails after this many pages of a transfer. A stopped transfer gets no pages anyway."""
         if not self.open[number].is_stopped:
             self.open[number].failed_at = pages
 
     def confirm(self, verdict: ConfirmedPages) -> None:
-        """The other engine has said what became of the pages."""
+        """Take the other engine's answer to pages."""
         if verdict.sending in self.open:
             self.open[verdict.sending].verdict = verdict
 
     def break_off(self, other: str) -> None:
-        """The connections to an engine broke: what is on its way there does not come."""
+        """Break the connections to an engine: pages on their way there are lost."""
         for one in self.open.values():
             if isinstance(one.order, SendPages) and other in one.order.to:
                 one.failed_at = 0
 
     def arrive(self, pages: SentPages) -> str | None:
-        """Pages arrive from another engine. Returns why they are dropped: the transfer has ended or was stopped."""
+        """Take pages from another engine. Returns why they are dropped: the transfer has ended or was stopped."""
         one = self.open.get(pages.transfer)
         if one is None or one.is_stopped or not isinstance(one.order, ReceivePages):
             return f"nothing is received for transfer {pages.transfer}, or not any more"
@@ -156,9 +156,10 @@ class SimulatedTransfers:
     def take_ended(
         self, pool: Pool, root: int, deliveries: Iterable[Generate], corruptions: list[str]
     ) -> list[TransferEvent]:
-        """The ends of transfers that are due, in their order. ``root`` is the fingerprint before every prompt.
+        """Take the ends of transfers that are due, in their order. ``root`` is the fingerprint before every prompt.
 
-        ``deliveries`` are the prompts that are sent; what is sent and is not theirs is added to ``corruptions``.
+        ``deliveries`` are the prompts that are sent; a page that is sent with other content is added to
+        ``corruptions``.
         """
         ended: list[TransferEvent] = []
         for number, one in list(self.open.items()):
@@ -175,14 +176,14 @@ class SimulatedTransfers:
         return ended
 
     def lose(self) -> None:
-        """The stages are gone, and all that was on its way."""
+        """Lose all transfers with the stages."""
         self.open.clear()
         self.sent.clear()
 
     # -- inside --
 
     def _end_receiving(self, one: _Open, order: ReceivePages, pool: Pool, root: int) -> PagesReceived | None:
-        """All pages have come, or it was stopped: then those count that came without a gap."""
+        """End a transfer whose pages have all arrived, or that was stopped: then pages count up to the first gap."""
         count, number = len(order.pages), order.transfer
         if self.is_imagined and one.wanted is not None:
             most = (0 if self.is_holding else count) if one.failed_at is None else one.failed_at
@@ -208,7 +209,7 @@ class SimulatedTransfers:
         deliveries: Iterable[Generate],
         corruptions: list[str],
     ) -> PagesSent | None:
-        """It ends when the other engine has confirmed it; until then its pages must hold what was sent."""
+        """Send pages until the other engine confirms them; until then they must hold what was sent."""
         if one.has_left and one.verdict is None:
             return None
         contents = tuple([list(pool.content(page)) for page in order.pages])
@@ -226,7 +227,7 @@ class SimulatedTransfers:
         return None
 
     def _strange(self, message: Generate, first: int, contents: Iterable[PageContent], root: int) -> Iterator[str]:
-        """What is sent from this page of a prompt on and is not its KV."""
+        """Name each page of a prompt that is sent without holding its KV."""
         size, links = self._page_size, links_of(root, message.prompt_ids)
         for index, content in enumerate(contents, first):
             if content != links[index * size : (index + 1) * size + 1]:
