@@ -72,7 +72,7 @@ def test_a_look_that_must_raise_is_no_idle_statement() -> None:
     ],
 )
 def test_options_that_mean_something_else_are_refused(options: dict[str, Any], words: str) -> None:
-    """D08"""
+    """What cannot be a test is refused at its line (D08)."""
     with pytest.raises(ScriptDefinitionError) as caught:
         scripted(ONE_STAGE, **options)
     assert words in str(caught.value)

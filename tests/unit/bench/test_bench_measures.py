@@ -57,7 +57,7 @@ def _good(due_s: float, sent_s: float, first_s: float, end_s: float, tokens: int
     ],
 )
 def test_plan_is_checked_before_anything_is_sent(changes: dict[str, Any], message: str) -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     with pytest.raises(ConfigError, match=message):
         _plan(**changes)
 
@@ -75,7 +75,7 @@ def test_schedules_are_absolute_and_repeat() -> None:
 
 
 def test_synthetic_prompts_repeat_and_share_only_their_prefix() -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     plan = _plan(requests=5, warmup=2, prefix_words=3, input_words=6)
     warmup, measured = requests_of(plan)
     assert (warmup, measured) == requests_of(plan)
@@ -86,7 +86,7 @@ def test_synthetic_prompts_repeat_and_share_only_their_prefix() -> None:
 
 
 def test_recording_with_its_own_times(tmp_path: Path) -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     path = tmp_path / "recording.jsonl"
     lines = [{"prompt": "b", "max_tokens": 2, "at_s": 0.5}, {"prompt": [1, 2], "max_tokens": 3, "at_s": 0.0}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -105,7 +105,7 @@ def test_recording_with_its_own_times(tmp_path: Path) -> None:
 
 
 def test_percentiles_lie_between_neighbours() -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     values = [float(number) for number in range(1, 102)]
     assert [percentile(values, percent) for percent in (0, 50, 95, 99, 100)] == [1, 51, 96, 100, 101]
     assert percentile([1.0, 2.0], 50) == 1.5
@@ -124,7 +124,7 @@ def test_latencies_are_counted_from_when_a_request_was_due() -> None:
 
 
 def test_errors_are_counted_and_never_timed() -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     failed = Record(due_s=0.0, sent_s=0.0, first_s=0.001, end_s=0.002, output_tokens=9, error="HTTP 429: full")
     summary = summarize([failed, failed, _good(1.0, 1.0, 2.0, 3.0, tokens=2)])
     assert (summary.succeeded, summary.failed, summary.errors) == (1, 2, {"HTTP 429: full": 2})
@@ -167,7 +167,7 @@ def test_every_way_to_fail_is_an_error(status: int, content: bytes, error: str |
 
 
 def test_request_that_cannot_connect_is_an_error() -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
 
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
@@ -188,7 +188,7 @@ def _result(scale: float, **changes: Any) -> BenchResult:
 
 
 def test_result_survives_its_file_and_a_wrong_file_is_named(tmp_path: Path) -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     path = tmp_path / "a.json"
     write_result(_result(1.0), path)
     assert read_result(path) == _result(1.0)
@@ -198,7 +198,7 @@ def test_result_survives_its_file_and_a_wrong_file_is_named(tmp_path: Path) -> N
 
 
 def test_tables_show_the_numbers_and_the_change() -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     console = Console(width=160, file=io.StringIO())
     console.print(comparison_table(_result(1.0), _result(1.5, clients=4), ("a.json", "b.json")))
     for table in result_tables(_result(1.0)):

@@ -39,14 +39,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], SessionOptio
 
 
 def test_this_repository_is_in_order() -> None:
-    """E01"""
+    """A wrong registration is an error with file and line (E01)."""
     done = run("check", root=REPOSITORY)
     assert done.exit_code == 0, done.output
     assert re.search(r"\d+ registered test files, no problems", done.output)
 
 
 def test_check_prints_place_problem_and_remedy(tree: SampleTree) -> None:
-    """E01"""
+    """A wrong registration is an error with file and line (E01)."""
     tree.write("test_a.py", "def test_x(): pass\n")
     done = run("check", root=tree.root)
     assert done.exit_code == 1
@@ -56,7 +56,7 @@ def test_check_prints_place_problem_and_remedy(tree: SampleTree) -> None:
 def test_a_suite_runs_its_files_and_ends_with_the_count(
     tree: SampleTree, asked: list[tuple[list[str], SessionOptions]]
 ) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     path = tree.good("test_a.py")
     tree.write("test_b.py", 'from ci.register import register_cpu_ci\nregister_cpu_ci(est_time=1, suite="extra-cpu")\n')
     done = run("suite", "--hw", "cpu", "--suite", "base-cpu", "--root", str(tree.root), "--", "--tier", "sim", "-x")
@@ -89,7 +89,7 @@ def test_options_of_a_workflow_come_by_the_environment(
 
 
 def test_parts_are_disjoint_and_complete(tree: SampleTree) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     paths = {tree.good(f"test_{name}.py") for name in "abcde"}
     listed = [set(re.findall(r"tests/\S+", run("suite", "--list", "--part", part, root=tree.root).output))
               for part in ("1/2", "2/2")]  # fmt: skip
@@ -100,7 +100,7 @@ def test_parts_are_disjoint_and_complete(tree: SampleTree) -> None:
 def test_times_are_recorded_for_the_next_partition(
     tree: SampleTree, asked: list[tuple[list[str], SessionOptions]]
 ) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     good, bad = tree.good("test_a.py", est_time=2), tree.good("test_bad.py")
     done = run("suite", "--record-times", "--continue-on-error", root=tree.root)
     assert json.loads((tree.root / "ci/measured.json").read_text()) == {"cpu": {good: 7.5}}
@@ -135,7 +135,7 @@ def test_rerun_test_takes_the_request_of_a_workflow(
     "request_text", ["{", "[]", '{"specs": ["a"], "repeat": 0}', '{"specs": ["a"], "x": 1}', "x" * 70_000]
 )
 def test_a_wrong_request_is_refused(tree: SampleTree, request_text: str) -> None:
-    """E05"""
+    """A comment is hostile input (E05)."""
     done = run("rerun-test", "--request", request_text, root=tree.root)
     assert isinstance(done.exception, CiError)
     assert "--request" in str(done.exception)

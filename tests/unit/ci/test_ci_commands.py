@@ -41,7 +41,7 @@ from ci.suites import Hardware
     ],
 )
 def test_each_command(body: str, command: Command) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     assert parse_comment(body) == command
     assert f"/{name_of(command)}" in COMMANDS
 
@@ -98,7 +98,7 @@ def test_other_comments_are_none_of_ours(body: str) -> None:
     ],
 )
 def test_each_refusal_says_why(body: str, text: str) -> None:
-    """E04, E05"""
+    """Every command is answered, refusals too (E04); a comment is hostile input (E05)."""
     with pytest.raises(CommandRefusedError) as caught:
         parse_comment(body)
     assert text in str(caught.value)
@@ -110,7 +110,7 @@ def test_each_refusal_says_why(body: str, text: str) -> None:
 @example(" --\n", "/rerun-test")
 @example(" --=x a", "/rerun-test")
 def test_any_text_is_a_command_or_none_or_refused_in_words(text: str, name: str) -> None:
-    """E05"""
+    """A comment is hostile input (E05)."""
     command, refusal = outcome(f"{name} {text}" if name else text)
     assert refusal.isascii()
     assert len(refusal) < 500

@@ -90,7 +90,7 @@ def inputs_of(fake: FakeGitHub) -> dict[str, object]:
 
 
 def test_rerun_test(fake: FakeGitHub, tree: SampleTree) -> None:
-    """E03, E06"""
+    """A command runs for those who may give it (E03); an answer has links, the local command and the result (E06)."""
     fake.runs = [run_payload(1, "rerun-test", "rerun-test c4242-11", "completed", "success")]
     say(fake, tree, "/rerun-test test_flush.py::test_flush --repeat 20 --tier sim\nIs this a flake?")
     inputs = inputs_of(fake)
@@ -107,7 +107,7 @@ def test_rerun_test(fake: FakeGitHub, tree: SampleTree) -> None:
 
 
 def test_rerun_group_is_grouped_by_runner(fake: FakeGitHub, tree: SampleTree) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     say(fake, tree, "/rerun-group pipeline")
     assert [(json.loads(str(inputs["runner"])), inputs["ticket"]) for _, inputs in fake.dispatches] == [
         (["self-hosted", "4-gpu"], "c4242-1"),
@@ -118,7 +118,7 @@ def test_rerun_group_is_grouped_by_runner(fake: FakeGitHub, tree: SampleTree) ->
 
 
 def test_rerun_stage(fake: FakeGitHub, tree: SampleTree) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     say(fake, tree, "/rerun-stage base-cpu")
     assert fake.dispatches[0][0] == "rerun-stage.yml"
     assert {name: inputs_of(fake)[name] for name in ("hw", "suite", "stage", "runner_config")} == {
@@ -131,7 +131,7 @@ def test_rerun_stage(fake: FakeGitHub, tree: SampleTree) -> None:
 
 
 def test_rerun_stage_on_a_runner(fake: FakeGitHub, tree: SampleTree) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     say(fake, tree, "/rerun-stage extra-b 4-gpu")
     inputs = inputs_of(fake)
     assert (inputs["hw"], inputs["stage"], inputs["runner_config"]) == ("cuda", "extra-b", "4-gpu")
@@ -139,7 +139,7 @@ def test_rerun_stage_on_a_runner(fake: FakeGitHub, tree: SampleTree) -> None:
 
 
 def test_rerun_failed_ci(fake: FakeGitHub, tree: SampleTree) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     fake.runs = [
         run_payload(1, "pull-request", "A change", "completed", "failure"),
         run_payload(2, "pull-request", "A change", "completed", "success"),
@@ -156,13 +156,13 @@ def test_rerun_failed_ci_with_nothing_to_do_says_so(fake: FakeGitHub, tree: Samp
 
 
 def test_labels(fake: FakeGitHub, tree: SampleTree) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     say(fake, tree, "/tag-run-ci-label")
     assert (fake.labels, fake.rerun) == (["run-ci"], [])
 
 
 def test_label_and_rerun(fake: FakeGitHub, tree: SampleTree) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     fake.runs = [run_payload(1, "pull-request", "A change", "completed", "failure")]
     say(fake, tree, "/tag-and-rerun-ci")
     assert (fake.labels, fake.rerun) == (["run-ci"], [1])
@@ -257,7 +257,7 @@ def test_a_closed_pull_request_is_refused(fake: FakeGitHub, tree: SampleTree) ->
     ],
 )
 def test_wrong_commands_are_answered(fake: FakeGitHub, tree: SampleTree, body: str, text: str) -> None:
-    """E04"""
+    """Every command is answered, refusals too (E04)."""
     say(fake, tree, body)
     assert text in fake.answer
     assert fake.changes == []
@@ -385,14 +385,14 @@ def check_inputs(tree: SampleTree, workflow: str, inputs: dict[str, str]) -> Non
 
 @pytest.mark.parametrize("word", EVIL_WORDS)
 def test_each_evil_word_is_refused(fake: FakeGitHub, tree: SampleTree, word: str) -> None:
-    """E05"""
+    """A comment is hostile input (E05)."""
     say(fake, tree, f"/rerun-test {word}")
     assert fake.changes == []
     assert fake.answer.startswith("Not done: ")
 
 
 def test_a_newline_ends_the_command(fake: FakeGitHub, tree: SampleTree) -> None:
-    """E05"""
+    """A comment is hostile input (E05)."""
     say(fake, tree, "/rerun-test test_flush.py\n$(touch pwned)\n" + "y" * 60_000)
     assert RerunRequest.from_json(str(inputs_of(fake)["request"])).specs == ("tests/registered/pipeline/test_flush.py",)
 
@@ -406,7 +406,7 @@ def end(fake: FakeGitHub, path: Path, conclusion: str = "failure") -> None:
 
 
 def test_the_result_of_a_flake_hunt(fake: FakeGitHub, tmp_path: Path) -> None:
-    """E06"""
+    """An answer has links, the local command and the result (E06)."""
     runs = [TestResult("test_flush", TestOutcome.PASSED, 0.1)] * 18
     runs += [TestResult("test_flush", TestOutcome.FAILED, 0.1, "AssertionError", "text")] * 2
     files = (

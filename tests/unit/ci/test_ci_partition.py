@@ -30,7 +30,7 @@ def files(seed: int) -> list[Item]:
 
 @pytest.mark.parametrize("parts", range(2, 17))
 def test_the_longest_part_is_within_a_tenth_of_the_ideal(parts: int) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     for seed in range(20):
         items = files(seed)
         ideal = max(sum(seconds for _, seconds in items) / parts, max(seconds for _, seconds in items))
@@ -63,7 +63,7 @@ def test_no_parts_is_an_error() -> None:
 
 
 def test_parts_of_a_suite_use_measured_times_before_estimates(tree: SampleTree) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     paths = [tree.good(f"test_{name}.py", est_time=10) for name in "abcd"]
     times = MeasuredTimes({"cpu": {paths[0]: 30.0}})
     chosen = select(tree.registry, times, Selector(Hardware.CPU, "base-cpu"))

@@ -34,7 +34,7 @@ def asker(login: str, role: str = "read", *, is_fork: bool = False) -> Asker:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_roles_authors_and_forks(command: Command) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     is_tag = isinstance(command, TagRunCiLabel | TagAndRerunCi)
     for role in ("admin", "maintain", "write"):
         assert NOBODY_LISTED.refusal(command, asker("writer", role)) is None
@@ -46,7 +46,7 @@ def test_roles_authors_and_forks(command: Command) -> None:
 
 
 def test_the_file_grants_by_command_but_not_on_forks() -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     listed = Permissions({"trusted": frozenset({"rerun-test", "tag-run-ci-label"})})
     assert listed.refusal(RerunTest(("a.py",)), asker("Trusted")) is None
     assert listed.refusal(TagRunCiLabel(), asker("trusted")) is None
@@ -55,7 +55,7 @@ def test_the_file_grants_by_command_but_not_on_forks() -> None:
 
 
 def test_a_refusal_says_who_may() -> None:
-    """E04"""
+    """Every command is answered, refusals too (E04)."""
     assert "`@stranger`" in str(NOBODY_LISTED.refusal(COMMANDS[0], asker("stranger")))
     assert "people with write permission may" in str(NOBODY_LISTED.refusal(COMMANDS[0], asker("author", is_fork=True)))
     assert "ci/permissions.json" in str(NOBODY_LISTED.refusal(TagRunCiLabel(), asker("author")))

@@ -22,7 +22,7 @@ def test_registration_does_nothing_at_run_time() -> None:
 
 
 def test_a_good_file_is_registered_with_all_that_it_says(tree: SampleTree) -> None:
-    """E01"""
+    """A wrong registration is an error with file and line (E01)."""
     path = tree.good("pipeline/test_flush.py", est_time=6.5)
     (file,) = tree.registry.files
     entry = file.registrations[0]
@@ -111,7 +111,7 @@ TEST = "\ndef test_x(): pass\n"
     ],
 )  # fmt: skip
 def test_each_wrong_registration_is_found(tree: SampleTree, source: str, line: int, text: str) -> None:
-    """E01"""
+    """A wrong registration is an error with file and line (E01)."""
     path = tree.write("test_wrong.py", source)
     findings = [finding for finding in tree.registry.findings if text in finding.problem]
     assert findings, tree.findings()

@@ -38,13 +38,13 @@ def test_counts() -> None:
 
 
 def test_json_reads_back(tmp_path: Path) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     write_json(RESULT, tmp_path / "out" / "results.json")
     assert msgspec.json.decode((tmp_path / "out" / "results.json").read_bytes(), type=RunResult) == RESULT
 
 
 def test_junit_is_sound_whatever_a_test_printed(tmp_path: Path) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     write_junit(RESULT, tmp_path / "out" / "junit.xml")
     suites = ET.parse(tmp_path / "out" / "junit.xml").getroot()
     assert [suite.get("name") for suite in suites] == ["tests/a.py", "tests/b.py", "tests/c.py", "tests/d.py"]

@@ -78,7 +78,7 @@ def test_after_a_death_the_rest_goes_on_in_a_new_process(what: str) -> None:
 
 
 def test_without_continue_on_error_the_first_failure_ends_the_run() -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     for sharing in Sharing:
         run = play(Sessions(a=["ValueError"]), stop=True, sharing=sharing)
         assert statuses(run) == ["failed", "not run", "not run"]
@@ -86,13 +86,13 @@ def test_without_continue_on_error_the_first_failure_ends_the_run() -> None:
 
 
 def test_with_continue_on_error_every_file_runs() -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     assert statuses(play(Sessions(a=["ValueError"], b=["crashed"]))) == ["failed", "crashed", "passed"]
 
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_declared_flaky_failure_is_tried_again_and_remembered(stop: bool) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     sessions = Sessions(a=[FLAKY])
     run = play(sessions, stop=stop)
     assert run.ok
@@ -118,7 +118,7 @@ def test_tries_are_bounded() -> None:
 
 @pytest.mark.parametrize("error", [*sorted(CODE_ERRORS), "SomeOtherError", "", "timeout", "crashed"])
 def test_code_errors_and_undeclared_ones_are_never_tried_again(error: str) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     sessions = Sessions(a=[error])
     assert not play(sessions).ok
     assert [path for asked in sessions.asked for path in asked].count("a") == 1

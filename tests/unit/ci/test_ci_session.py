@@ -135,7 +135,7 @@ def test_a_dying_file_is_blamed_and_the_others_keep_their_results(tree: SampleTr
 
 
 def test_rounds_show_how_often_a_flake_fails(tree: SampleTree) -> None:
-    """E06"""
+    """An answer has links, the local command and the result (E06)."""
     flaky = tree.write(
         "test_flaky.py",
         """

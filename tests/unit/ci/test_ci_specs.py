@@ -40,7 +40,7 @@ def resolved(tree: SampleTree, *specs: str) -> list[str]:
     ],
 )
 def test_each_kind_of_spec(big: SampleTree, spec: str, targets: list[str]) -> None:
-    """E03"""
+    """A command runs for those who may give it (E03)."""
     assert resolved(big, spec) == targets
 
 
@@ -71,7 +71,7 @@ def test_repeats_and_nodes_of_whole_files_fall_away(big: SampleTree) -> None:
     ],
 )
 def test_each_refusal_says_why(big: SampleTree, spec: str, text: str) -> None:
-    """E04, E05"""
+    """Every command is answered, refusals too (E04); a comment is hostile input (E05)."""
     with pytest.raises(SpecError, match=r".") as caught:
         resolved(big, spec)
     assert text in str(caught.value)
@@ -86,7 +86,7 @@ def test_numbers_are_bounded(big: SampleTree) -> None:
 
 @given(st.text())
 def test_quoted_text_is_always_one_short_code_span(text: str) -> None:
-    """E05"""
+    """A comment is hostile input (E05)."""
     shown = quoted(text)
     assert shown.isascii()
     assert shown.isprintable()

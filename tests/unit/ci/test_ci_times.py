@@ -10,7 +10,7 @@ from ci.times import MeasuredTimes, estimate_findings
 
 
 def test_times_survive_a_round_trip_and_forget_files_that_are_gone(tree: SampleTree) -> None:
-    """E02"""
+    """Suites, parts, times and retries are what was declared (E02)."""
     times = MeasuredTimes({"cpu": {"gone.py": 1.0, "kept.py": 2.0}, "cuda": {"kept.py": 9.0}})
     new = times.updated(Hardware.CPU, [("new.py", 3.14159)], frozenset({"kept.py", "new.py"}))
     new.save(tree.root)

@@ -44,7 +44,7 @@ def test_all_that_is_needed_is_there() -> None:
 
 @every_case("path", FILES)
 def test_each_workflow_is_safe_and_plain(path: Path) -> None:
-    """E05"""
+    """A comment is hostile input (E05)."""
     text = path.read_text(encoding="ascii")
     assert "secrets." not in text
     assert "pull_request_target" not in text
@@ -66,7 +66,7 @@ def test_each_workflow_is_safe_and_plain(path: Path) -> None:
 
 @every_case("path", FILES)
 def test_jobs_that_can_write_run_the_default_branch_only(path: Path) -> None:
-    """E05"""
+    """A comment is hostile input (E05)."""
     for name, job in jobs(path).items():
         can_write = "write" in (job.get("permissions") or {}).values()
         checkouts = [step.get("with", {}) for step in job["steps"] if "checkout@" in step.get("uses", "")]
@@ -81,7 +81,7 @@ def test_jobs_that_can_write_run_the_default_branch_only(path: Path) -> None:
 
 
 def test_the_comment_reaches_the_bot_by_the_event_file_only() -> None:
-    """E05"""
+    """A comment is hostile input (E05)."""
     text = (FOLDER / "comment.yml").read_text()
     mentions = [line.strip() for line in text.splitlines() if "comment.body" in line]
     assert mentions == ["if: github.event.issue.pull_request && startsWith(github.event.comment.body, '/')"]
@@ -99,7 +99,7 @@ def test_what_runs_tests_has_the_versions_that_were_tested(path: Path) -> None:
 
 
 def test_a_pull_request_runs_all_that_make_test_runs() -> None:
-    """E01"""
+    """A wrong registration is an error with file and line (E01)."""
     (wanted,) = re.findall(r"^test: (.*?) ##", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     run = " ".join(scripts(FOLDER / "pull-request.yml"))
     made = {target for line in re.findall(r"make ([a-z -]+)", run) for target in line.split()}

@@ -53,7 +53,7 @@ def test_flags_over_environment_over_file_over_defaults(tmp_path: Path, ending: 
 
 
 def test_flag_s_file_wins_over_the_variable_s(tmp_path: Path) -> None:
-    """C09"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     path = _file(tmp_path, "pp_size = 2")
     assert read_settings({}, {"ENGINE_CONFIG": "/no/such/file.toml"}, path).pp_size == 2
 
@@ -68,7 +68,7 @@ def test_flag_s_file_wins_over_the_variable_s(tmp_path: Path) -> None:
     ],
 )
 def test_bad_file_is_named(tmp_path: Path, text: str, ending: str, parts: list[str]) -> None:
-    """C09"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     with pytest.raises(ConfigError) as caught:
         read_settings({}, {}, _file(tmp_path, text, ending))
     assert all(part in str(caught.value) for part in parts), str(caught.value)
@@ -82,7 +82,10 @@ def test_file_that_is_not_there_is_named() -> None:
 
 
 def test_config_command_prints_every_field_with_its_origin_and_no_key(tmp_path: Path) -> None:
-    """C09, C08"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09).
+
+    Loopback by default, and no key is shown (C08).
+    """
     path = _file(tmp_path, 'api_key = "hush-hush"\n')
     result = CliRunner().invoke(app, ["config", "--config", str(path), "--pp-size", "3"], env={"ENGINE_PORT": "7"})
     assert result.exit_code == 0

@@ -85,7 +85,7 @@ def test_a_misspelt_name_is_guessed(name: str) -> None:
     ],
 )
 def test_flags_of_other_engines_that_mean_the_same(args: list[str], expected: dict[str, object]) -> None:
-    """C09"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     done = CliRunner().invoke(app, ["config", *args])
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.stdout.splitlines()]

@@ -21,7 +21,7 @@ def test_results_are_due_depth_steps_after_their_launch() -> None:
 
 
 def test_held_results_wait_until_they_are_released_one_by_one() -> None:
-    """D09"""
+    """Scripts hold and release what a scheduler meets (D09)."""
     results = results_of(1, 2, 3)
     results.hold()
     assert list(results.take_due(9)) == []
@@ -49,14 +49,14 @@ def test_stalled_stage_holds_everything_and_order_stays() -> None:
 
 
 def test_lost_results_never_come() -> None:
-    """D06"""
+    """A dead server is told with the cause, a hang with every stack (D06)."""
     results = results_of(1, 2)
     results.lose()
     assert list(results.take_due(9)) == []
 
 
 def test_start_over_forgets_holds_and_stalls() -> None:
-    """D05"""
+    """A reset that does not become quiet names what is in flight (D05)."""
     results = results_of(1)
     results.hold()
     results.stalled.add(0)

@@ -38,7 +38,7 @@ def _bearer(key: str | None) -> dict[str, str]:
     ],
 )
 def test_keys_open_their_routes(play, settings: dict[str, str], key: str | None, client: int, operator: int) -> None:
-    """C08"""
+    """Loopback by default, and no key is shown (C08)."""
 
     async def scene(stage) -> None:
         for path in ("/v1/models", "/model_info"):
@@ -81,7 +81,7 @@ def test_a_key_may_come_as_clients_of_the_anthropic_protocol_send_it(play) -> No
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", f"Basic {KEY}", KEY, f"Bearer {KEY} {KEY}"])
 def test_malformed_header_is_401(play, header: str) -> None:
-    """C08"""
+    """Loopback by default, and no key is shown (C08)."""
 
     async def scene(stage) -> None:
         assert (await stage.http.get("/v1/models", headers={"authorization": header})).status_code == 401
@@ -114,6 +114,6 @@ def test_keys_are_never_shown(play) -> None:
 
 
 def test_keys_travel_to_the_process_that_serves_with_them() -> None:
-    """C08"""
+    """Loopback by default, and no key is shown (C08)."""
     settings = ServerSettings(api_key=KEY)
     assert ServerSettings.model_validate_json(settings.model_dump_json(context=REVEAL_KEYS)) == settings

@@ -48,7 +48,7 @@ def test_bench_and_compare(server: RealServer, tmp_path: Path, arrivals: list[st
 
 
 def test_refused_requests_are_errors_and_the_exit_status_says_so(server: RealServer, tmp_path: Path) -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     path = tmp_path / "a.json"
     done = _bench(server, *FAST, "--model", "another", "--json", str(path))
     assert done.exit_code == 1
@@ -57,7 +57,7 @@ def test_refused_requests_are_errors_and_the_exit_status_says_so(server: RealSer
 
 
 def test_bad_arguments_and_dead_servers_are_sentences() -> None:
-    """C10"""
+    """A benchmark holds its schedule and times no error as a success (C10)."""
     bad = CliRunner().invoke(app, ["bench", "--arrivals", "poisson"])
     assert (bad.exit_code, bad.stderr.splitlines()[0][:17]) == (2, "error: rate_per_s")
     dead = CliRunner().invoke(app, ["bench", "--url", "http://127.0.0.1:1"])

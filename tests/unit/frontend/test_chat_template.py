@@ -60,7 +60,7 @@ def test_a_template_that_names_tools_knows_them(text: str | dict[str, str] | Non
 
 
 def test_the_template_for_tools_is_taken_where_there_are_two() -> None:
-    """C04"""
+    """The chat template is the tokenizer's (C04)."""
     both = template({"default": "plain", "tool_use": "{{ tools[0].function.name }}"})
     assert both.render([{"role": "user", "content": "x"}], {}) == "plain"
     offered = [{"type": "function", "function": {"name": "f"}}]

@@ -47,7 +47,7 @@ def test_refusal_of_one_choice_aborts_the_other_and_has_its_status(play, stream:
 
 
 def test_live_rid_of_one_choice_sends_no_half(play) -> None:
-    """C05"""
+    """Who goes away stops costing steps, and a live rid is refused (C05)."""
 
     async def scene(stage) -> None:
         single = asyncio.create_task(stage.http.post("/generate", json={"input_ids": [1], "rid": "r-1"}))
@@ -152,7 +152,7 @@ def test_seed_counts_up_with_the_choices_of_each_prompt(play) -> None:
     ],
 )
 def test_template_s_refusal_is_the_client_s_error(play, content, messages, part: str) -> None:
-    """C04"""
+    """The chat template is the tokenizer's (C04)."""
 
     async def scene(stage) -> None:
         stage.template_source.chat_template = content
@@ -179,7 +179,7 @@ def test_chat_without_a_limit_takes_the_room_that_is_there(play) -> None:
 
 
 def test_part_of_a_character_is_named_by_its_bytes(play) -> None:
-    """C02"""
+    """Sampling, logprobs, stops and choices are what was asked for (C02)."""
 
     async def scene(stage) -> None:
         answer = _post(stage, n=1, logprobs=0)
@@ -290,7 +290,7 @@ def test_the_loop_turns_between_the_choices_of_a_long_prompt(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_disconnect_aborts_every_choice(play, stream: bool) -> None:
-    """C05"""
+    """Who goes away stops costing steps, and a live rid is refused (C05)."""
 
     async def scene(stage) -> None:
         connection = Connection(stage.app, {"prompt": [1], "rid": "r", "n": 2, "stream": stream}, "/v1/completions")

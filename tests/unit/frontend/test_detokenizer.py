@@ -40,7 +40,7 @@ def _pieces(decoder: Decoder, ids: list[int]) -> list[str]:
 
 @given(st.text(max_size=20))
 def test_any_text_cut_at_every_byte(text: str) -> None:
-    """C03"""
+    """Stop text never leaks, wherever text is cut (C03)."""
     pieces = _pieces(Bytes(), list(text.encode()))
     assert "".join(pieces) == text
 

@@ -58,12 +58,12 @@ def test_other_templates_have_no_family(template: str) -> None:
     ],
 )
 def test_settings_win_over_the_template(settings: dict[str, Any], expected: dict[str, str]) -> None:
-    """C09"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     assert Dialect.of(ServerSettings(**settings), TEMPLATES["hermes"] + "</think>").about() == expected
 
 
 def test_every_family_can_be_chosen() -> None:
-    """C09"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     parsers, reasoning = (
         get_args(ServerSettings.model_fields[name].annotation) for name in ("tool_call_parser", "reasoning_parser")
     )

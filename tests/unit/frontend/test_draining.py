@@ -67,7 +67,10 @@ def test_sigterm_refuses_the_new_and_finishes_the_live(parent: PreloadedParent, 
 
 @pytest.mark.parametrize("second", ["drain", "terminate"])
 def test_second_signal_ends_at_once(parent: PreloadedParent, tmp_path: Path, second: str) -> None:
-    """C07, A07"""
+    """A full or draining engine refuses at once, and keeps nothing (C07).
+
+    An end signals before it waits, within a bound; what failed never says that it is ready (A07).
+    """
     with running(parent, tmp_path, drain_timeout_s=LONG_S) as server:
         live = Live(server, tokens=8000)
         server.process.drain()

@@ -59,7 +59,10 @@ async def _until(condition) -> None:
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_what_comes_together_goes_in_one_write(play, writes: bool) -> None:
-    """C02, C05"""
+    """Sampling, logprobs, stops and choices are what was asked for (C02).
+
+    Who goes away stops costing steps, and a live rid is refused (C05).
+    """
 
     async def scene(stage) -> None:
         writer = Writer()

@@ -23,7 +23,7 @@ def client(server: RealServer) -> Iterator[openai.OpenAI]:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    """C01"""
+    """A parameter is honoured or refused by name, in each protocol (C01)."""
     (card,) = client.models.list().data
     assert (card.id, card.object) == ("embedded", "model")
     assert client.models.retrieve("embedded") == card
@@ -66,7 +66,10 @@ def test_prompts_of_every_form(client: openai.OpenAI) -> None:
 
 
 def test_chat_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
-    """C01, C04"""
+    """A parameter is honoured or refused by name, in each protocol (C01).
+
+    The chat template is the tokenizer's (C04).
+    """
     whole = client.chat.completions.create(messages=HELLO, max_completion_tokens=20, **GREEDY)
     (choice,) = whole.choices
     assert (choice.message.role, choice.finish_reason, whole.object) == ("assistant", "length", "chat.completion")
@@ -164,7 +167,7 @@ def test_response_logprobs(client: openai.OpenAI, top: int) -> None:
 
 
 def test_completion_logprobs(client: openai.OpenAI) -> None:
-    """C02"""
+    """Sampling, logprobs, stops and choices are what was asked for (C02)."""
     choice = client.completions.create(prompt="hello", max_tokens=6, logprobs=2, **GREEDY).choices[0]
     assert "".join(choice.logprobs.tokens) == choice.text
     assert choice.logprobs.text_offset == list(range(6))
@@ -175,7 +178,10 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_stop_string_and_stop_id(client: openai.OpenAI) -> None:
-    """C02, C03"""
+    """Sampling, logprobs, stops and choices are what was asked for (C02).
+
+    Stop text never leaks, wherever text is cut (C03).
+    """
     full = client.completions.create(prompt="hello", max_tokens=40, **GREEDY).choices[0].text
     stop = full[10:13]
     shown = full[: full.index(stop)]
@@ -211,7 +217,7 @@ def test_extra_parameters_that_leave_greedy_output_as_it_is(client: openai.OpenA
     "extra", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"extra_body": {"repetition_penalty": 2.0}}]
 )
 def test_penalties_change_the_output(client: openai.OpenAI, extra: dict[str, Any]) -> None:
-    """C02"""
+    """Sampling, logprobs, stops and choices are what was asked for (C02)."""
     plain = client.completions.create(prompt="hello", max_tokens=60, **GREEDY).choices[0].text
     assert client.completions.create(prompt="hello", max_tokens=60, **extra, **GREEDY).choices[0].text != plain
 
@@ -278,7 +284,7 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
     ],
 )
 def test_chat_refuses_what_it_does_not_honour(client: openai.OpenAI, change: dict[str, Any], part: str) -> None:
-    """C01"""
+    """A parameter is honoured or refused by name, in each protocol (C01)."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{"model": "embedded", "messages": HELLO, "max_tokens": 2} | change)
     assert part in str(caught.value)
@@ -404,7 +410,7 @@ def test_tokens_of_a_text_and_of_a_conversation(client: openai.OpenAI, server: R
     ],
 )
 def test_tokens_are_refused_by_a_sentence(server: RealServer, path: str, body: Any, part: str) -> None:
-    """C01"""
+    """A parameter is honoured or refused by name, in each protocol (C01)."""
     response = server.http.post(path, json=body)
     assert response.status_code in (400, 404)
     assert part in response.json()["error"]["message"]

@@ -51,7 +51,7 @@ def ask(client: openai.OpenAI, **more: Any) -> Any:
 
 
 def test_the_parsers_are_those_of_the_template(server: RealServer) -> None:
-    """C06"""
+    """Operators see and do what the routes promise (C06)."""
     info = server.http.get("/model_info").json()
     assert (info["tool_call_parser"], info["reasoning_parser"]) == ("hermes", "qwen3")
 
@@ -184,7 +184,7 @@ def test_without_a_choice_of_tools_the_text_is_content(client: openai.OpenAI) ->
 
 
 def test_the_model_is_not_told_of_tools_that_it_may_not_call(client: openai.OpenAI) -> None:
-    """C04"""
+    """The chat template is the tokenizer's (C04)."""
     told, untold, none = (
         ask(client, **change).usage.prompt_tokens
         for change in ({}, {"tool_choice": "none"}, {"tools": openai.NOT_GIVEN})

@@ -79,7 +79,10 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def test_a_response_has_its_reasoning_its_text_and_its_calls(client: openai.OpenAI) -> None:
-    """C01, C06"""
+    """A parameter is honoured or refused by name, in each protocol (C01).
+
+    Operators see and do what the routes promise (C06).
+    """
     response = respond(client, instructions="Compute.", metadata={"k": "v"})
     reasoning, text, *calls = response.output
     assert (reasoning.type, reasoning.content[0].text) == ("reasoning", REASONING)

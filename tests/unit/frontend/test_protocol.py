@@ -61,7 +61,7 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
     ],
 )
 def test_bad_body_is_one_clear_sentence(body: str, param: str | None, parts: list[str]) -> None:
-    """C01"""
+    """A parameter is honoured or refused by name, in each protocol (C01)."""
     with pytest.raises(ApiError) as caught:
         parse_body(GenerateBody, body.encode())
     assert caught.value.status == 400
@@ -96,7 +96,7 @@ def test_bad_body_is_one_clear_sentence(body: str, param: str | None, parts: lis
     ],
 )
 def test_bad_sampling_parameter_names_rule_and_value(field: str, value: str, rule: str) -> None:
-    """C02"""
+    """Sampling, logprobs, stops and choices are what was asked for (C02)."""
     with pytest.raises(ApiError) as caught:
         parse_body(GenerateBody, f'{{"text": "x", "sampling_params": {{"{field}": {value}}}}}'.encode())
     assert rule in str(caught.value), str(caught.value)

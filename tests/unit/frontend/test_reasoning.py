@@ -125,7 +125,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=16).
 def test_any_text_comes_to_the_same_wherever_it_is_cut(
     start: ReasoningStart, has_tools: bool, text: str, where: list[int]
 ) -> None:
-    """C03"""
+    """Stop text never leaks, wherever text is cut (C03)."""
 
     def make() -> AnswerParser:
         return AnswerParser(ReasoningSplitter(start), HermesParser(["f"]) if has_tools else None, parallel=True)

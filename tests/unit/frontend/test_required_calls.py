@@ -40,7 +40,10 @@ def ask(client: openai.OpenAI, **more: Any) -> Any:
 
 
 def test_a_required_call_is_one_of_the_tools_with_arguments_of_its_schema(client: openai.OpenAI) -> None:
-    """C01, C04"""
+    """A parameter is honoured or refused by name, in each protocol (C01).
+
+    The chat template is the tokenizer's (C04).
+    """
     for choice in ask(client, tool_choice="required", n=4).choices:
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         (call,) = choice.message.tool_calls
@@ -123,7 +126,7 @@ def test_an_answer_keeps_to_its_schema_beside_tools(client: openai.OpenAI) -> No
 def test_what_cannot_be_followed_is_refused_with_its_place(
     client: openai.OpenAI, change: dict[str, Any], param: str, part: str
 ) -> None:
-    """C01"""
+    """A parameter is honoured or refused by name, in each protocol (C01)."""
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, **({"tool_choice": "required"} | change))
     assert caught.value.body["param"] == param

@@ -140,7 +140,7 @@ def test_logprobs_of_the_prompt_come_in_parts(play) -> None:
 
 
 def test_stop_string_ends_the_request_by_a_message_and_never_leaks(play) -> None:
-    """C03"""
+    """Stop text never leaks, wherever text is cut (C03)."""
 
     async def scene(stage) -> None:
         request = {"input_ids": [1], "rid": "r", "sampling_params": {"stop": ["END"]}}
@@ -195,7 +195,7 @@ def test_stop_token_has_an_id_but_no_text_and_held_text_is_given_out(play) -> No
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusal_has_its_status_also_for_a_stream(play, kind: RefusalKind, status: int, stream: bool) -> None:
-    """C07"""
+    """A full or draining engine refuses at once, and keeps nothing (C07)."""
 
     async def scene(stage) -> None:
         answer = asyncio.create_task(stage.http.post("/generate", json={"text": "x", "rid": "r", "stream": stream}))
@@ -211,7 +211,7 @@ def test_refusal_has_its_status_also_for_a_stream(play, kind: RefusalKind, statu
 
 
 def test_live_rid_is_refused_at_once_and_free_again_after_its_end(play) -> None:
-    """C05"""
+    """Who goes away stops costing steps, and a live rid is refused (C05)."""
 
     async def scene(stage) -> None:
         body = {"text": "x", "rid": "r"}
@@ -272,7 +272,7 @@ def test_death_ends_streams_and_calls_with_an_error_and_turns_health(play) -> No
 
 
 def test_health_waits_for_all_processes(play) -> None:
-    """C06"""
+    """Operators see and do what the routes promise (C06)."""
 
     async def scene(stage) -> None:
         stage.state.serving = False
@@ -295,7 +295,7 @@ def test_health_waits_for_all_processes(play) -> None:
     ],
 )
 def test_what_never_fits_does_not_reach_the_scheduler(play, body: Any, param: str, parts: list[str]) -> None:
-    """B09"""
+    """What can never fit is refused at admission, with its numbers (B09)."""
 
     async def scene(stage) -> None:
         response = await stage.http.post("/generate", json=body)
@@ -310,7 +310,7 @@ def test_what_never_fits_does_not_reach_the_scheduler(play, body: Any, param: st
 
 
 def test_body_over_the_limit_is_413_declared_or_not(play) -> None:
-    """C07"""
+    """A full or draining engine refuses at once, and keeps nothing (C07)."""
 
     async def chunks():
         for _ in range(3):
@@ -411,7 +411,7 @@ def test_flush_with_a_bad_timeout(play, query: str) -> None:
 
 
 def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C06, C08"""
+    """Operators see and do what the routes promise (C06); loopback by default, and no key is shown (C08)."""
     monkeypatch.setattr("engine.frontend.http.routes.information.STATS_TIMEOUT_S", 0.01)
 
     async def scene(stage) -> None:
@@ -549,7 +549,7 @@ def test_an_unknown_route_names_the_one_that_was_meant(play, path: str, remedy: 
 
 
 def test_frame_that_is_no_reply_is_dropped(play) -> None:
-    """A05"""
+    """What is broken fails alone, and never the process (A05)."""
 
     async def scene(stage) -> None:
         answer = asyncio.create_task(stage.http.post("/flush_cache"))

@@ -32,14 +32,14 @@ def _plain(stops: list[str], text: str) -> tuple[str, str | None]:
 
 @given(stop_lists, texts, st.lists(st.integers(0, 30), max_size=6))
 def test_result_does_not_depend_on_how_text_is_cut(stops: list[str], text: str, cuts: list[int]) -> None:
-    """C03"""
+    """Stop text never leaks, wherever text is cut (C03)."""
     bounds = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     parts = [text[start:end] for start, end in pairwise(bounds)]
     assert _scan(stops, parts) == _plain(stops, text)
 
 
 def test_partial_match_is_held_back_and_given_out_when_it_fails() -> None:
-    """C03"""
+    """Stop text never leaks, wherever text is cut (C03)."""
     scanner = StopScanner(["STOP"])
     assert [scanner.push(part) for part in ("one ST", "O", "x ", "ST")] == ["one ", "", "STOx ", ""]
     assert scanner.flush() == "ST"

@@ -87,7 +87,7 @@ def refusal(model: type[BaseModel], **body: Any) -> ApiError:
     ],
 )
 def test_a_bad_body_is_refused_with_its_place(body: dict[str, Any], param: str | None, part: str) -> None:
-    """C01"""
+    """A parameter is honoured or refused by name, in each protocol (C01)."""
     error = refusal(ChatBody, **body)
     assert part in str(error), str(error)
     assert error.body.error.param == param

@@ -16,7 +16,7 @@ HEAVY = ("torch", "transformers", "zmq", "fastapi", "uvicorn", "rich", "httpx")
     "module", ["scripted", "scripted_lockstep.tiers.sim.runner", "engine", "engine.core.scheduler"]
 )
 def test_importing_the_harness_imports_nothing_heavy(module: str) -> None:
-    """D12"""
+    """Importing the harness is quick and needs no GPU (D12)."""
     heavy = ("torch", "transformers") if module == "scripted_lockstep.tiers.sim.runner" else HEAVY
     program = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)

@@ -184,7 +184,7 @@ def test_a_finalizer_that_raises_does_not_end_the_session(pytest_of) -> None:
 
 
 def test_some_are_chosen_the_first_failure_stops_and_is_run_again(pytest_of) -> None:
-    """D01"""
+    """One script runs in both tiers, on one stage and on several (D01)."""
     pytest_of(SCRIPTS, "-x", "-k", "tokens or fails or window").assert_outcomes(passed=2, failed=1, deselected=5)
     pytest_of(SCRIPTS, "--lf").assert_outcomes(failed=1)
 
@@ -314,7 +314,7 @@ def logged(script):
     ],
 )
 def test_what_cannot_be_a_script_is_refused_at_collection(text: str, words: str, tmp_path: Path) -> None:
-    """D08"""
+    """What cannot be a test is refused at its line (D08)."""
     from scripted import ScriptDefinitionError
 
     file = tmp_path / "test_refused.py"
@@ -324,7 +324,7 @@ def test_what_cannot_be_a_script_is_refused_at_collection(text: str, words: str,
 
 
 def test_refusal_is_shown_by_pytest(pytest_of) -> None:
-    """D08"""
+    """What cannot be a test is refused at its line (D08)."""
     result = pytest_of(HEAD + "@scripted(ONE)\ndef test_a(t):\n    pass\n")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*ScriptDefinitionError*never yields*"])

@@ -82,13 +82,13 @@ def test_a_device_that_is_none_is_refused() -> None:
 
 
 def test_server_that_is_dirty_of_itself_fails_the_script(session_on) -> None:
-    """D05"""
+    """A reset that does not become quiet names what is in flight (D05)."""
     with pytest.raises(ServerDirty, match="running=1"):
         session_on(Engine(dirty=True)).run(SPEC, "server", {})
 
 
 def test_engine_is_told_how_to_replay_and_how_often_to_audit(session_on) -> None:
-    """D02"""
+    """A refused call raises with status and body (D02)."""
     engine = Engine()
     session = session_on(engine, mutant="flush-ignores-in-flight", every_step=False)
     session.node_id = "tests/test_a.py::test_b[sim]"
@@ -103,7 +103,7 @@ def test_engine_is_told_how_to_replay_and_how_often_to_audit(session_on) -> None
 
 
 def test_argument_that_cannot_travel_is_refused_in_both_tiers(session_on) -> None:
-    """D01"""
+    """One script runs in both tiers, on one stage and on several (D01)."""
     engine = Engine()
     with pytest.raises(BadCall, match="fixture is a object, which cannot travel to the scheduler process"):
         session_on(engine).run(SPEC, "sim", {"fixture": object()})

@@ -124,7 +124,7 @@ def test_failed_microbatch_poisons_its_rows_until_their_next_tenant() -> None:
 
 
 def test_dead_stage_loses_what_is_in_flight() -> None:
-    """A06"""
+    """A dead or late stage ends every stream with an error (A06)."""
     pipeline = pipeline_of()
     pipeline.launch(Forward(0, ForwardMode.PREFILL, (segment((1,), pages=(0,), spec=GREEDY),)))
     pipeline.kill_stage(1)

@@ -62,7 +62,7 @@ def test_pages_are_left_exactly(leave: int) -> None:
 
 
 def test_pages_and_rows_come_back_as_they_were() -> None:
-    """D09"""
+    """Scripts hold and release what a scheduler meets (D09)."""
     memory = memory_of()
     pressure = Pressure(memory)
     cache(memory, 1, 2, 3, 4)

@@ -3,50 +3,67 @@
 from __future__ import annotations
 
 import selectors
+import socket
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from engine.process.control import ProcessDied, Shutdown
 from engine.process.death import EXIT_FAILED
+from engine.process.links.endpoint import Endpoint
+from engine.process.links.secret import Secret
 from engine.server.launch.agent import EXIT_OK, _Agent
-from engine.server.placement.messages import Ended
+from engine.server.placement.messages import StageOrder
 
 
-def _agent(status: int) -> Any:
-    agent: Any = object.__new__(_Agent)
-    agent._child = SimpleNamespace(name="stage-0", alive=False, status=status, dying=None, listen=lambda: None)
-    agent._link, agent._selector = Mock(), Mock(spec=selectors.BaseSelector)
-    agent._was_told, agent._over = False, None
-    return agent
+@pytest.fixture
+def agent() -> Iterator[Any]:
+    """An agent that is joined to a server which says nothing, with a stage that has ended."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    signals, other = socket.socketpair()
+    one: Any = _Agent(StageOrder(join=Endpoint("127.0.0.1", 1)), Secret.new(), near, signals)  # type: ignore[arg-type]
+    with far, signals, other:
+        try:
+            yield one
+        finally:
+            one._child = None  # It has no process to wait for.
+            one.close()
 
 
-def test_a_stage_whose_plans_ended_in_order_is_not_dead(capsys: pytest.CaptureFixture[str]) -> None:
-    """B05: its plans end on one connection, and the server's word comes on another, which may be slower."""
-    agent = _agent(0)
-    agent._on_stage()
-    agent._link.send.assert_called_once_with(Ended(0))
+def ends(agent: Any, status: int) -> None:
+    """Let the process of its stage end with this status."""
+    with socket.socketpair()[0] as pipe:
+        closed = SimpleNamespace(fileno=pipe.fileno, name="stage-0", alive=False, status=status, dying=None)
+        closed.listen = lambda: None
+        agent._child = closed
+        agent._selector.register(closed, selectors.EVENT_READ)
+        agent._on_stage()
+
+
+def test_a_stage_whose_plans_ended_in_order_is_not_dead(agent: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A07: its plans end on one connection, and the server's word comes on another, which may be slower."""
+    ends(agent, 0)
     assert agent._over is None
     agent._obey(Shutdown())
     assert agent._over == EXIT_OK
     assert capsys.readouterr().err == ""
 
 
-def test_a_stage_that_ended_by_itself_is_the_servers_to_judge(capsys: pytest.CaptureFixture[str]) -> None:
-    """B05: a status of 0 that the server does not expect ends all, with its cause."""
-    agent = _agent(0)
-    agent._on_stage()
+def test_a_stage_that_ended_by_itself_is_the_servers_to_judge(agent: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A06: a status of 0 that the server does not expect ends all, with its cause."""
+    ends(agent, 0)
     agent._obey(ProcessDied(process="stage-0", cause="it exited with status 0"))
     assert agent._over == EXIT_FAILED
     assert "stage-0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [1, -9])
-def test_a_stage_that_failed_is_dead_at_once(status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """B05."""
-    agent = _agent(status)
-    agent._on_stage()
+def test_a_stage_that_failed_is_dead_at_once(agent: Any, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The death of a stage is told with its cause (A06)."""
+    ends(agent, status)
     assert agent._over == EXIT_FAILED
     assert "the stage-0 process died" in capsys.readouterr().err

@@ -33,7 +33,10 @@ def started(announce: Announce | None = None, **settings: object) -> StartView:
 
 
 def test_lines_say_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
-    """C06, C09"""
+    """Operators see and do what the routes promise (C06).
+
+    A setting has one definition, and its error names field, value, rule and remedy (C09).
+    """
     started(max_total_tokens=4096, context_length=100, served_model_name="m", api_key="k").serving(SERVING)
     out, err = capsys.readouterr()
     first, *rows = out.splitlines()

@@ -153,7 +153,7 @@ def test_stream_and_whole_answer_say_the_same_and_the_end_leaves_nothing(launch,
 
 
 def test_administration_and_bad_input_on_a_live_server(launch) -> None:
-    """C06"""
+    """Operators see and do what the routes promise (C06)."""
     server = launch().wait_ready()
     assert server.http.get("/health").text == "ok"
     assert server.http.get("/model_info").json()["vocab_size"] == 264
@@ -180,7 +180,7 @@ def test_administration_and_bad_input_on_a_live_server(launch) -> None:
 
 
 def test_client_that_goes_away_stops_costing_steps(launch) -> None:
-    """C05"""
+    """Who goes away stops costing steps, and a live rid is refused (C05)."""
     server = launch().wait_ready()
     OpenStream(server).drop()
     deadline = time.monotonic() + END_BOUND_S
@@ -211,7 +211,7 @@ def test_killed_process_ends_everything_with_its_name(launch, pp_size: int, vict
 
 
 def test_killed_supervisor_takes_everything_along(launch) -> None:
-    """A06"""
+    """A dead or late stage ends every stream with an error (A06)."""
     server = launch(pp_size=4).wait_ready()
     stream = OpenStream(server)
     server.process.kill()
@@ -255,14 +255,14 @@ def test_a_process_that_goes_on_in_time_is_no_death(launch) -> None:
 
 
 def test_a_folder_for_flight_records_that_cannot_be_written_is_refused(launch) -> None:
-    """A07"""
+    """An end signals before it waits, within a bound; what failed never says that it is ready (A07)."""
     server = launch(flight_dir="/proc/x")
     with pytest.raises(StartupError, match="flight_dir must be places that can be written, got /proc/x: No such file"):
         server.process.wait_ready(START_BOUND_S)
 
 
 def test_stopped_stage_does_not_hold_up_the_end(launch) -> None:
-    """A07"""
+    """An end signals before it waits, within a bound; what failed never says that it is ready (A07)."""
     server = launch(pp_size=4).wait_ready()
     os.kill(server.serving.pids["stage-1"], signal.SIGSTOP)
     server.process.terminate()
@@ -298,7 +298,7 @@ def test_exception_in_a_step_is_the_cause(launch) -> None:
     ],
 )
 def test_failed_start_says_why_and_was_never_ready(launch, settings: dict[str, Any], process: str, cause: str) -> None:
-    """A07"""
+    """An end signals before it waits, within a bound; what failed never says that it is ready (A07)."""
     server = launch(**settings)
     with pytest.raises(StartupError, match="before it was ready") as caught:
         server.process.wait_ready(START_BOUND_S)
@@ -363,7 +363,7 @@ def test_command_line_from_start_to_ctrl_c(short_folder: Path) -> None:
 
 @pytest.mark.parametrize("most", [16, 64])
 def test_too_few_files_are_refused_before_anything_is_started(most: int) -> None:
-    """A07"""
+    """An end signals before it waits, within a bound; what failed never says that it is ready (A07)."""
     command = ["sh", "-c", f"ulimit -n {most}; exec {sys.executable} -m engine serve --port 0"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_BOUND_S)
     assert ended.returncode == 1

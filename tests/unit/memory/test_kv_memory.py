@@ -23,7 +23,7 @@ def finished(memory: KVMemory, ids: list[int]) -> None:
 
 
 def test_last_token_never_comes_from_the_cache() -> None:
-    """B04"""
+    """A prompt that is cached whole computes one token, and who waits holds no page (B04)."""
     memory = memory_of()
     finished(memory, [1, 2, 3, 4])
     lease = memory.admit("r", [1, 2, 3, 4], spare_pages=0)
@@ -69,7 +69,7 @@ def test_publish_swaps_pages_and_sends_them_again() -> None:
 
 
 def test_release_twice_is_an_error() -> None:
-    """B11"""
+    """Memory is freed once, however a request ends (B11)."""
     memory = memory_of()
     lease = memory.admit("r", [1, 2, 3], spare_pages=0)
     assert lease is not None

@@ -39,7 +39,7 @@ def test_page_that_is_free_cannot_be_given_back(method: str) -> None:
 
 
 def test_cached_page_cannot_be_released_by_a_request() -> None:
-    """B08"""
+    """A page is freed by its owner alone (B08)."""
     pool = PagePool(3, 16)
     pages = pool.allocate(1)
     pool.cache(pages)

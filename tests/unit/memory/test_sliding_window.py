@@ -46,7 +46,7 @@ def test_first_page_is_that_of_the_first_position_in_the_window(position: int, f
 
 
 def test_window_pages_are_given_back_when_they_leave_the_window_and_not_again_at_release() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     memory, pool = memory_of()
     lease = admitted(memory, "r", list(range(10)))
     assert pool.pages.held == 5
@@ -73,7 +73,7 @@ def test_need_is_what_a_request_takes_beside_what_it_sees_of_its_prefix(cached: 
 
 
 def test_request_longer_than_the_window_pool_slides_through_it() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     memory, pool = memory_of(window_pages=4, row_pages=4)
     lease = admitted(memory, "r", list(range(30)), computed=4)
     for end in range(6, 32, 2):
@@ -84,7 +84,7 @@ def test_request_longer_than_the_window_pool_slides_through_it() -> None:
 
 
 def test_extension_fails_and_takes_nothing_when_only_window_pages_are_short() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     memory, pool = memory_of(window_pages=4, row_pages=4)
     lease = admitted(memory, "r", list(range(30)), computed=8)
     assert not memory.extend(lease, 9)
@@ -104,7 +104,7 @@ def test_admission_counts_window_pages_and_takes_nothing_when_they_are_short() -
 
 
 def test_long_request_needs_no_more_window_pages_than_it_uses_at_once() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     memory, _ = memory_of(window_pages=6, row_pages=6)
     assert memory.has_room(30, spare_pages=0)
     assert memory.admit("r", list(range(30)), spare_pages=0) is not None
@@ -127,7 +127,7 @@ def test_cached_prefix_is_used_as_far_as_its_window_is_there() -> None:
 
 
 def test_window_is_protected_in_the_tree_and_what_is_before_it_is_not() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     memory, pool = memory_of(window_pages=6)
     ids = list(range(100, 110))
     finished(memory, ids)
@@ -141,7 +141,7 @@ def test_window_is_protected_in_the_tree_and_what_is_before_it_is_not() -> None:
 
 
 def test_lost_window_pages_are_replaced_when_the_same_tokens_are_published_again() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     memory, pool = memory_of(window_pages=6)
     ids = list(range(100, 108))
     finished(memory, ids)
@@ -152,7 +152,10 @@ def test_lost_window_pages_are_replaced_when_the_same_tokens_are_published_again
 
 
 def test_published_window_page_that_the_tree_has_already_is_swapped_and_told_to_the_stages() -> None:
-    """B18, B13"""
+    """A window layer needs and keeps the last tokens alone (B18).
+
+    KV is published once the step that wrote it is confirmed (B13).
+    """
     memory, pool = memory_of()
     leases = [admitted(memory, rid, [1, 2, 3, 4]) for rid in "ab"]
     for lease in leases:
@@ -164,7 +167,7 @@ def test_published_window_page_that_the_tree_has_already_is_swapped_and_told_to_
 
 
 def test_window_pages_go_with_the_pages_of_an_evicted_node() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     memory, pool = memory_of()
     finished(memory, [1, 2, 3, 4])
     memory.tree.evict(1)
@@ -174,7 +177,7 @@ def test_window_pages_go_with_the_pages_of_an_evicted_node() -> None:
 
 
 def test_plan_names_no_window_page_that_was_given_back() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     memory, pool = memory_of()
     lease = admitted(memory, "r", list(range(8)))
     memory.slide(lease, 7)

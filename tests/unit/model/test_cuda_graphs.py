@@ -159,7 +159,7 @@ def test_other_weights_are_recorded_anew(checkpoint_of: Callable[[str], Path]) -
 
 
 def test_hidden_states_of_another_shape_fail_their_microbatch(checkpoint_of: Callable[[str], Path]) -> None:
-    """A05"""
+    """What is broken fails alone, and never the process (A05)."""
     chain = chain_of(checkpoint_of("qwen3"), pp_size=2)
     said(chain, 1, decodes=1)
     output = chain.runners[1].forward(chain.plan(chain.segment(0, [3])), torch.zeros(3, 64))

@@ -293,7 +293,7 @@ def test_each_stage_has_a_gpu_of_its_own_where_there_are_enough(
 def test_kv_is_sized_from_the_gpu_that_is_full_first(
     own: bool, draft: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B17"""
+    """Policies and limits hold at every size (B17)."""
     (tmp_path / "model.safetensors").write_bytes(bytes(4_000))
     monkeypatch.setattr(capacity, "_cuda_memory", lambda config: capacity._CudaMemory(10_000, own))
     facts = ModelFacts(name="m", vocab_size=100, context_length=1000, num_layers=4, kv_bytes_per_token=100)

@@ -43,7 +43,7 @@ def test_facts_read_from_the_folder_equal_the_promised_ones(promised: ModelFacts
 
 
 def test_the_model_with_windows_has_a_folder_of_its_own() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     folder = checkpoint.resolve_folder(EngineConfig(model="embedded-window:3"))
     assert folder == embedded_folder(3, windowed=True) != embedded_folder(3)
 
@@ -112,7 +112,7 @@ def test_special_tokens_have_the_promised_ids(tokenizer: transformers.PreTrained
 
 
 def test_the_chat_template_marks_who_speaks(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
-    """C04."""
+    """The chat template is the tokenizer's (C04)."""
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )

@@ -75,7 +75,7 @@ def test_batch_companions_do_not_change_what_a_seed_says(said: list[int]) -> Non
 
 
 def test_logprobs_are_those_of_torch() -> None:
-    """C02"""
+    """Sampling, logprobs, stops and choices are what was asked for (C02)."""
     answers = [
         chain.forward(chain.segment(0, PROMPT, spec=SAMPLED)) for chain in (chain_of(), chain_of(backend="torch"))
     ]
@@ -189,7 +189,7 @@ def test_after_an_update_the_stages_are_those_of_the_other_weights(pp_size: int)
 
 
 def test_a_profile_shows_the_time_in_openvino(tmp_path: Path) -> None:
-    """C06"""
+    """Operators see and do what the routes promise (C06)."""
     runner = (chain := chain_of()).runners[0]
     assert runner.prepare(ProfileSwitch(90, str(tmp_path))) is None
     chain.forward(chain.segment(0, PROMPT))

@@ -66,7 +66,7 @@ def test_what_was_written_is_counted_and_is_the_row_s_history() -> None:
 
 
 def test_a_digest_tells_tokens_positions_and_places_apart() -> None:
-    """D01"""
+    """One script runs in both tiers, on one stage and on several (D01)."""
 
     def digest(*segments: Segment) -> str:
         recorded = Recorded(sanitize=False)
@@ -155,7 +155,7 @@ def test_forgetting_lets_a_row_begin_anew() -> None:
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_kv_of_other_weights_is_found(updates: int) -> None:
-    """B15"""
+    """KV that outlived an update of the weights is no longer right (B15)."""
     recorded = Recorded()
     recorded.write(part(0, range(8), pages=(0, 1)))
     for _ in range(updates):

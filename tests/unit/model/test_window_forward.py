@@ -65,7 +65,7 @@ def test_the_lean_forward_reads_the_window_pool_too(
     checkpoint_of: Callable[[str], Path],
     reference: Reference,
 ) -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     ids, expected = reference("mistral_window")
     chain = chain_of(checkpoint_of("mistral_window"), lean=lean, chunked_prefill_size=9)
     assert chain.runners[0].model.is_lean is lean
@@ -95,14 +95,14 @@ def test_the_kernel_over_page_tables_reads_the_window_pool_too(
 
 
 def test_layers_that_all_have_a_window_cost_nothing_in_the_page_pool(checkpoint_of: Callable[[str], Path]) -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     pool = chain_of(checkpoint_of("mistral_window")).runners[0].model.pool
     assert pool.window is not None
     assert (pool.keys.numel(), pool.window.keys.shape[0]) == (0, 5)
 
 
 def test_sanitizer_catches_a_window_page_that_was_given_back_too_early(checkpoint_of: Callable[[str], Path]) -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     chain = chain_of(checkpoint_of("gemma3_two_ropes"), chunked_prefill_size=8)
     spec = SamplingSpec(seed=0)
     chain.forward(Segment("a", 0, 0, tuple(range(8)), 0, (0, 1, 2), False, spec, (0, 1, 2)))
@@ -112,7 +112,7 @@ def test_sanitizer_catches_a_window_page_that_was_given_back_too_early(checkpoin
 
 
 def test_a_plan_without_window_pages_fails_its_microbatch_alone(checkpoint_of: Callable[[str], Path]) -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     chain = chain_of(checkpoint_of("gemma3_two_ropes"))
     completion = chain.forward(Segment("a", 0, 0, (1, 2), 0, (0,), True, SamplingSpec(seed=0)))
     assert completion.error is not None
@@ -120,7 +120,7 @@ def test_a_plan_without_window_pages_fails_its_microbatch_alone(checkpoint_of: C
 
 
 def test_limits_of_another_window_are_refused(checkpoint_of: Callable[[str], Path]) -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     config = EngineConfig(model=str(checkpoint_of("mistral_window")), device=DEVICE, page_size=4)
     with pytest.raises(CheckpointError, match="window layers must see 13 tokens"):
         StageRunner(config, limits_for(config, window=13), 0)

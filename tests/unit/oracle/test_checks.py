@@ -204,7 +204,7 @@ def checks() -> EngineOracle:
 
 
 def test_two_requests_of_one_rid_are_found(checks: EngineOracle) -> None:
-    """D04"""
+    """A reused rid inherits nothing (D04)."""
     after(checks, generate("r"))
     with pytest.raises(Violation, match="two requests of one rid are alive: r"):
         after(checks, generate("r"))

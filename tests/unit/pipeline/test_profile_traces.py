@@ -46,7 +46,7 @@ def pipeline(
 
 
 def test_every_stage_writes_a_trace(pipeline: LocalPipeline | StagedPipeline, tmp_path: Path) -> None:
-    """C06"""
+    """Operators see and do what the routes promise (C06)."""
     writer, folder = PlanWriter(LIMITS), tmp_path / "new" / "traces"
     before = generate(pipeline, writer, 0, PROMPT, 3)
     assert run(pipeline, control(folder)).error is None

@@ -41,7 +41,7 @@ def progress(private_dir: Path) -> Iterator[StageProgress]:
 def test_the_stage_that_keeps_a_microbatch_is_named(
     progress: StageProgress, marks: list[tuple[int, Phase]], stuck: tuple[int, str]
 ) -> None:
-    """A06"""
+    """A dead or late stage ends every stream with an error (A06)."""
     for stage, (number, phase) in enumerate(marks):
         progress.note(stage, number, phase)
     found, doing = progress.stuck(7, ())

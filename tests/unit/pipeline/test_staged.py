@@ -109,7 +109,7 @@ def test_views_are_those_after_everything_launched(engine_of: Callable[..., Engi
 
 
 def test_a_completion_wakes_a_poller(engine_of: Callable[..., Engine]) -> None:
-    """A03."""
+    """Every source of work wakes at once (A03)."""
     pipeline, _ = engine_of(pp_size=2)
     poller = zmq.Poller()
     for source in pipeline.wake_sources():

@@ -262,7 +262,7 @@ def test_silence_is_an_end_and_a_pulse_is_none(meeting: Meeting) -> None:
 
 
 def test_an_agent_that_does_not_say_who_it_is_is_dropped(meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
-    """A05"""
+    """What is broken fails alone, and never the process (A05)."""
     silent, wrong = meeting.connect(), meeting.connect()
     ControlLink[ToAgent](wrong, decode_to_agent).send(Shutdown())
     meeting.drive()

@@ -70,7 +70,7 @@ def test_a_length_beyond_the_bound_is_the_end_of_the_pipe(pipe) -> None:
 
 
 def test_closed_pipe_is_the_supervisors_death(pipe) -> None:
-    """A06"""
+    """A dead or late stage ends every stream with an error (A06)."""
     control, supervisor = pipe
     supervisor.close()
     with pytest.raises(ProcessDiedError, match="supervisor"):
@@ -89,7 +89,7 @@ def test_waiting_until_serving(pipe) -> None:
     ("message", "process"), [(ProcessDied(process="stage-1", cause="x"), "stage-1"), (Shutdown(), "supervisor")]
 )
 def test_waiting_until_serving_ends_with_a_death(pipe, message: msgspec.Struct, process: str) -> None:
-    """A07"""
+    """An end signals before it waits, within a bound; what failed never says that it is ready (A07)."""
     control, supervisor = pipe
     _say(supervisor, message)
     with pytest.raises(ProcessDiedError) as caught:

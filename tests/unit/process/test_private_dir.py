@@ -41,7 +41,7 @@ def test_wildcard_is_reached_by_loopback() -> None:
 
 
 def test_own_folder_is_private_and_removed() -> None:
-    """C08"""
+    """Loopback by default, and no key is shown (C08)."""
     folder = PrivateDir()
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     (folder.path / "requests").touch()

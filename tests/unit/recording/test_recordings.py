@@ -297,7 +297,7 @@ def test_a_full_disk_ends_the_recording_not_the_engine(tmp_path: Path) -> None:
 
 
 def test_the_same_in_a_fresh_process_with_another_hash_seed() -> None:
-    """D10."""
+    """The same script has the same digest in any process (D10)."""
     line = str(RACE)
     here, there = rerun(line), rerun_in_fresh_process(line)
     assert first_difference(here.log, there.log, exactly=True) is None

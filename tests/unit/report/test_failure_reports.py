@@ -38,7 +38,10 @@ def fails(t):
 
 
 def test_failing_script_shows_line_steps_and_state() -> None:
-    """D02, D07"""
+    """A refused call raises with status and body (D02).
+
+    A budget counts steps, and shows the state when it is spent (D07).
+    """
     error = run(fails, replay="pytest here")
     assert isinstance(error, ScriptFailed)
     text = str(error)
@@ -58,7 +61,7 @@ def spends(t):
 
 
 def test_spent_budget_shows_the_state_at_the_scripts_line() -> None:
-    """D07"""
+    """A budget counts steps, and shows the state when it is spent (D07)."""
     text = str(run(spends))
     assert "scripted-1 did not finish within 5 steps; step 5: waiting=[]" in text
     assert "scripted/script/waits.py" not in text
@@ -70,7 +73,7 @@ def never_ends(t):
 
 
 def test_script_without_end_is_stopped_by_its_budget_of_steps() -> None:
-    """D07"""
+    """A budget counts steps, and shows the state when it is spent (D07)."""
     assert "ran its max_steps=20 steps" in str(run(never_ends, max_steps=20))
 
 
@@ -191,7 +194,7 @@ def not_a_script(t):
 
 
 def test_function_that_never_yields_is_refused() -> None:
-    """D08"""
+    """What cannot be a test is refused at its line (D08)."""
     with ScriptedSim.start(PP2) as sim, pytest.raises((ScriptDefinitionError, ScriptFailed), match="generator"):
         sim.run(not_a_script)
 
@@ -202,7 +205,7 @@ def misses(t):
 
 
 def test_window_that_was_never_reached_is_named() -> None:
-    """D03"""
+    """A race test fails if its window never opened (D03)."""
     assert "never reached 'a window'" in str(run(misses, must_reach=("a window",)))
 
 
@@ -232,7 +235,7 @@ def timeout_of(*stacks: ProcessStack) -> str:
 
 
 def test_hang_deadlock_and_slowness_are_told_apart() -> None:
-    """D06"""
+    """A dead server is told with the cause, a hang with every stack (D06)."""
     waits = ProcessStack("stage-0 (pid 1)", "in poll")
     stopped = ProcessStack("stage-1 (pid 2)", "", Activity.STOPPED)
     busy = ProcessStack("scheduler (pid 3)", "in loop", Activity.COMPUTES)

@@ -14,7 +14,7 @@ def summary() -> SummaryOfScripts:
 
 
 def test_the_first_line_has_the_totals() -> None:
-    """D03"""
+    """A race test fails if its window never opened (D03)."""
     first, *_ = summary().lines()
     assert first == "6 scripts, 51 steps, 10 outputs compared with the same request run alone"
 

@@ -62,14 +62,14 @@ def test_largest_request_that_fits_runs_to_its_end() -> None:
 
 
 def test_context_length_clamps_and_finishes() -> None:
-    """B03"""
+    """The context length clamps every place that schedules (B03)."""
     engine = SimulatedEngine(context_length=8)
     assert len(engine.run(generate("r", prompt(5), 26))[0]) == 3
     assert engine.life("r").finish_reason is FinishReason.LENGTH
 
 
 def test_live_rid_is_refused_and_its_owner_goes_on() -> None:
-    """C05"""
+    """Who goes away stops costing steps, and a live rid is refused (C05)."""
     engine = SimulatedEngine()
     engine.step(generate("r", prompt(20)))
     assert refusal(engine, generate("r", prompt(9))).kind is RefusalKind.DUPLICATE
@@ -78,7 +78,10 @@ def test_live_rid_is_refused_and_its_owner_goes_on() -> None:
 
 
 def test_queue_limit_plus_one_is_refused_and_leaves_no_state() -> None:
-    """B17, C07"""
+    """Policies and limits hold at every size (B17).
+
+    A full or draining engine refuses at once, and keeps nothing (C07).
+    """
     engine = SimulatedEngine(max_queued_requests=2)
     engine.step(*[generate(f"r{number}", prompt(20, number)) for number in range(3)])
     assert [life.refusal for life in engine.lives] == [None, None, RefusalKind.BUSY]
@@ -88,7 +91,10 @@ def test_queue_limit_plus_one_is_refused_and_leaves_no_state() -> None:
 
 
 def test_aborted_request_leaves_its_place_in_the_queue_to_the_next_one_of_the_same_step() -> None:
-    """B17, C07"""
+    """Policies and limits hold at every size (B17).
+
+    A full or draining engine refuses at once, and keeps nothing (C07).
+    """
     engine = SimulatedEngine(max_queued_requests=2)
     engine.step(PauseGeneration(call_id="p", mode=PauseMode.IN_PLACE))
     engine.step(generate("a", prompt(9)), generate("b", prompt(9, 1)))
@@ -112,7 +118,7 @@ def test_refusal_of_counts_what_is_on_its_way() -> None:
 
 
 def test_nothing_is_admitted_once_the_pipeline_is_gone() -> None:
-    """A06"""
+    """A dead or late stage ends every stream with an error (A06)."""
     engine = SimulatedEngine()
     engine.apply(PipelineFailed(process="stage 2", cause="killed by signal 9"))
     reply = refusal(engine, generate("r", prompt(20)))
@@ -121,7 +127,7 @@ def test_nothing_is_admitted_once_the_pipeline_is_gone() -> None:
 
 
 def test_max_running_requests_bounds_the_rows() -> None:
-    """B17"""
+    """Policies and limits hold at every size (B17)."""
     engine = SimulatedEngine(max_running_requests=2)
     engine.step(*[generate(f"r{number}", prompt(20, number)) for number in range(5)])
     assert engine.microbatches[0].rids == ("r0", "r1")
@@ -143,7 +149,7 @@ def test_oversize_head_is_passed_but_not_for_ever() -> None:
 
 
 def test_longest_prefix_match_goes_first() -> None:
-    """B17"""
+    """Policies and limits hold at every size (B17)."""
     engine = SimulatedEngine(schedule_policy="lpm", page_size=4, chunked_prefill_size=64)
     engine.run(generate("seed", prompt(40)))
     prompts = {"none": prompt(40, 1), "some": prompt(20) + prompt(20, 2), "most": prompt(40)}
@@ -154,7 +160,7 @@ def test_longest_prefix_match_goes_first() -> None:
 
 
 def test_highest_priority_goes_first() -> None:
-    """B17"""
+    """Policies and limits hold at every size (B17)."""
     engine = SimulatedEngine(schedule_policy="priority", max_running_requests=1)
     engine.step(*[generate(f"r{number}", prompt(9, number), 1, priority=number % 3) for number in range(6)])
     engine.drain()

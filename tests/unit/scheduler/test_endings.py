@@ -17,7 +17,7 @@ def is_clean(engine: SimulatedEngine) -> bool:
 
 
 def test_finished_requests_leave_every_registry() -> None:
-    """B05"""
+    """A finished request leaves every registry (B05)."""
     engine = SimulatedEngine(**PP4)
     engine.run(*[generate(f"r{number}", prompt(30, number)) for number in range(5)])
     books = engine.scheduler.books
@@ -54,7 +54,7 @@ def test_abort_at_any_moment_frees_once(landed: int) -> None:
 
 
 def test_abort_between_last_chunk_and_its_result_shows_no_token() -> None:
-    """B14"""
+    """After an abort no token is shown (B14)."""
     engine = SimulatedEngine(**PP4)
     engine.fill_until(generate("r", prompt(125)), chunked=True)
     engine.fill_until(chunked=False)
@@ -103,7 +103,7 @@ def test_abort_by_a_stop_string_counts_as_a_finish() -> None:
 
 
 def test_failed_microbatch_fails_its_own_requests_only() -> None:
-    """A05"""
+    """What is broken fails alone, and never the process (A05)."""
     engine = SimulatedEngine(pp_size=4, chunked_prefill_size=32)
     engine.step(generate("good", prompt(20), 9))
     engine.pipeline.fail_next_step(2)
@@ -130,7 +130,7 @@ def test_dead_pipeline_ends_every_request_with_its_cause() -> None:
 
 
 def test_late_result_of_a_microbatch_that_was_given_up_is_dropped() -> None:
-    """B12"""
+    """A late result is dropped (B12)."""
     engine = SimulatedEngine()
     engine.step(generate("r", prompt(20)))
     engine.apply(PipelineFailed(process="stage 0", cause="gone"))

@@ -204,7 +204,7 @@ def test_guesses_save_forwards() -> None:
 
 
 def test_a_window_holds_what_is_read() -> None:
-    """B18."""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     config = {"page_size": 4, "chunked_prefill_size": 32, "max_prefill_tokens": 32, "window": 24}
     message = generate("a", prompt(60), 60)
     guessing, plain = engine_of(**config, **GUESSES), engine_of(**config)

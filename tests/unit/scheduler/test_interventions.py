@@ -39,7 +39,10 @@ def test_it_is_applied_once() -> None:
 
 
 def test_request_waits_under_pressure_and_runs_after_it() -> None:
-    """B04, D09"""
+    """A prompt that is cached whole computes one token, and who waits holds no page (B04).
+
+    Scripts hold and release what a scheduler meets (D09).
+    """
     engine = SimulatedEngine()
     engine.step(SetPressure(leave_rows=0))
     engine.step(generate("r", prompt(20)))
@@ -50,7 +53,10 @@ def test_request_waits_under_pressure_and_runs_after_it() -> None:
 
 
 def test_running_request_is_retracted_and_comes_back_with_the_same_output() -> None:
-    """B04, D09"""
+    """A prompt that is cached whole computes one token, and who waits holds no page (B04).
+
+    Scripts hold and release what a scheduler meets (D09).
+    """
     engine, calm = SimulatedEngine(page_size=4), SimulatedEngine(page_size=4)
     message = generate("r", prompt(20), new=12)
     engine.step(message)

@@ -42,7 +42,7 @@ def order(name: str, requests: Sequence[Request], into: KVMemory | None = None) 
 
 
 def test_orders() -> None:
-    """B17"""
+    """Policies and limits hold at every size (B17)."""
     cached = memory()
     cache(cached, prompt(20, 2))
     requests = queue(0, 1, 0, 1)
@@ -52,7 +52,7 @@ def test_orders() -> None:
 
 
 def test_overdue_requests_go_first_by_arrival() -> None:
-    """B10"""
+    """Passing over and overtaking have bounds (B10)."""
     cached = memory()
     cache(cached, prompt(20, 3))
     assert order("lpm", queue(0, 0, 0, 0, overdue=[1, 2]), cached) == [1, 2, 3, 0]

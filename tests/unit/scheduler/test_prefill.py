@@ -27,7 +27,7 @@ def test_batch_larger_than_one() -> None:
 
 
 def test_only_the_scheduled_chunk_is_sent_and_only_the_last_emits() -> None:
-    """B02"""
+    """A prompt is computed chunk by chunk, and only the last yields a token (B02)."""
     engine = SimulatedEngine(chunked_prefill_size=64)
     engine.run(generate("r", prompt(150)))
     assert parts(engine, "r") == [(0, 64, False), (64, 64, False), (128, 22, True)]
@@ -59,7 +59,7 @@ def test_chunks_done_counts_the_parts_of_a_split_prompt(length: int, chunks: int
 
 
 def test_fully_cached_prompt_computes_one_token() -> None:
-    """B04"""
+    """A prompt that is cached whole computes one token, and who waits holds no page (B04)."""
     engine = SimulatedEngine(page_size=1)
     message = generate("r", prompt(50))
     first = engine.run(message)
@@ -150,7 +150,10 @@ def test_budget_of_one_token_goes_to_the_prompt() -> None:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [1, 2, 64, -1])
 def test_chunk_and_page_sizes_do_not_change_the_output(chunk: int, page_size: int) -> None:
-    """B02, B17"""
+    """A prompt is computed chunk by chunk, and only the last yields a token (B02).
+
+    Policies and limits hold at every size (B17).
+    """
     engine = SimulatedEngine(pp_size=2, chunked_prefill_size=chunk, page_size=page_size, max_total_tokens=512)
     messages = [generate(f"r{number}", prompt(33, number // 2), 6) for number in range(4)]
     assert engine.run(*messages) == [alone(message) for message in messages]

@@ -51,7 +51,7 @@ def test_it_waits_for_a_slot_and_not_for_a_pause() -> None:
 
 
 def test_a_stage_that_dies_answers_the_call() -> None:
-    """A06"""
+    """A dead or late stage ends every stream with an error (A06)."""
     engine = SimulatedEngine(pp_size=2)
     engine.step(START)
     engine.step(PipelineFailed(process="stage-1", cause="killed"))

@@ -48,7 +48,7 @@ def test_victim_that_was_planned_in_the_same_step_leaves_the_plan() -> None:
 
 
 def test_higher_priority_preempts() -> None:
-    """B06, B17"""
+    """A request that was retracted goes on as if undisturbed (B06); policies and limits hold at every size (B17)."""
     engine = SimulatedEngine(schedule_policy="priority", priority_preemption=True, max_running_requests=1)
     low, high = generate("low", prompt(20), 9), generate("high", prompt(20, 1), 3, priority=5)
     engine.step(low)
@@ -111,7 +111,7 @@ def test_continue_while_results_of_retracted_requests_are_in_flight() -> None:
 
 
 def test_abort_of_a_request_on_its_way_back_to_the_queue() -> None:
-    """B11"""
+    """Memory is freed once, however a request ends (B11)."""
     engine = SimulatedEngine(pp_size=4, chunked_prefill_size=32)
     engine.step(generate("r", prompt(70), 6))
     engine.step(PauseGeneration(call_id="pause"))

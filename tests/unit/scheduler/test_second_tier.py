@@ -61,7 +61,7 @@ def test_a_model_with_window_layers_is_refused() -> None:
 
 
 def test_a_host_that_no_machine_has_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B17"""
+    """Policies and limits hold at every size (B17)."""
     monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**9))
     config = EngineConfig(device="cpu", max_total_tokens=10**5, host_kv_tokens=10**9)
     with pytest.raises(ConfigError, match=r"host_kv_tokens must fit into memory .* got 1000000000: .* 1000000000; "):

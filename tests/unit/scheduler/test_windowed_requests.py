@@ -71,7 +71,10 @@ def test_window_page_of_another_changes_what_a_request_says(monkeypatch: pytest.
 
 
 def test_decodes_retract_each_other_when_only_window_pages_run_out() -> None:
-    """B18, B06"""
+    """A window layer needs and keeps the last tokens alone (B18).
+
+    A request that was retracted goes on as if undisturbed (B06).
+    """
     engine = SimulatedEngine(**SMALL, max_window_tokens=32, mixed_chunk=True)
     messages = [generate(f"r{number}", prompt(15, number), 40) for number in range(4)]
     tokens = engine.run(*messages)
@@ -91,7 +94,7 @@ def test_second_request_shares_a_prefix_and_says_the_same() -> None:
 
 
 def test_checkpoint_of_a_window_model_remembers_which_window_pages_are_left() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     engine = SimulatedEngine(**SMALL, max_window_tokens=40)
     engine.run(LONG, generate("other", prompt(50, 3)))
     checkpoint = checkpoint_of(engine.scheduler)
@@ -104,7 +107,7 @@ def test_checkpoint_of_a_window_model_remembers_which_window_pages_are_left() ->
 
 
 def test_window_pool_is_as_large_as_can_be_of_use_and_never_larger_than_the_page_pool() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     limits = limits_of(window=12, page_size=4, chunked_prefill_size=16, max_running_requests=3, pp_size=2)
     assert limits.window_pages == limits.most_window_pages == 3 * 4 + 2 * 5
     assert limits_of(window=12, page_size=4, max_total_tokens=40).window_pages == 10
@@ -112,6 +115,6 @@ def test_window_pool_is_as_large_as_can_be_of_use_and_never_larger_than_the_page
 
 
 def test_window_pool_that_is_too_small_for_one_request_is_refused_with_numbers() -> None:
-    """B18"""
+    """A window layer needs and keeps the last tokens alone (B18)."""
     with pytest.raises(ConfigError, match=r"max_window_tokens must be >= 32, .* 12 tokens and 16 .* got 28"):
         limits_of(**SMALL, max_window_tokens=28)

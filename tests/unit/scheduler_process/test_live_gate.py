@@ -176,7 +176,7 @@ def _waiting_step(world: World, previous: StepResult | None = NOTHING) -> tuple[
 
 @pytest.mark.parametrize("source", ["message", "completion", "shutdown"])
 def test_every_source_wakes_a_waiting_gate(world: World, source: str) -> None:
-    """A03"""
+    """Every source of work wakes at once (A03)."""
     thread, steps = _waiting_step(world)
     match source:
         case "message":
@@ -283,7 +283,7 @@ def test_a_step_that_may_plan_ahead_does_not_wait_for_work_in_this_process(ahead
 
 
 def test_dead_stage_is_an_event_and_then_the_end(world: World) -> None:
-    """A06"""
+    """A dead or late stage ends every stream with an error (A06)."""
     world.say(ProcessDied(process="stage-2", cause="killed"))
     assert world.gate.next_step(NOTHING).events == (PipelineFailed(process="stage-2", cause="killed"),)
     with pytest.raises(ProcessDiedError, match="stage-2 process died: killed"):

@@ -30,7 +30,10 @@ with watch.computing(0.05):
 
 
 def test_what_is_stuck_is_told_with_its_place_and_ended() -> None:
-    """A05, A06"""
+    """What is broken fails alone, and never the process (A05).
+
+    A dead or late stage ends every stream with an error (A06).
+    """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(STUCK)], capture_output=True, text=True, timeout=30, check=False
     )

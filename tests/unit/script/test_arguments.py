@@ -38,7 +38,7 @@ PLAIN: list[Any] = [
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_a_plain_value_arrives_as_it_was(value: Any) -> None:
-    """D01"""
+    """One script runs in both tiers, on one stage and on several (D01)."""
     check_plain({"value": value})
     sent = encode(RunScript(file="f", name="n", args=packed([value]), kwargs=packed({"k": value})))
     command = decode_command(sent)

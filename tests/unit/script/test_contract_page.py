@@ -77,7 +77,10 @@ def test_the_page_has_all_the_calls() -> None:
 
 
 def test_the_decorator_takes_what_the_contract_says() -> None:
-    """D07, D08."""
+    """A budget counts steps, and shows the state when it is spent (D07).
+
+    What cannot be a test is refused at its line (D08).
+    """
     parameters = inspect.signature(scripted.scripted).parameters
     defaults = {name: parameters[name].default for name in ("tiers", "timeout_s", "max_steps")}
     assert defaults == {"tiers": ("sim", "server"), "timeout_s": 120, "max_steps": 10_000}
@@ -86,7 +89,7 @@ def test_the_decorator_takes_what_the_contract_says() -> None:
 
 @every_case("kind", [ScriptedSim, ScriptedServer])
 def test_both_harnesses_offer_the_same_methods(kind: type) -> None:
-    """D01"""
+    """One script runs in both tiers, on one stage and on several (D01)."""
     run = inspect.signature(kind.run).parameters  # type: ignore[attr-defined]
     assert next(iter(inspect.signature(kind.start).parameters)) == "config"  # type: ignore[attr-defined]
     assert run["timeout_s"].default == 120

@@ -41,7 +41,7 @@ def test_decorated_test_is_found_with_its_script(file: Path) -> None:
 
 @pytest.mark.parametrize("text", ["x = 3\n", "def script(t):\n    return 3\n", "script = 3\n"])
 def test_what_is_no_generator_function_is_refused(file: Path, text: str) -> None:
-    """D08"""
+    """What cannot be a test is refused at its line (D08)."""
     file.write_text(text)
     with pytest.raises(ScriptDefinitionError, match="no generator function 'script' at its top level"):
         load_script(str(file), "script")
@@ -54,7 +54,7 @@ def test_file_without_that_test_names_those_it_has(file: Path) -> None:
 
 
 def test_import_paths_of_the_caller_are_used(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D01"""
+    """One script runs in both tiers, on one stage and on several (D01)."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     folder = tmp_path / "beside"
     folder.mkdir()

@@ -17,7 +17,7 @@ def run(script) -> None:
 
 
 def test_pressure_holds_at_once_and_is_given_back() -> None:
-    """D09"""
+    """Scripts hold and release what a scheduler meets (D09)."""
 
     def script(t):
         before = t.state

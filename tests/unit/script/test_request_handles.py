@@ -24,7 +24,7 @@ def output(rid: str, *tokens: int, end: FinishReason | None = None) -> TokenOutp
 
 
 def test_reused_rid_inherits_nothing() -> None:
-    """D04"""
+    """A reused rid inherits nothing (D04)."""
     handles, old, new = EngineHandles(), handle_of("r"), handle_of("r")
     handles.start(old)
     handles.update([output("r", 7, end=FinishReason.LENGTH)], SCHEDULER)
@@ -53,7 +53,7 @@ def test_late_refusal_is_an_end() -> None:
 
 
 def test_reply_behind_the_end_is_an_error() -> None:
-    """D04"""
+    """A reused rid inherits nothing (D04)."""
     handle = handle_of("r")
     handle.see(output("r", end=FinishReason.LENGTH), 0)
     with pytest.raises(AssertionError, match="another reply after its terminal one"):

@@ -68,7 +68,7 @@ def _swap_in_at_once(scheduler: Any) -> None:
 def test_a_swap_that_is_broken_is_found(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch, method: str, broken: Any, words: str
 ) -> None:
-    """D11"""
+    """A mutant is caught (D11)."""
     monkeypatch.setattr(scheduler, method, broken)
     (finding,) = search(schedules=2000).findings.values()
     assert words in finding.failure.text

@@ -35,7 +35,7 @@ def placements(actions: tuple[Action, ...], steps: int, together: int) -> set[tu
 
 @pytest.mark.parametrize(("depth", "together"), [(3, 1), (3, 2), (2, 3)])
 def test_every_placement_is_counted(depth: int, together: int) -> None:
-    """B15."""
+    """A claim counts each order of its events at each step, those in flight too (B15)."""
     schedule = Schedule.parse(TINY)
     checked = check_all_orders(schedule, depth=depth, together=together)
     actions = tuple(placed.action for placed in schedule.placed)
@@ -47,7 +47,7 @@ def test_every_placement_is_counted(depth: int, together: int) -> None:
 
 
 def test_a_bug_is_found_with_a_schedule_that_shows_it() -> None:
-    """D11."""
+    """A mutant is caught (D11)."""
     with switched_on(FLUSH):
         checked = check_all_orders(Schedule.parse(RACE), depth=4)
         assert checked.schedule is not None

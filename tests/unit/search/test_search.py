@@ -64,7 +64,7 @@ FOUND_EARLY = [
 # Every sixth: `scripted gallery find --all` is all of them, and takes minutes.
 @pytest.mark.parametrize("name", FOUND_EARLY[::6])
 def test_the_search_finds_a_mutant_unaided(name: str) -> None:
-    """D11."""
+    """A mutant is caught (D11)."""
     found = find_mutant(name)
     assert found.finding is not None
 

@@ -27,7 +27,7 @@ PAIRS_EVERY = 1201
 
 @pytest.mark.parametrize("strategy", [one for one in StrategyName if one is not StrategyName.EXHAUSTIVE])
 def test_a_strategy_finds_nothing_on_the_engine(strategy: StrategyName) -> None:
-    """B15."""
+    """No event in flight breaks a promise of the engine (B15)."""
     report = Campaign(SearchPlan(targets=TIGHT, strategy=strategy, schedules=80)).run()
     assert report.schedules >= 80
     assert not report.findings

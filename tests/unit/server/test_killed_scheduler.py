@@ -74,7 +74,10 @@ def ends_in_the_copy(t):
 
 
 def test_the_script_goes_on_with_its_clients_alone(capsys: pytest.CaptureFixture[str], parent: PreloadedParent) -> None:
-    """A06, C06."""
+    """A dead or late stage ends every stream with an error (A06).
+
+    Operators see and do what the routes promise (C06).
+    """
     with ScriptedServer.start(CONFIG, parent=parent) as server:
         done = server.run(kills)
         assert not server.usable

@@ -145,7 +145,7 @@ def test_one_server_runs_what_comes_and_survives_failures(server: ScriptedServer
 
 @pytest.mark.parametrize("name", ["scheduler", "stage-1", "frontend", "supervisor"])
 def test_killed_process_is_named_in_time(server: ScriptedServer, name: str, tmp_path: Path) -> None:
-    """D06"""
+    """A dead server is told with the cause, a hang with every stack (D06)."""
     note = tmp_path / "killed"
     with pytest.raises(ServerDied) as caught:
         server.run(kills_behind_the_harness, name, str(note))
@@ -156,7 +156,7 @@ def test_killed_process_is_named_in_time(server: ScriptedServer, name: str, tmp_
 
 
 def test_stage_that_hangs_is_told_with_every_stack(server: ScriptedServer) -> None:
-    """D06"""
+    """A dead server is told with the cause, a hang with every stack (D06)."""
     with pytest.raises(ScriptTimeout) as caught:
         server.run(stops_behind_the_harness, options=HANG_OPTIONS)
     text = str(caught.value)

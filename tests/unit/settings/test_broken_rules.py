@@ -68,7 +68,7 @@ def said_of(body: type[BaseModel], text: str) -> str:
 
 
 def test_no_field_of_the_configuration_does() -> None:
-    """C09"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     for name in EngineConfig.model_fields:
         with pytest.raises(ConfigError) as caught:
             EngineConfig(**{name: object()})

@@ -11,7 +11,7 @@ from engine.process.settings_sources import read_settings, unread_variables
 
 
 def test_defaults_serve_the_embedded_model_on_loopback() -> None:
-    """C08"""
+    """Loopback by default, and no key is shown (C08)."""
     settings = read_settings({}, {})
     assert (settings.model, settings.host, settings.port, settings.gate) == ("embedded", "127.0.0.1", 30_000, LIVE_GATE)
 
@@ -85,7 +85,7 @@ def test_what_makes_no_sense_for_a_role_is_refused(role: str, fields: dict[str, 
 
 
 def test_flag_wins_over_environment_and_environment_over_default() -> None:
-    """C09"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     environment = {"ENGINE_PORT": " 1234 ", "ENGINE_PP_SIZE": "4", "ENGINE_RADIX_CACHE": "false"}
     settings = read_settings({"port": "4321", "pp_size": None}, environment)
     assert (settings.port, settings.pp_size, settings.radix_cache) == (4321, 4, False)
@@ -101,14 +101,17 @@ def test_flag_wins_over_environment_and_environment_over_default() -> None:
     ],
 )
 def test_error_names_origin_rule_and_value(flags: dict[str, str], environment: dict[str, str], message: str) -> None:
-    """A08, C09"""
+    """An error names variable, rule and value (A08).
+
+    A setting has one definition, and its error names field, value, rule and remedy (C09).
+    """
     with pytest.raises(ConfigError) as caught:
         read_settings(flags, environment)
     assert str(caught.value).startswith(message)
 
 
 def test_misspelled_variable_is_not_ignored() -> None:
-    """C09"""
+    """A setting has one definition, and its error names field, value, rule and remedy (C09)."""
     with pytest.raises(ConfigError, match="ENGINE_PP_SZIE must be spelled ENGINE_PP_SIZE"):
         read_settings({}, {"ENGINE_PP_SZIE": "4"})
     with pytest.raises(ConfigError, match="engine_pp_siz must be spelled ENGINE_PP_SIZE"):

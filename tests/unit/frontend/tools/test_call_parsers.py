@@ -243,7 +243,7 @@ def test_any_text_comes_to_the_same_wherever_it_is_cut(family: str, text: str, w
 
 @given(st.sampled_from(OF_JSON), st.text(alphabet="abc <>[]|\n\u20ac", max_size=40))
 def test_text_without_a_call_is_content_to_the_last_character(family: str, text: str) -> None:
-    """C03"""
+    """Stop text never leaks, wherever text is cut (C03)."""
     assert "".join(part[1] for part in parse(family, text)) == text
 
 

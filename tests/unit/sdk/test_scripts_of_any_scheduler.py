@@ -234,13 +234,13 @@ def script(t):
     ],
 )
 def test_what_cannot_be_a_script_is_refused(arguments: dict[str, Any], words: str) -> None:
-    """D08"""
+    """What cannot be a test is refused at its line (D08)."""
     with pytest.raises(ScriptDefinitionError, match=words):
         scripted(**arguments)(script)
 
 
 def test_a_setting_beside_an_engine_is_refused_by_name() -> None:
-    """D08"""
+    """What cannot be a test is refused at its line (D08)."""
     from engine import EngineConfig
 
     with pytest.raises(ScriptDefinitionError, match=r"no option 'max_step' \(did you mean 'max_steps'\?\)"):
@@ -529,7 +529,7 @@ def test_a_wrong_script_is_refused_at_its_line(wrong: Callable[..., Any], words:
 
 
 def test_a_window_that_was_never_open_fails() -> None:
-    """D03"""
+    """A race test fails if its window never opened (D03)."""
 
     def closed(t):
         t.sometimes("window", t.state.in_flight)
@@ -547,7 +547,7 @@ def test_a_window_that_was_never_open_fails() -> None:
 
 
 def test_budgets_say_what_stands_in_the_way() -> None:
-    """D07"""
+    """A budget counts steps, and shows the state when it is spent (D07)."""
 
     def held(t):
         r = t.start_req(prompt_len=4, max_new_tokens=2)
