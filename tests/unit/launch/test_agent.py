@@ -36,7 +36,8 @@ def agent() -> Iterator[Any]:
 
 def ends(agent: Any, status: int) -> None:
     """Let the process of its stage end with this status."""
-    with socket.socketpair()[0] as pipe:
+    pipe, other = socket.socketpair()
+    with pipe, other:
         closed = SimpleNamespace(fileno=pipe.fileno, name="stage-0", alive=False, status=status, dying=None)
         closed.listen = lambda: None
         agent._child = closed
