@@ -18,6 +18,7 @@ from torch.nn.functional import embedding, rms_norm
 from engine.model.attention import PagedAttention, Scoring
 from engine.model.batch import LayersBatch
 from engine.model.lora import BatchLoras
+from engine.model.matrix_product import MatrixProduct
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
@@ -75,7 +76,15 @@ class LeanDecoder:
         self._layers = [_lean_layer(layer, paged, dtype) for layer, paged in zip(decoder.layers, layers, strict=True)]
         head = model.get_output_embeddings()
         self._norm = None if isinstance(decoder.norm, nn.Identity) else _norm(decoder.norm, dtype)
-        self._head = None if head is None else _head_weight(head, self._embedding, dtype)
+        self._head = None if head is None else _head_product(head, self._embedding, dtype)
+
+    def pack(self) -> bool:
+        """Reorder the weights of all products for the CPU; False where it cannot. A tied head gets a copy of its own.
+
+        One product at a time: never more than one weight is there twice.
+        """
+        products = [product for layer in self._layers for product in layer.products]
+        return all(product.pack() for product in (*products, *([] if self._head is None else [self._head])))
 
     def forward(
         self,
@@ -106,11 +115,11 @@ class LeanDecoder:
         if take_scored is not None:
             assert self._head is not None, "a stage without a head has no logits"
             for rows in slices_of(scored_rows(batch.segments)):
-                take_scored(torch.mm(self._norm(states[rows]), self._head))
+                take_scored(self._head(self._norm(states[rows])))
         if len(states) != len(batch.emitting):
             states = states.index_select(0, batch.emitting)
         states = self._norm(states)
-        return states if self._head is None else torch.mm(states, self._head)
+        return states if self._head is None else self._head(states)
 
 
 class _RotaryAngles:
@@ -167,21 +176,25 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _LeanLayer:
-    """One layer. Weights are [in, out]; on a CPU they also lie so: see ``_fused``."""
+    """One layer of the stage."""
 
     attention: PagedAttention
     input_norm: _Norm
-    query_key_value: torch.Tensor
+    query_key_value: MatrixProduct
     bias: torch.Tensor | None
     query_key_norm: _Norm | None
-    output: torch.Tensor
+    output: MatrixProduct
     mlp_norm: _Norm
-    gate_up: torch.Tensor
+    gate_up: MatrixProduct
     activation: Callable[[torch.Tensor], torch.Tensor]
-    down: torch.Tensor
+    down: MatrixProduct
     heads: int
     kv_heads: int
     scoring: Scoring
+
+    @property
+    def products(self) -> tuple[MatrixProduct, ...]:
+        return (self.query_key_value, self.output, self.gate_up, self.down)
 
     def __call__(
         self,
@@ -198,22 +211,22 @@ class _LeanLayer:
         without ``loras``, only the states of these tokens are computed after attention: [read, hidden size].
         """
         inputs = self.input_norm(states)
-        projected = torch.mm(inputs, self.query_key_value)
+        projected = self.query_key_value(inputs)
         if loras is not None:
             loras.add(layer, _QUERY_KEY_VALUE, inputs, projected)
         attended = self._attend(projected, cos, sin)
         if read is not None:
             states, attended = states.index_select(0, read), attended.index_select(0, read)
-        states = torch.addmm(states, attended, self.output)
+        states = self.output.added_to(states, attended)
         if loras is not None:
             loras.add(layer, _OUTPUT, attended, states)
         inputs = self.mlp_norm(states)
-        projected = torch.mm(inputs, self.gate_up)
+        projected = self.gate_up(inputs)
         if loras is not None:
             loras.add(layer, _GATE_UP, inputs, projected)
         gate, up = projected.chunk(2, dim=-1)
         inputs = self.activation(gate) * up
-        states = torch.addmm(states, inputs, self.down)
+        states = self.down.added_to(states, inputs)
         if loras is not None:
             loras.add(layer, _DOWN, inputs, states)
         return states
@@ -276,8 +289,8 @@ def _norm(module: _Transformer, dtype: torch.dtype) -> _Norm:
     return _Norm.of(module.weight, module.variance_epsilon, dtype)
 
 
-def _fused(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tensor:
-    """The weights of linears side by side, [in, out]. The linears look into it, so that nothing is kept twice.
+def _fused(linears: Sequence[nn.Linear], dtype: torch.dtype) -> MatrixProduct:
+    """The product with the weights of linears side by side. The linears are views of them: no weight is kept twice.
 
     On a CPU a product of 1 to 8 rows with weights that lie [in, out] took a tenth to a quarter less. A GPU has them as
     its libraries expect a linear's.
@@ -289,7 +302,7 @@ def _fused(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tensor:
         parts = torch.split(fused.t(), [linear.out_features for linear in linears])
         for linear, part in zip(linears, parts, strict=True):
             linear.weight = nn.Parameter(part, requires_grad=False)
-    return fused
+    return MatrixProduct(fused)
 
 
 def _fused_bias(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tensor | None:
@@ -298,8 +311,8 @@ def _fused_bias(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tenso
     return torch.cat(biases).to(dtype) if biases else None
 
 
-def _head_weight(head: nn.Linear, tied: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """[hidden size, vocabulary]. A tied head stays a view of the embedding, whose rows must lie together."""
+def _head_product(head: nn.Linear, tied: torch.Tensor | None, dtype: torch.dtype) -> MatrixProduct:
+    """States to logits over the vocabulary. A tied head is a view of the embedding, whose rows must lie together."""
     if head.weight is tied:
-        return head.weight.to(dtype).t()
+        return MatrixProduct(head.weight.to(dtype).t())
     return _fused([head], dtype)

@@ -6,9 +6,11 @@ attention in every forward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -56,8 +58,8 @@ class KVPool:
         places = (slots, kv_heads) if pages_first else (kv_heads, slots)
         shape = (layers, *places, head_dim)
         # Zeros, not empty memory: padding gathers slots that were never written. A NaN there would survive the mask.
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = _zeros(shape, dtype, device)
+        self.values = _zeros(shape, dtype, device)
         # How often a page table was written.
         self.changes = 0
         self._tables = np.zeros((limits.rows, limits.pages_for(limits.context_length)), np.int64)
@@ -164,3 +166,17 @@ class KVPool:
     def _require(what: str, values: tuple[int, ...], count: int) -> None:
         if min(values) < 0 or max(values) >= count:
             raise StepFailedError(f"{what} of a segment must be in 0..{count - 1}, got {values}; the plan is broken")
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, of which a CPU takes memory only for pages that were written.
+
+    ``torch.zeros`` writes all of it at once: the pool of a small model took ten GiB before its first request. Raises
+    MemoryError for more than the machine has left: it would be killed once the pool is full.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    if size > (available := psutil.virtual_memory().available):
+        raise MemoryError(f"{size} bytes are needed, {available} are available")
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)

@@ -26,6 +26,7 @@ from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
 from engine.model.fused_decoder import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.kv_pool import KVPool
 from engine.model.lora import BatchLoras, StageLoras
+from engine.model.matrix_product import is_packing_worthwhile
 from engine.model.pooling import PoolingKind
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach, probe_states, told
@@ -326,6 +327,8 @@ class StageModel:
         if self.lora is not None:
             self.lora.fuse(PRODUCTS, dtype)
         self._model = self._decoder = None
+        if is_packing_worthwhile(dtype, self.device) and lean.pack():
+            _log.info("the weights of %s are packed for this CPU", name)
 
     @torch.inference_mode()
     def _record_decodes(self) -> str | None:
