@@ -75,7 +75,7 @@ def is_packing_worthwhile(dtype: torch.dtype, device: torch.device) -> bool:
 
     In fp32 they go to MKL, which needs no reordering and compiles nothing for each number of rows.
     """
-    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float16) and torch.backends.mkldnn.is_available()
+    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
 
 
 # The operators that Inductor puts in place of a linear whose weight is frozen; torch has no public name for them.
