@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from scripted.core.adapters import OWN, adapter_named
+from scripted.core.mutant import switched_on
 from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -26,6 +27,7 @@ from scripted.report.step_log import StepLog
 from scripted.report.trace import Trace, TraceError, TraceHeader, is_trace, read_trace
 from scripted.script.decorator import ScriptedTest, spec_of
 from scripted.script.loader import find_test
+from scripted.script.on_adapters import script_runner
 from scripted.script.options import ScriptOptions
 from scripted.search import shrinking, written_test
 from scripted.search.campaign import Campaign, SearchReport
@@ -71,7 +73,7 @@ def search(
         adapter, target = adapter_of(target, adapter), str(target)
         target_named(target, adapter)
     known = adapter_named(adapter)
-    with known.switched_on(mutant):
+    with switched_on(known, mutant):
         pass  # An unknown name is refused before anything runs.
     if events < 1:
         raise ScriptDefinitionError(f"events must be at least 1, got {events}: the exhaustive search adds some")
@@ -161,7 +163,7 @@ def shrink(
     schedule = _schedule_of(what, adapter)
     signature = what.failure.signature if isinstance(what, Finding) else None
     mutant = what.mutant if isinstance(what, Finding) else mutant
-    with schedule.adapter.switched_on(mutant):
+    with switched_on(schedule.adapter, mutant):
         return shrinking.shrink(schedule, signature, budget_s=budget_s)
 
 
@@ -326,4 +328,6 @@ def _ended(
 
         with start_server(test.config, mutant=mutant, placement=test.placement) as server:
             return server.run(test.script, options=options, **arguments)
-    return known.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
+    return script_runner(test.adapter).run_script(
+        test.script, arguments, config=test.config, options=options, mutant=mutant
+    )

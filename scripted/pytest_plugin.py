@@ -402,9 +402,10 @@ def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _not_in_the_gallery not in config.stash:
         return
     from scripted.core.adapters import adapter_named
+    from scripted.core.mutant import mutant_names_of
 
     tests = [test for item in items if (test := _scripted_test(getattr(item, "function", None))) is not None]
-    named = {name for test in tests for name in adapter_named(test.adapter).mutant_names}
+    named = {name for test in tests for name in mutant_names_of(adapter_named(test.adapter))}
     if _option(config, "mutant") not in named:
         others = f"; the collected adapters have {', '.join(sorted(named))}" if named else ""
         refusal = f"--mutant: {config.stash[_not_in_the_gallery]}{others}"

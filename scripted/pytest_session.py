@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scripted.core.adapters import OWN, adapter_named
+from scripted.core.mutant import mutant_names_of
 from scripted.core.phrases import path_of
-from scripted.core.protocol import ScriptEnded
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ServerDied, ServerDirty
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
+from scripted.script.on_adapters import ScriptEnded, script_runner
 
 # How long this process computes to vet the scripts of one session, and one of them.
 _VETTING_S = 20.0
@@ -106,16 +107,17 @@ class ScriptedSession:
         self, test: ScriptedTest, tier: str, options: ScriptOptions, arguments: dict[str, Any]
     ) -> ScriptEnded:
         __tracebackhide__ = True
-        # @scripted has refused adapters that run no scripts.
         adapter = adapter_named(test.adapter)
-        mutant = self.adapter_mutant if self.adapter_mutant in adapter.mutant_names else None
+        mutant = self.adapter_mutant if self.adapter_mutant in mutant_names_of(adapter) else None
         if tier == "server":
             if self._live is None:
                 from scripted.sdk.live.server import LiveServers
 
                 self._live = LiveServers()
             return self._live.lend(adapter, test.config).run(test, arguments, options, mutant)
-        return adapter.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
+        return script_runner(test.adapter).run_script(
+            test.script, arguments, config=test.config, options=options, mutant=mutant
+        )
 
     def take_counts(self) -> dict[str, int] | None:
         """What the script of the present test compared and left, by name; None when none has passed."""

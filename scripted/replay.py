@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 
 from scripted.core.adapters import OWN, adapter_named
-from scripted.core.protocol import Adapter
+from scripted.core.mutant import switched_on
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule
 from scripted.core.translation import Translated
-from scripted.report.rerun import Rerun
+from scripted.report.rerun import Rerun, recording_reader
+from scripted.report.step_log import log_of_adapter
 from scripted.sdk.recording import recorded_adapter
 from scripted.search.execution import record
 
@@ -30,12 +31,11 @@ def rerun(target: str, *, until: int | None = None, mutant: str | None = None, l
     ``last_steps`` of a recording are kept as records, which is what takes the time; None keeps all.
     """
     if is_recording(target):
-        adapter = _adapter_of(Path(target))
-        with adapter.switched_on(mutant):
-            again: Rerun = adapter.replay_recording(Path(target), until=until, last_steps=last_steps)
-        return again
+        name = _adapter_of(Path(target))
+        with switched_on(adapter_named(name), mutant):
+            return recording_reader(name).replay_recording(Path(target), until=until, last_steps=last_steps)
     schedule = Schedule.parse(target)
-    with schedule.adapter.switched_on(mutant):
+    with switched_on(schedule.adapter, mutant):
         return _run(schedule, until)
 
 
@@ -49,19 +49,20 @@ def is_recording(target: str) -> bool:
 
 def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str | None = None) -> Translated:
     """A recording's file as a schedule, up to a step, and how far it does the same. Raises what a bad file raises."""
-    adapter = _adapter_of(path)
-    with adapter.switched_on(mutant):
-        told: Translated = adapter.schedule_of_recording(path, until=until)
+    name = _adapter_of(path)
+    reader = recording_reader(name)
+    with switched_on(adapter_named(name), mutant):
+        told = reader.schedule_of_recording(path, until=until)
     _, records = record(told.schedule)
-    launched = [adapter.plan_of(records[step - 1]) if step <= len(records) else None for step in told.steps]
+    launched = [reader.plan_of(records[step - 1]) if step <= len(records) else None for step in told.steps]
     pairs = zip(told.plans, launched, strict=False)
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return told._replace(same_steps=same)
 
 
-def _adapter_of(path: Path) -> Adapter:
+def _adapter_of(path: Path) -> str:
     """Whose steps they are. A file that names no adapter is one of the engine's, or none."""
-    return adapter_named(recorded_adapter(path) or OWN)
+    return recorded_adapter(path) or OWN
 
 
 def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str | None = None) -> Rerun:
@@ -83,7 +84,7 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
     outcome, records = record(schedule)
     failure = outcome.failure
     error = None if failure is None else f"{failure.type}: {failure.text}"
-    log = schedule.adapter.as_log(records[:until], schedule.config)
+    log = log_of_adapter(schedule.adapter, records[:until], schedule.config)
     return Rerun(
         log,
         error,

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from engine.core.config import EngineConfig
 from engine.core.errors import EngineError
 from engine.core.limits import Limits
 from engine.core.messages import Event, GetStats
 from engine.core.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
-from scripted.core.action import Action
+from scripted.core.action import Action, RunLike
 from scripted.core.adapters import OWN
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.placed_action import Placed
-from scripted.core.protocol import TestHead, WrittenTest
+from scripted.core.protocol import ConfigValue, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.core.run import Run
+from scripted.core.schedule import Schedule
 from scripted.core.translation import Translated
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
+from scripted.script.decorator import ScriptFunction
 from scripted.script.loader import find_test
+from scripted.script.options import ScriptOptions
 from scripted.search.execution import Outcome
 from scripted.search.generated import Space
 from scripted.search.mutant_search import Found
@@ -63,6 +65,9 @@ from scripted_lockstep.step_words import log_of
 from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
 _LONGEST_LINE: Final = 106
+EngineRun: TypeAlias = RunLike[
+    EngineConfig, Event, Step, StepResult, StepRecord, EngineMachine, SimulatedPipeline, EngineOracle
+]
 
 
 def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
@@ -129,7 +134,7 @@ class LockstepAdapter:
         """Raises ConfigError."""
         return EngineConfig(**words)
 
-    def config_words(self, config: EngineConfig) -> Mapping[str, Any]:
+    def config_words(self, config: EngineConfig) -> Mapping[str, ConfigValue]:
         """Every value that is not at its default."""
         return config_values(config)
 
@@ -153,25 +158,25 @@ class LockstepAdapter:
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)
 
-    def drive(self, run: Run) -> None:
+    def drive(self, run: EngineRun) -> None:
         run_loop(run, run.machine.scheduler, run.device, run.oracle)
 
-    def take_step(self, run: Run, step: Step) -> StepResult:
+    def take_step(self, run: EngineRun, step: Step) -> StepResult:
         """What the loop does in one step."""
-        result: StepResult = run.machine.step(step.events, step.now)
+        result = run.machine.step(step.events, step.now)
         carry_out(result, run.device, run.oracle)
         return result
 
-    def leave_out(self, run: Run) -> None:
+    def leave_out(self, run: EngineRun) -> None:
         run.oracle.conformance = None
 
-    def what_is_busy(self, run: Run) -> str:
+    def what_is_busy(self, run: EngineRun) -> str:
         return str(run.machine.scheduler.books.what_is_busy())
 
-    def where(self, run: Run, rid: str | None) -> tuple[str, str]:
+    def where(self, run: EngineRun, rid: str | None) -> tuple[str, str]:
         return place_of(run.machine.scheduler, rid)
 
-    def obstacle(self, run: Run) -> Action | None:
+    def obstacle(self, run: EngineRun) -> Action | None:
         """A stage that is stopped, grammars or transfers that are held, memory that an operator keeps, sleep."""
         if run.device.transfers.holds_some:
             return ReleaseTransfers()
@@ -184,22 +189,23 @@ class LockstepAdapter:
             return Update.of_model(run.config.model) if scheduler.books.sleep_level > 1 else WakeServing()
         return Relieve() if run.machine.is_pressed else None
 
-    def also_due(self, run: Run) -> Sequence[Event]:
+    def also_due(self, run: EngineRun) -> Sequence[Event]:
         """Grammars that are compiled, and transfers that have ended."""
         device = run.device
         if not device.transfers.open:
-            return device.answers()  # type: ignore[no-any-return]
-        device.transfers.want(run.previous.replies)
+            return device.answers()
+        if run.previous is not None:
+            device.transfers.want(run.previous.replies)
         # The newest first: a decode engine that came back counts from 1 again.
         prompts = [life.message for life in reversed(run.oracle.account.lives) if life.message.deliver is not None]
         return [*device.answers(), *device.ended_transfers(prompts)]
 
-    def finale(self, run: Run, turn: int) -> Sequence[Event]:
+    def finale(self, run: EngineRun, turn: int) -> Sequence[Event]:
         """A flush, and the question for the counters."""
         if turn:
             return ()
         flush = Flush()
-        run.implied.append(Placed(run.step, flush))
+        run.note_implied(flush)
         return flush.message(run.new_call_id()), GetStats(call_id="stats")
 
     def record_step(
@@ -217,10 +223,10 @@ class LockstepAdapter:
         """The digests stand for their steps. Raises Violation."""
         check_digests(records)
 
-    def freeze(self, run: Run) -> FrozenRun:
+    def freeze(self, run: EngineRun) -> FrozenRun[EngineRun]:
         return FrozenRun(run, lambda one: (one.oracle,))
 
-    def digests(self, run: Run) -> Iterator[bytes | None]:
+    def digests(self, run: EngineRun) -> Iterator[bytes | None]:
         """The engine with its pipeline and its checks; then the specification, with which not all are compared."""
         yield STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
         conformance = run.oracle.conformance
@@ -276,19 +282,25 @@ class LockstepAdapter:
         return ScriptTarget(find_test(target))
 
     def run_script(
-        self, script: Any, arguments: Mapping[str, Any], *, config: EngineConfig, options: Any, mutant: str | None
+        self,
+        script: ScriptFunction,
+        arguments: Mapping[str, Any],
+        *,
+        config: EngineConfig,
+        options: ScriptOptions,
+        mutant: str | None,
     ) -> ScriptSucceeded:
         """In the sim tier. Raises ScriptError."""
         return ScriptedSim(config, mutant=mutant).run(script, options=options, **arguments)
 
-    def settling(self, placed: Sequence[Placed], outcome: Any) -> list[Placed]:
+    def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
         """What ended a run, and what ends the one that broke off."""
         return settling(placed, outcome)
 
     def test_head(self, config: EngineConfig, body: str) -> TestHead:
         return test_head(config, body)
 
-    def standalone_test(self, schedules: Sequence[Any], *, name: str) -> WrittenTest:
+    def standalone_test(self, schedules: Sequence[Schedule[EngineConfig]], *, name: str) -> WrittenTest:
         """There is none: its tests are this project's own. Raises ScriptDefinitionError."""
         del schedules, name
         raise ScriptDefinitionError("tests of Lockstep's own engine need no other form: leave --standalone out")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Launched, Scheduler
 from engine.core.scheduler.counters import Counters
 from scripted.core.account import Account
+from scripted.core.action import RunLike
 from scripted.core.forks import Copier, Frozen
 from scripted.core.results import Results
-from scripted.core.run import Run
 from scripted.core.states import StateReader
 from scripted_lockstep.oracle.step_checks import EngineOracle
 from scripted_lockstep.simulated.grammar import HeldGrammars
@@ -58,24 +58,27 @@ STATES: Final = StateReader({
 })  # fmt: skip
 
 
-class FrozenRun:
+_RunT = TypeVar("_RunT", bound=RunLike)
+
+
+class FrozenRun(Generic[_RunT]):
     """A run as it is now, and beside it the specification's states, so that a run without them does not copy them.
 
     ``oracles`` are those of a run's engines, whose steps are compared with the specification. Which runs are depends on
     their names alone, so that it is the same in every process.
     """
 
-    def __init__(self, run: Run, oracles: Callable[[Run], Sequence[EngineOracle]]) -> None:
+    def __init__(self, run: _RunT, oracles: Callable[[_RunT], Sequence[EngineOracle]]) -> None:
         self._oracles = oracles
         conformances = [oracle.conformance for oracle in oracles(run)]
         for oracle in oracles(run):
             oracle.conformance = None
-        self._run: Frozen[Run] = Frozen(run, COPIER)
+        self._run: Frozen[_RunT] = Frozen(run, COPIER)
         self._conformances: Frozen[list[Conformance | None]] = Frozen(conformances, COPIER)
         for oracle, conformance in zip(oracles(run), conformances, strict=True):
             oracle.conformance = conformance
 
-    def thaw(self, name: str) -> Run:
+    def thaw(self, name: str) -> _RunT:
         """A run that goes on from there and shares nothing that can change."""
         run = self._run.thaw()
         if is_specified(name):

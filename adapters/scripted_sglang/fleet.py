@@ -16,17 +16,17 @@ from scripted.core.action import Action
 from scripted.core.errors import BadCall
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
-from scripted.core.run import Run
 from scripted.core.states import UnreadableState
 from scripted.core.violation import Violation
 from scripted.fleets.adapter import FleetAdapter
-from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun, SearchedMember
+from scripted.fleets.machine import FleetConfig, FleetEvent, FleetMachine, FleetRun, MemberRun, SearchedMember
 from scripted.fleets.space import FleetSpace
 from scripted.sdk import Abort, Add, Load, Refused, Resume, Signal, Tokens
 from scripted.sdk.actions import message_of
+from scripted.search.mutant_search import Found
 from scripted_sglang.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseTiers
 from scripted_sglang.adapter import COPIER, adapter_of
-from scripted_sglang.config import ServerSettings
+from scripted_sglang.config import ServerSettings, SglangSettings
 from scripted_sglang.machine import SglangMachine
 from scripted_sglang.roles import Decode, Prefill
 from scripted_sglang.scheduler_view import rid_of
@@ -267,9 +267,10 @@ class SglangMember(SearchedMember):
 
     def _tell_of_errors(self) -> None:
         """What ended here otherwise than computed, the router aborts at the other server."""
+        previous = self.run.previous
         ended = {
             reply.rid
-            for reply in self.run.previous.replies
+            for reply in (() if previous is None else previous.replies)
             if isinstance(reply, Refused) or (isinstance(reply, Tokens) and reply.finish_reason in ("abort", "error"))
         }
         for rid in ended & self.role.rooms.keys():
@@ -353,7 +354,7 @@ class SglangMember(SearchedMember):
         self.said.append((sender, Written(pages.chunk)))
 
 
-def _config_of(config: Any, name: str) -> Any:
+def _config_of(config: SglangSettings, name: str) -> SglangSettings:
     # In a fleet no name is the beginning of another: the room is what matters.
     return msgspec.structs.replace(config, disaggregation_mode=_ROLES[name[0]], client_rids=False)
 
@@ -402,7 +403,7 @@ class SglangFleets(FleetAdapter):
             raise BadCall(f"a server of a fleet is called p... or d..., which prefill and decode, got {name!r}")
         return role
 
-    def config_of(self, config: FleetConfig, name: str) -> Any:
+    def config_of(self, config: FleetConfig[SglangSettings], name: str) -> SglangSettings:
         self.role_of(name)
         return _config_of(config.engine, name)
 
@@ -410,7 +411,7 @@ class SglangFleets(FleetAdapter):
         run = RoutedRun(self.config_of(config, name), self.of, machine.clock, record=record)
         return SglangMember(name, run, [one for one in config.names if one[0] == "p"], machine.made)
 
-    def finale(self, run: Run, turn: int) -> Sequence[Any]:
+    def finale(self, run: FleetRun, turn: int) -> Sequence[FleetEvent]:
         """As for each server; but a pause that leaves a batch where it is ends first."""
         paused = [one for one in run.machine.living if one.run.oracle.paused is not None]
         if turn and paused:
@@ -421,11 +422,15 @@ class SglangFleets(FleetAdapter):
     def mutant_names(self) -> tuple[str, ...]:
         return SERVER.mutant_names
 
-    def fleet_digest(self, run: Run) -> bytes:
+    def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
+        """The page of the mutants of one server."""
+        SERVER.write_mutants(page, found)
+
+    def fleet_digest(self, run: FleetRun) -> bytes:
         del run
         raise UnreadableState("a scheduler of SGLang holds tensors and times")
 
-    def freeze(self, run: Run) -> Frozen[Any]:
+    def freeze(self, run: FleetRun) -> Frozen[FleetRun]:
         return Frozen(run, COPIER)
 
 

@@ -14,11 +14,10 @@ import msgspec
 
 from scripted.core.errors import BadCall
 from scripted.core.forks import Frozen
-from scripted.core.run import Run
 from scripted.core.states import StateReader
 from scripted.core.violation import Violation
 from scripted.fleets.adapter import FleetAdapter
-from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun, SearchedMember
+from scripted.fleets.machine import FleetConfig, FleetMachine, FleetRun, MemberRun, SearchedMember
 from scripted.fleets.space import FleetSpace
 from scripted.sdk import Abort, Add, Refused, Signal, Tokens
 from scripted.sdk.actions import message_of
@@ -32,6 +31,7 @@ from scripted_vllm.actions import (
 )
 from scripted_vllm.adapter import ADAPTER as VLLM
 from scripted_vllm.adapter import COPIER
+from scripted_vllm.config import VllmSettings
 from scripted_vllm.ids import rid_of
 
 NAME: Final = "vllm-fleet"
@@ -251,7 +251,8 @@ class VllmMember(SearchedMember):
             return
         self.proxy.after_step()
         owners = {one.rid: key for key, one in self.kept.items()}
-        for reply in self.run.previous.replies:
+        previous = self.run.previous
+        for reply in () if previous is None else previous.replies:
             if isinstance(reply, (Tokens, Refused)) and reply.rid in owners:
                 self._ended(owners[reply.rid], reply)
         # One that was dropped may have been computed in the same step.
@@ -379,7 +380,7 @@ class VllmFleets(FleetAdapter):
             raise BadCall(f"a scheduler of a fleet is called p... or d..., which produce and consume KV, got {name!r}")
         return role
 
-    def config_of(self, config: FleetConfig, name: str) -> Any:
+    def config_of(self, config: FleetConfig[VllmSettings], name: str) -> VllmSettings:
         role, saves = self.role_of(name), name[0] == "p"
         return msgspec.structs.replace(
             config.engine, kv_connector="async", kv_role=role, kv_saves=saves, kv_offered_tokens=0
@@ -389,11 +390,19 @@ class VllmFleets(FleetAdapter):
         run = ProxiedRun(self.config_of(config, name), self.of, machine.clock, record=record)
         return VllmMember(name, run, [one for one in config.names if one[0] == "p"])
 
-    def fleet_digest(self, run: Run) -> bytes:
-        known = [(one.name, one.kept, one.ending, one.is_draining, one.proxy.prompts) for one in run.machine.living]
+    def version_check(self) -> tuple[bool, str]:
+        """Whether the adapter of one scheduler was tried with the installed version, in words too."""
+        return VLLM.version_check()
+
+    def fleet_digest(self, run: FleetRun) -> bytes:
+        known = [
+            (one.name, one.kept, one.ending, one.is_draining, one.proxy.prompts)
+            for one in run.machine.living
+            if isinstance(one, VllmMember)
+        ]
         return _STATES.digest(run.machine.fleet.links, known)
 
-    def freeze(self, run: Run) -> Frozen[Any]:
+    def freeze(self, run: FleetRun) -> Frozen[FleetRun]:
         return Frozen(run, COPIER)
 
 

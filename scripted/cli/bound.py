@@ -55,12 +55,13 @@ def bound(
 
 
 def _check(line: str, depth: int, together: int, minutes: float | None, mutant: str | None, adapter: str) -> Bounded:
+    from scripted.core.mutant import switched_on
     from scripted.core.schedule import Schedule
     from scripted.search.bounded import check_all_orders
 
     schedule = Schedule.parse(line, of=adapter)
     seconds = None if minutes is None else minutes * _SECONDS_PER_MINUTE
-    with schedule.adapter.switched_on(mutant):
+    with switched_on(schedule.adapter, mutant):
         checked = check_all_orders(schedule, depth=depth, together=together, seconds=seconds)
     console, flag = plain_console(), f" --mutant {mutant}" if mutant else ""
     console.print(f"{checked} ({checked.seconds:.1f} s)", soft_wrap=True)

@@ -18,6 +18,7 @@ from lockstep.usage_errors import WordedGroup
 from scripted.cli.console import ADAPTER_OPTION
 from scripted.cli.search import add_commands
 from scripted.core.adapters import OWN, adapter_named
+from scripted.core.mutant import switched_on
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 
 EXIT_FAILED = 1
@@ -182,7 +183,7 @@ def shell(
     if tier is not Tier.SIM:
         _refuse("the shell runs in the sim tier only; save the session and run its file with pytest --tier server")
     known = adapter_named(adapter)
-    with known.switched_on(mutant):
+    with switched_on(known, mutant):
         pass  # An unknown name is refused before anything runs.
     given = {"pp_size": pp_size, "pp_async_depth": async_depth, "chunked_prefill_size": chunk}
     fields = {name: str(value) for name, value in given.items() if value is not None}

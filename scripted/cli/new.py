@@ -13,6 +13,7 @@ from typing import Final
 from scripted.core.adapters import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.new_files import render_source, write_new
+from scripted.script.on_adapters import RunsScripts
 
 DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -39,7 +40,7 @@ def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4, adap
         from engine.core.config import EngineConfig
 
         EngineConfig(pp_size=pp_size)
-    elif not hasattr(adapter_named(adapter), "run_script"):
+    elif not isinstance(adapter_named(adapter), RunsScripts):
         raise ScriptDefinitionError(f"the adapter {adapter!r} cannot run scripts; search it with scripted explore")
     path = folder / f"test_{name}.py"
     # Pytest imports test files by their bare name, so one name may be there only once, in whatever folder.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
 
 import typer
 from rich.console import Console
@@ -34,6 +34,15 @@ EXIT_FAILED = 1
 # Findings that are shrunk and shown; further ones are mostly the same failure again.
 _SHOWN_FINDINGS = 5
 _LONGEST_NAME = 30
+
+
+@runtime_checkable
+class ChecksVersions(Protocol):
+    """An adapter of a scheduler that is installed apart from it."""
+
+    def version_check(self) -> tuple[bool, str]:
+        """Whether this adapter was tried with the installed version, and a sentence that says so."""
+        ...
 
 
 def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
@@ -199,10 +208,10 @@ def _show_finding(
 def _check_version(adapter: str) -> None:
     from scripted.core.adapters import adapter_named
 
-    check = getattr(adapter_named(adapter), "version_check", None)
-    if check is None:
+    of = adapter_named(adapter)
+    if not isinstance(of, ChecksVersions):
         raise ScriptDefinitionError(f"the adapter {adapter} has no versions to check: it comes along with its adapter")
-    tried, said = check()
+    tried, said = of.version_check()
     typer.echo(said)
     if not tried:
         raise typer.Exit(EXIT_FAILED)
@@ -213,17 +222,18 @@ def _searched_for(
 ) -> tuple[tuple[str, ...], Callable[[str], str] | None]:
     """The mutants of a measurement, and what its table says of each."""
     from scripted.core.adapters import adapter_named
-    from scripted.search.mutant_search import adapter_of
+    from scripted.core.mutant import mutant_names_of
+    from scripted.search.mutant_search import DrawsMutants, HasContracts, adapter_of
 
     adapter = adapter_named(of)
     if fresh:
-        if not hasattr(adapter, "fresh_mutants"):
+        if not isinstance(adapter, DrawsMutants):
             raise ScriptDefinitionError(f"the adapter {of} draws no fresh mutants; leave --fresh out")
         drawn = adapter.fresh_mutants(fresh, fresh_seed)
         return tuple(drawn), drawn.__getitem__
     if name is not None:
         return (name,), None
-    every = (*adapter.mutant_names, *getattr(adapter, "contract_names", ()))
+    every = (*mutant_names_of(adapter), *(adapter.contract_names if isinstance(adapter, HasContracts) else ()))
     # What is searched for in the targets of a role has a table of its own.
     return tuple(one for one in every if of != OWN or adapter_of(one, of) == of), None
 
@@ -261,7 +271,16 @@ def find(
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
     require_writable("--markdown", markdown)
     from scripted.core.adapters import adapter_named
-    from scripted.search.mutant_search import ALONE, CORPUS, find_mutant, measure, table_of
+    from scripted.core.mutant import mutant_names_of
+    from scripted.search.mutant_search import (
+        ALONE,
+        CORPUS,
+        DescribesMutants,
+        WritesGallery,
+        find_mutant,
+        measure,
+        table_of,
+    )  # fmt: skip
 
     known = adapter_named(adapter)
     if generated is not None:
@@ -271,23 +290,33 @@ def find(
         if strange := [one for one in strategies if one not in there]:
             raise typer.BadParameter(f"--strategy is one of {', '.join(there)}, got {strange[0]!r}")
         names, told_of = _searched_for(name, adapter, fresh, fresh_seed)
-        bounds: dict[str, Any] = {"schedules": schedules, "cpu_seconds": cpu_seconds, "of": adapter}
-        rows = measure(generated, names, strategies, range(seeds), **bounds, watch=lambda row: typer.echo(str(row)))
-        table = table_of(rows, names, told_of, getattr(known, "about", None))
+        rows = measure(
+            generated,
+            names,
+            strategies,
+            range(seeds),
+            schedules=schedules,
+            cpu_seconds=cpu_seconds,
+            of=adapter,
+            watch=lambda row: typer.echo(str(row)),
+        )
+        table = table_of(rows, names, told_of, known.about if isinstance(known, DescribesMutants) else None)
         typer.echo(table)
         if markdown is not None:
             above = markdown.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if markdown.exists() else ""
             write_output(markdown, above + table)
         return
-    if not known.mutant_names:
+    if not mutant_names_of(known):
         raise ScriptDefinitionError(
             f"{adapter} has no mutants to search for; docs/your_scheduler.md says how to give it some"
         )
     found = []
-    for one in known.mutant_names if name is None else [name]:
+    for one in mutant_names_of(known) if name is None else [name]:
         found.append(find_mutant(one, adapter))
         typer.echo(found[-1])
     if markdown is not None:
+        if not isinstance(known, WritesGallery):
+            raise ScriptDefinitionError(f"the adapter {adapter} keeps no page of its mutants; leave --markdown out")
         known.write_mutants(markdown, found)
     missed, skipped = [one.mutant for one in found if one.is_missed], [one.mutant for one in found if one.misfit]
     said = f"found {len(found) - len(missed) - len(skipped)} of {len(found)}"

@@ -17,7 +17,7 @@ import msgspec
 from scripted.api import RecordedRun, run_script
 from scripted.cli.console import plain_console
 from scripted.core.adapters import OWN, adapter_named
-from scripted.core.mutant import Mutant
+from scripted.core.mutant import Mutant, switched_on
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.report.trace import write_trace
@@ -39,7 +39,7 @@ def show_run(
     Raises ScriptDefinitionError or UnknownMutant for what cannot be run.
     """
     test = find_test(spec, of_any_adapter=True)
-    with adapter_named(test.adapter).switched_on(mutant):
+    with switched_on(adapter_named(test.adapter), mutant):
         pass  # An unknown name is refused before anything runs.
     arguments = read_arguments(test, given)
     words = ["scripted", "run", spec, "--tier", tier or test.tiers[0]]

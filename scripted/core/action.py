@@ -1,6 +1,6 @@
-"""The interface of actions: all that the harness asks of what may happen to a scheduler from outside.
+"""The interface of actions, which stand for everything that happens to a scheduler from outside.
 
-A schedule's text, the search, scripts, recordings, the shell and reports ask the classes. An adapter names its own.
+The text of schedules, the search, scripts, recordings, the shell and reports ask the classes. An adapter names its own.
 """
 
 from __future__ import annotations
@@ -8,38 +8,77 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, Self, TypeVar
+from types import TracebackType
+from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 
 from scripted.core.clock import VirtualClock
+from scripted.core.machine import ConfigT, DeviceT, EventT, LimitsT, MachineT, OutputT, RecordT, StepT
+from scripted.core.oracle import OracleT
 from scripted.core.results import Results
 from scripted.core.verb import Verb
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., object])
+_verbs: Final[set[Callable[..., object]]] = set()
 
 
-class RunLike:
-    """What a run of a schedule is to actions: they act on it before a step."""
+class RunLike(Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
+    """A run of a schedule as actions and adapters see it: actions change it between two steps.
+
+    ``arrived`` are events that came between two steps and belong to the next one. ``records`` is None unless the run
+    keeps them.
+    """
 
     step: int
-    implied: list[Any]
-    machine: Any
-    device: Any
-    oracle: Any
+    machine: MachineT
+    device: DeviceT
+    oracle: OracleT
     clock: VirtualClock
     results: Results
+    arrived: list[EventT]
+    records: list[RecordT] | None
 
     def __init__(self) -> None:
-        self._events: list[Any] = []
-        # Of the events of the next step, those that took effect already.
+        self._events: list[EventT] = []
+        # Events of the next step that took effect already; they are its first ones.
         self._already = 0
         self._calls = 0
         self._holding = False
 
     @property
-    def config(self) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} says of what configuration it is")
+    def config(self) -> ConfigT:
+        raise NotImplementedError(f"{type(self).__name__} has no configuration; define config")
+
+    @property
+    def previous(self) -> OutputT | None:
+        """The output of the last step; None before the first."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no outputs; define previous")
+
+    @property
+    def own_state(self) -> tuple[object, ...]:
+        """The state that later steps depend on, beside machine, device, oracle and schedule."""
+        raise NotImplementedError(f"{type(self).__name__} states nothing of itself; define own_state")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """The loop ends; with ``exc`` because of it."""
+
+    def next_step(self, previous: OutputT | None) -> StepT | None:
+        """Judge the last step and compose the next one; None when everything is settled. Raises Violation."""
+        raise NotImplementedError(f"{type(self).__name__} composes no steps; define next_step")
+
+    def note_implied(self, action: Action) -> None:
+        """The end of the run contains this action, although no schedule places it."""
+        raise NotImplementedError(f"{type(self).__name__} notes no actions; define note_implied")
+
+    def fault(self, text: str) -> NoReturn:
+        """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""
+        raise NotImplementedError(f"{type(self).__name__} reports no faults; define fault")
 
     @property
     def stalled(self) -> set[int]:
@@ -49,7 +88,7 @@ class RunLike:
     @property
     def is_settled(self) -> bool:
         """Every request has ended and every call is answered."""
-        return self.oracle.is_settled  # type: ignore[no-any-return]
+        return self.oracle.is_settled
 
     @property
     def is_holding(self) -> bool:
@@ -57,21 +96,21 @@ class RunLike:
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
-        return self.oracle.is_live(rid)  # type: ignore[no-any-return]
+        return self.oracle.is_live(rid)
 
     def new_call_id(self) -> str:
         self._calls += 1
         return f"call-{self._calls}"
 
     @property
-    def given(self) -> Sequence[Any]:
+    def given(self) -> Sequence[EventT]:
         """The events of the next step so far."""
         return self._events
 
-    def give(self, event: Any) -> None:
+    def give(self, event: EventT) -> None:
         self._events.append(event)
 
-    def happened(self, event: Any) -> None:
+    def happened(self, event: EventT) -> None:
         """This took effect already, between two steps: it stands before the events of the next step."""
         self._events.insert(self._already, event)
         self._already += 1
@@ -91,26 +130,37 @@ class RunLike:
         self._holding = False
 
 
-class SearchBase(msgspec.Struct, frozen=True):
+@runtime_checkable
+class HasTimeLimits(Protocol):
+    """The limits of a configuration that end requests by time."""
+
+    @property
+    def time_limits(self) -> Sequence[float]:
+        """The seconds after which a request ends by itself."""
+        ...
+
+
+class SearchBase(msgspec.Struct, Generic[ConfigT, LimitsT], frozen=True):
     """What a base schedule offers to additions: the requests to aim at, and which kinds of action it has itself.
 
     ``config`` and ``limits`` are the adapter's own.
     """
 
-    config: Any
-    limits: Any
+    config: ConfigT
+    limits: LimitsT
     starts: tuple[Action, ...]
     kinds: frozenset[type[Action]]
 
     @property
     def rids(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(rid for start in self.starts if (rid := getattr(start, "rid", None)) is not None))
+        return tuple(dict.fromkeys(rid for start in self.starts if (rid := rid_of(start)) is not None))
 
     @property
     def time_limits(self) -> tuple[float, ...]:
         """The seconds after which a request of ``starts`` ends by itself, each number once."""
-        given = [limit for start in self.starts for limit in getattr(start, "time_limits", ())]
-        return tuple(dict.fromkeys([*given, *getattr(self.limits, "time_limits", ())]))
+        given = [limit for start in self.starts for limit in start.time_limits]
+        of_all = self.limits.time_limits if isinstance(self.limits, HasTimeLimits) else ()
+        return tuple(dict.fromkeys([*given, *of_all]))
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -148,7 +198,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     @property
     def target_rid(self) -> str | None:
         """The rid of the request that it aims at, if it aims at one."""
-        return None if self.is_start else getattr(self, "rid", None)
+        return None if self.is_start else rid_of(self)
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which the request that begins ends by itself."""
+        return ()
 
     # -- what it does --
 
@@ -163,8 +218,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     def verbs(self) -> tuple[Verb, ...]:
         """The calls of a script that do the same: the verb of its class, which takes its fields in their order."""
         ((name, function),) = verbs_of(type(self)).items()
-        arguments: list[Any] = []
-        keywords: dict[str, Any] = {}
+        arguments: list[object] = []
+        keywords: dict[str, object] = {}
         parameters = list(inspect.signature(function).parameters.values())[1:]
         for parameter, field in zip(parameters, self.__struct_fields__, strict=False):
             value = getattr(self, field)
@@ -227,6 +282,12 @@ def name_in_answers(event: Any, actions: Iterable[type[Action]]) -> str:
     return next((action.name_in_answers(event) for action in actions if action.event is type(event)), "")
 
 
+def rid_of(action: Action) -> str | None:
+    """The rid that an action names, of its own request or of another; None for an action of no request."""
+    rid: str | None = getattr(action, "rid", None)
+    return rid
+
+
 def with_defaults(action: Action) -> Iterator[Action]:
     """The same with one field at its default."""
     for field in msgspec.structs.fields(action):
@@ -236,23 +297,27 @@ def with_defaults(action: Action) -> Iterator[Action]:
 
 def smaller_requests(start: Action) -> Iterator[Action]:
     """A request with one field at its default; with a shorter prompt or output, smaller seeds: one number less."""
+    numbers: dict[str, int] = {name: value for name, value in _fields_of(start).items() if type(value) is int}
     # How long its output is shrinks by itself; the default is as good as any other number.
-    new = getattr(start, "new")  # noqa: B009 - of a request, whichever adapter's
-    yield from (smaller for smaller in with_defaults(start) if smaller.new == new)  # type: ignore[attr-defined]
+    yield from (smaller for smaller in with_defaults(start) if _fields_of(smaller)["new"] == numbers["new"])
     for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
-        value = getattr(start, name)
+        value = numbers[name]
         for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
             if least <= smaller < value:
                 yield msgspec.structs.replace(start, **{name: smaller})
 
 
+def _fields_of(action: Action) -> dict[str, object]:
+    return msgspec.structs.asdict(action)
+
+
 def verb(function: _Function) -> _Function:
-    """Marks a static method of an action's class as a verb of ``t``: it is called with ``t`` and its own arguments."""
-    function.is_verb = True  # type: ignore[attr-defined]
+    """Mark a static method of an action's class as a verb of ``t``: it takes ``t`` and its own arguments."""
+    _verbs.add(function)
     return function
 
 
-def verbs_of(action: type[Action]) -> Mapping[str, Callable[..., Any]]:
+def verbs_of(action: type[Action]) -> Mapping[str, Callable[..., object]]:
     """The verbs of ``t`` that this very class defines, by name."""
     functions = {name: member.__func__ for name, member in vars(action).items() if isinstance(member, staticmethod)}
-    return {name: function for name, function in functions.items() if getattr(function, "is_verb", False)}
+    return {name: function for name, function in functions.items() if function in _verbs}

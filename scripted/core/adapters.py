@@ -12,10 +12,10 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from scripted.core.installed import harness_packages, installed_adapters
-from scripted.core.protocol import ADAPTER_API, Adapter
+from scripted.core.protocol import ADAPTER_API, Adapter, StatesApi
 from scripted.core.refusals import ScriptDefinitionError
 
 OWN: Final = "lockstep"
@@ -27,7 +27,7 @@ def adapter_named(name: str) -> Adapter:
     found = _found(name)
     if name not in installed_adapters():
         # Schedules name their adapter, and another process finds it by that name: the one it was last asked for by.
-        cast(Any, found).name = name
+        found.name = name
     return found
 
 
@@ -57,11 +57,11 @@ def _adapter_in_file(name: str) -> Adapter:
         sys.path.insert(0, folder)
     # Another adapter may have imported it already: there is one module of a file, and its mutants are of that one.
     module = sys.modules.get(path.stem)
-    if getattr(module, "__file__", None) != str(path.resolve()):
+    if module is None or module.__file__ != str(path.resolve()):
         module = _loaded(name, path)
-    if not hasattr(module, _ATTRIBUTE):
+    if _ATTRIBUTE not in vars(module):
         raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_where()}")
-    return _checked(getattr(module, _ATTRIBUTE), name)
+    return _checked(vars(module)[_ATTRIBUTE], name)
 
 
 def _loaded(name: str, path: Path) -> ModuleType:
@@ -98,13 +98,13 @@ def _where() -> str:
     )
 
 
-def _checked(found: Any, name: str) -> Adapter:
-    lacks = [each for each in ("actions", "new_parts", "workloads") if not hasattr(found, each)]
+def _checked(found: object, name: str) -> Adapter:
+    lacks = sorted({"actions", "new_parts", "workloads"}.difference(dir(found)))
     if lacks:
         raise ScriptDefinitionError(
             f"{name!r} is no adapter: it has no {', '.join(lacks)}; make one with scripted.sdk.SchedulerAdapter"
         )
-    stated = getattr(found, "api", ADAPTER_API)
+    stated = found.api if isinstance(found, StatesApi) else ADAPTER_API
     if stated != ADAPTER_API:
         raise ScriptDefinitionError(
             f"{name!r} is written for version {stated} of the adapter API, this Lockstep has version {ADAPTER_API}; "

@@ -16,12 +16,14 @@ import importlib
 import inspect
 import textwrap
 import tomllib
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
 # The code with the bug: many runs of one process put the same bugs in.
@@ -158,6 +160,36 @@ class Mutant:
 
     def _misfit(self, why: str) -> MutantDoesNotFit:
         return MutantDoesNotFit(f"the mutant {self.name} does not fit: {why}")
+
+
+@runtime_checkable
+class HasMutants(Protocol):
+    """An adapter with mutants of its scheduler."""
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]: ...
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """Put a mutant in for as long as this is open; None puts in none. Raises ValueError for an unknown one."""
+        ...
+
+    def bugs_met(self, codes: Container[int]) -> Sequence[str]:
+        """The mutants that break code which a run called, given by the ids of its code objects."""
+        ...
+
+
+def switched_on(adapter: Adapter, mutant: str | None) -> AbstractContextManager[None]:
+    """Put a mutant of the adapter in for as long as this is open; None puts in none. Raises ValueError."""
+    if isinstance(adapter, HasMutants):
+        return adapter.switched_on(mutant)
+    if mutant is None:
+        return contextlib.nullcontext()
+    raise ScriptDefinitionError(f"the adapter {adapter.name} has no mutants, got {mutant!r}; leave the mutant out")
+
+
+def mutant_names_of(adapter: Adapter) -> tuple[str, ...]:
+    """The mutants of an adapter by name; none where it has no mutants."""
+    return adapter.mutant_names if isinstance(adapter, HasMutants) else ()
 
 
 def read_mutants(file: Path) -> tuple[Mutant, ...]:

@@ -7,9 +7,12 @@ limits hold; each call is answered once; nothing waits for ever. An adapter's or
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
+
+from typing_extensions import TypeVar
 
 from scripted.core.account import Account, Life
+from scripted.core.machine import DeviceT, EventT, MachineT, OutputT
 from scripted.core.violation import Violation
 
 
@@ -34,12 +37,10 @@ class Paused(NamedTuple):
     aborts: bool = False
 
 
-class Oracle:
+class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
     """The base of an adapter's oracle, which feeds it with events, replies and launches, and changes nothing.
 
-    An adapter's own has three methods more, which raise Violation: ``after_step(events, stepped, machine, device)``
-    looks at one step; ``at_rest(machine)`` when every request has ended, and the cache is still there;
-    ``at_end(machine)`` after ``Adapter.finale``.
+    An adapter's oracle defines ``after_step``, ``at_rest`` and ``at_end``.
 
     ``depth`` batches may be in flight, each of ``batch_requests`` and ``batch_tokens`` at most. ``paused`` is the mode
     in which generation is paused. ``context_tokens`` and ``late_launches`` are the account's.
@@ -62,6 +63,18 @@ class Oracle:
         self._flights: dict[int, Sequence[str]] = {}
         # The last batch was no more than half full.
         self.has_room = False
+
+    def after_step(self, events: Sequence[EventT], stepped: OutputT, machine: MachineT, device: DeviceT) -> None:
+        """Judge one step. Raises Violation."""
+        raise NotImplementedError(f"{type(self).__name__} judges no steps; define after_step")
+
+    def at_rest(self, machine: MachineT) -> None:
+        """Judge the machine when every request has ended and the cache is still there. Raises Violation."""
+        raise NotImplementedError(f"{type(self).__name__} judges no machine at rest; define at_rest")
+
+    def at_end(self, machine: MachineT) -> None:
+        """Judge what is left after ``Adapter.finale``. Raises Violation."""
+        raise NotImplementedError(f"{type(self).__name__} judges no end; define at_end")
 
     @property
     def is_settled(self) -> bool:
@@ -129,3 +142,6 @@ class Oracle:
             life = self.account.live.get(rid)
             if life is not None and not life.launched:
                 raise Violation(f"{rid} begins in batch {batch_id} while generation is paused ({mode.name})")
+
+
+OracleT = TypeVar("OracleT", bound=Oracle, default=Any)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import Enum
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -18,6 +18,8 @@ from scripted.core.action import Action, RunLike
 from scripted.core.adapters import adapter_named
 from scripted.core.clock import VirtualClock
 from scripted.core.common_actions import AdvanceClock, ReleaseResults
+from scripted.core.machine import ConfigT, DeviceT, EventT, MachineT, OutputT, RecordT, StepT
+from scripted.core.oracle import OracleT
 from scripted.core.phrases import text_of
 from scripted.core.placed_action import Placed
 from scripted.core.protocol import Adapter
@@ -62,7 +64,7 @@ _ADAPTER: Final = Phase.ADAPTER
 _ORACLE: Final = Phase.ORACLE
 
 
-class Run(RunLike):
+class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
     """One run of one schedule, with its machine, device and oracle.
 
     ``implied`` are the actions that settled what the schedule left open; ``unreached`` the placed ones that met nothing
@@ -71,37 +73,36 @@ class Run(RunLike):
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: Schedule[ConfigT],
         *,
         record: bool = False,
         watch: Callable[[Run], None] | None = None,
-        parts: tuple[Any, Any, Any] | None = None,
+        parts: tuple[MachineT, DeviceT, OracleT] | None = None,
     ) -> None:
         super().__init__()
         self._schedule = schedule
         self.machine, self.device, self.oracle = parts or self.adapter.new_parts(schedule.config, record=record)
         self.clock = VirtualClock()
         self.watch = watch
-        self.records: list[Any] | None = [] if record else None
+        self.records = [] if record else None
         self.implied: list[Placed] = []
         self.unreached: list[Placed] = []
         self.cells: list[Cell] = []
-        # What came between two steps and is for the next one.
-        self.arrived: list[Any] = []
+        self.arrived = []
         self.step = 0
         self.phase = _HARNESS
         self._steps_limit = STEPS_LIMIT
         # When patience with it ended last.
         self._undone_at = 0
         self.results = Results(self.machine.depth)
-        self._previous: Any = None
+        self._previous: OutputT | None = None
         self._turn = 0
         self._empty_steps = 0
         # Launches with room since a request moved or an action was taken.
         self._passed = 0
         self.follow(schedule)
 
-    def follow(self, schedule: Schedule, *, until: int = 0) -> None:
+    def follow(self, schedule: Schedule[ConfigT], *, until: int = 0) -> None:
         """Go on with this schedule, which is the same as the old one up to the present step.
 
         Nothing is settled before the step ``until``, as if an action was placed there.
@@ -117,8 +118,8 @@ class Run(RunLike):
                 into.setdefault(placed.step, []).append(placed)
 
     @property
-    def adapter(self) -> Adapter:
-        """What is run. Neither it nor its configuration is an attribute: a fork copies those."""
+    def adapter(self) -> Adapter[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]:
+        """The adapter of the schedule. Neither it nor its configuration is an attribute: a fork copies attributes."""
         return adapter_named(self._schedule.of)
 
     @property
@@ -132,28 +133,23 @@ class Run(RunLike):
         return self._turn > 0
 
     @property
-    def config(self) -> Any:
+    def config(self) -> ConfigT:
         return self._schedule.config
 
     @property
-    def previous(self) -> Any:
-        """The output of the last step; None before the first."""
+    def previous(self) -> OutputT | None:
         return self._previous
 
     @property
-    def own_state(self) -> tuple[Any, ...]:
-        """What the steps to come depend on beside machine, device, oracle and schedule."""
-        said = self._previous
-        said = None if said is None else (said.again, said.deadline, said.microbatch is None)
+    def own_state(self) -> tuple[object, ...]:
+        last = self._previous
+        said = None if last is None else (last.again, last.deadline, last.microbatch is None)
         waits = any(life.computed is None for life in self.oracle.account.live.values())
         passed = self._passed if waits else 0
         own = self.step, self.results, self._holding, self._turn, self._empty_steps, self.arrived, passed
         return *own, self.clock.now(), said
 
     # -- the gate protocol of the loop --
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -163,8 +159,7 @@ class Run(RunLike):
             error = f"{type(exc).__name__}: {text_of(exc)}"
             self.records.append(self.adapter.record_step(step, None, self.machine, error))
 
-    def next_step(self, previous: Any) -> Any:
-        """Judge the last step and compose the next one; None when everything is settled. Raises Violation."""
+    def next_step(self, previous: OutputT | None) -> StepT | None:
         if previous is not None:
             self._previous = previous
             self._judge(previous)
@@ -179,7 +174,7 @@ class Run(RunLike):
         self._events = []
         self._already = 0
 
-    def compose(self, previous: Any) -> Any:
+    def compose(self, previous: OutputT | None) -> StepT | None:
         """The next step; None when everything is settled. Raises Violation."""
         if self.step >= self._steps_limit:
             raise Violation(f"not settled after {self._steps_limit} steps: {self.adapter.what_is_busy(self)}")
@@ -209,14 +204,13 @@ class Run(RunLike):
         self.phase = _ADAPTER
         return adapter.new_step(tuple(self._events), self.clock.now())
 
-    def fault(self, text: str) -> None:
-        """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""
+    def fault(self, text: str) -> NoReturn:
         self.phase = _HARNESS
         raise HarnessError(text)
 
     # -- judging --
 
-    def _judge(self, stepped: Any) -> None:
+    def _judge(self, stepped: OutputT) -> None:
         self.phase = _ORACLE
         if stepped.microbatch is not None:
             self.results.launched(stepped.microbatch.id, self.step)
@@ -264,10 +258,10 @@ class Run(RunLike):
         more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
         return names[:_NAMED] + more
 
-    def _check_progress(self, previous: Any) -> None:
+    def _check_progress(self, previous: OutputT | None) -> None:
         """Steps that only say that there may be another one do not go on for ever."""
-        is_early = previous is None or self._events or self.step <= self._last_step
-        if is_early or previous.microbatch is not None or previous.replies:
+        is_early = bool(self._events) or self.step <= self._last_step
+        if is_early or previous is None or previous.microbatch is not None or previous.replies:
             self._empty_steps = 0
             return
         self._empty_steps += previous.again
@@ -322,9 +316,12 @@ class Run(RunLike):
         self._events.extend(self.adapter.finale(self, turn))
         return bool(self._events)
 
+    def note_implied(self, action: Action) -> None:
+        self.implied.append(Placed(self.step, action))
+
     def _imply(self, action: Action) -> None:
         self._passed = 0
-        self.implied.append(Placed(self.step, action))
+        self.note_implied(action)
         action.apply(self)
 
     # -- actions --

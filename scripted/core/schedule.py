@@ -6,11 +6,12 @@ Owns the one-line text that replays it. The same schedule gives the same run on 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final, Generic
 
 import msgspec
 
 from scripted.core.adapters import OWN, adapter_named
+from scripted.core.machine import ConfigT
 from scripted.core.placed_action import Placed, clauses_of, parse_placed, quoted, words_of_clause
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
@@ -20,13 +21,13 @@ _ADAPTER: Final = "adapter"
 _DEFAULT: Final = "default"
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class Schedule(msgspec.Struct, Generic[ConfigT], frozen=True):
     """``placed`` is in the order of steps; actions of one step apply in their order here.
 
     ``config`` is of the adapter that has the name ``of``.
     """
 
-    config: Any
+    config: ConfigT
     placed: tuple[Placed, ...] = ()
     of: str = OWN
 
@@ -57,15 +58,15 @@ class Schedule(msgspec.Struct, frozen=True):
     def adapter(self) -> Adapter:
         return adapter_named(self.of)
 
-    def with_config(self, config: Any) -> Schedule:
+    def with_config(self, config: ConfigT) -> Schedule[ConfigT]:
         """The same actions on another configuration of the adapter."""
         return Schedule(config, self.placed, self.of)
 
-    def with_placed(self, more: Iterable[Placed]) -> Schedule:
+    def with_placed(self, more: Iterable[Placed]) -> Schedule[ConfigT]:
         """The same with more actions, each after those that its step already has."""
         return Schedule(self.config, tuple(sorted((*self.placed, *more), key=lambda placed: placed.step)), self.of)
 
-    def of_placed(self, placed: Iterable[Placed]) -> Schedule:
+    def of_placed(self, placed: Iterable[Placed]) -> Schedule[ConfigT]:
         return Schedule(self.config, tuple(placed), self.of)
 
     @property

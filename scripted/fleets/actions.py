@@ -1,32 +1,26 @@
-"""What may happen to a fleet: to one of its machines what happens to a machine, and what links and machines have."""
+"""The actions on a fleet: any action of one machine, at that machine, and actions on links and whole machines."""
 
 from __future__ import annotations
 
 import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from scripted.core.action import Action, RunLike, SearchBase
-from scripted.core.adapters import adapter_named
 from scripted.core.placed_action import Placed, parse_action
-from scripted.fleets.machine import FleetConfig
+from scripted.fleets.machine import FleetConfig, fleet_adapter
 
 
 @functools.lru_cache(maxsize=4096)
 def _read(of: str, clause: str) -> Action:
-    return parse_action(clause, adapter_of(of).inner_actions)
-
-
-def adapter_of(of: str) -> Any:
-    """The adapter of fleets of this name."""
-    return adapter_named(of)
+    return parse_action(clause, fleet_adapter(of).inner_actions)
 
 
 def clause_of(action: Action) -> str:
-    """What ``do`` says of it."""
+    """The clause of an action without its step, which is the text of ``do``."""
     return str(Placed(1, action)).partition(" ")[2]
 
 
@@ -64,8 +58,7 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def time_limits(self) -> tuple[float, ...]:
-        """The seconds after which the request that begins ends by itself."""
-        return getattr(self.inner, "time_limits", ())
+        return self.inner.time_limits
 
     def act(self, run: RunLike) -> None:
         """As in a run of that machine; nothing where it is dead, or drains and is to begin something."""
@@ -85,7 +78,7 @@ class OnEngine(_OnFleet, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def inner_base(cls, base: SearchBase, name: str) -> SearchBase:
         """What a base schedule is to one of its machines."""
-        adapter, config = adapter_of(cls.of), base.config
+        adapter, config = fleet_adapter(cls.of), base.config
         starts = tuple([one.inner for one in base.starts if isinstance(one, OnEngine) and one.on == name])
         own = adapter.config_of(config, name)
         return SearchBase(own, adapter.inner.limits_of(own), starts, frozenset(map(type, starts)))
@@ -110,7 +103,7 @@ def actions_on_engines(of: str) -> tuple[type[OnEngine], type[OnEngine]]:
             """What can be added to a schedule of one machine, at each of them."""
             for name in base.config.names:
                 own = cls.inner_base(base, name)
-                for kind in adapter_of(of).inner_actions:
+                for kind in fleet_adapter(of).inner_actions:
                     if not kind.is_fatal:
                         yield from (cls(on=name, do=clause_of(one)) for one in kind.extras(own) if not one.is_start)
 

@@ -1,45 +1,47 @@
 """The base of adapters of fleets: several machines of another adapter, their links and one clock, as one machine.
 
-A schedule does to each machine what a schedule of one does (``at on=d0 do="abort a"``), and to links and machines what
-only a fleet has. Everything that is not of a fleet is asked of the other adapter.
+A schedule applies the actions of one machine to any of them (``at on=d0 do="abort a"``), and has actions on links and
+whole machines. The other adapter answers every question about one machine.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, ClassVar
 
 from scripted.core.action import Action
-from scripted.core.adapters import adapter_named
 from scripted.core.common_actions import AdvanceClock
-from scripted.core.placed_action import Placed
-from scripted.core.protocol import WrittenTest
-from scripted.core.refusals import ScriptDefinitionError
-from scripted.core.run import Run
+from scripted.core.protocol import ConfigValue, Freezer, SkipsChecks, violations_of
 from scripted.core.states import StateReader
 from scripted.fleets.actions import TRAFFIC_ACTIONS, OnEngine, ReleaseTraffic, actions_on_engines, clause_of
 from scripted.fleets.machine import (
     FleetConfig,
+    FleetEvent,
     FleetMachine,
     FleetOracle,
+    FleetOutput,
     FleetRecord,
+    FleetRun,
     FleetStep,
+    MemberAdapter,
     NoDevice,
     SearchedMember,
+    member_adapter,
     merged,
 )
-from scripted.report.step_log import StepLog
+from scripted.report.step_log import ShownStep, StepLog
 from scripted.search.generated import Space
 
 _STATES = StateReader()
 
 
 class FleetAdapter(ABC):
-    """Implements the adapter protocol. ``of`` is the adapter of one machine; it has a ``take_step`` too.
+    """Implements the adapter protocol for fleets of machines of the adapter ``of``.
 
-    ``inner_actions`` are those of one machine that a fleet has, ``more_actions`` those of this kind of fleet alone.
+    ``inner_actions`` are the actions on one machine that a fleet has, ``more_actions`` further ones of this kind of
+    fleet.
     """
 
     name: str
@@ -54,16 +56,20 @@ class FleetAdapter(ABC):
         self.begin, self.at = actions_on_engines(self.name)
         self.actions: tuple[type[Action], ...] = (self.begin, self.at, *TRAFFIC_ACTIONS, *more_actions, AdvanceClock)
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever is not of a fleet."""
-        return getattr(self.inner, name)
+    @property
+    def inner(self) -> MemberAdapter:
+        """The adapter of one machine."""
+        return member_adapter(self.of)
 
     @property
-    def inner(self) -> Any:
-        """The adapter of one machine."""
-        return adapter_named(self.of)
+    def packages(self) -> tuple[str, ...]:
+        return self.inner.packages
 
-    # -- what a kind of fleet says --
+    @property
+    def violations(self) -> tuple[type[Exception], ...]:
+        return violations_of(self.inner)
+
+    # -- for a kind of fleet to define --
 
     @abstractmethod
     def role_of(self, name: str) -> str:
@@ -88,7 +94,7 @@ class FleetAdapter(ABC):
             self.role_of(name)
         return config
 
-    def config_words(self, config: FleetConfig) -> Mapping[str, Any]:
+    def config_words(self, config: FleetConfig) -> Mapping[str, ConfigValue]:
         return {"engines": ",".join(config.names), **self.inner.config_words(config.engine)}
 
     def smaller_configs(self, config: FleetConfig) -> Iterator[FleetConfig]:
@@ -108,29 +114,31 @@ class FleetAdapter(ABC):
         machine = FleetMachine(self.name, config, record=record)
         return machine, NoDevice(), FleetOracle(machine)
 
-    def new_step(self, events: tuple[Any, ...], now: float) -> FleetStep:
+    def new_step(self, events: tuple[FleetEvent, ...], now: float) -> FleetStep:
         return FleetStep(events, now)
 
-    def drive(self, run: Run) -> None:
+    def drive(self, run: FleetRun) -> None:
         """One step of all machines at a time."""
         result = None
         with run:
             while (step := run.next_step(result)) is not None:
                 result = run.machine.step(step.events, step.now)
 
-    def leave_out(self, run: Run) -> None:
-        for one in run.machine.fleet.members:
-            self.inner.leave_out(one.run)
+    def leave_out(self, run: FleetRun) -> None:
+        inner = self.inner
+        if isinstance(inner, SkipsChecks):
+            for one in run.machine.fleet.members:
+                inner.leave_out(one.run)
 
-    def what_is_busy(self, run: Run) -> str:
+    def what_is_busy(self, run: FleetRun) -> str:
         return "; ".join(f"{one.name}: {self.inner.what_is_busy(one.run)}" for one in run.machine.living)
 
-    def where(self, run: Run, rid: str | None) -> tuple[str, str]:
+    def where(self, run: FleetRun, rid: str | None) -> tuple[str, str]:
         """The states of all machines."""
         places = [(one.name[0], self.inner.where(one.run, rid)[0]) for one in run.machine.living]
         return "; ".join(sorted({f"{role}: {place}" for role, place in places})), str(len(places))
 
-    def obstacle(self, run: Run) -> Action | None:
+    def obstacle(self, run: FleetRun) -> Action | None:
         """A link that is held, or what keeps one machine from going on."""
         held = run.machine.fleet.held_links
         if held:
@@ -142,19 +150,21 @@ class FleetAdapter(ABC):
                 return undo
         return None
 
-    def also_due(self, run: Run) -> Sequence[Any]:
+    def also_due(self, run: FleetRun) -> Sequence[FleetEvent]:
         """Nothing: machines take their own results."""
         del run
         return ()
 
-    def finale(self, run: Run, turn: int) -> Sequence[Any]:
-        """That of each machine."""
+    def finale(self, run: FleetRun, turn: int) -> Sequence[FleetEvent]:
+        """The last events of each machine."""
         return tuple((one.name, event) for one in run.machine.living for event in self.inner.finale(one.run, turn))
 
-    def record_step(self, step: FleetStep, stepped: Any | None, machine: FleetMachine, error: str | None) -> Any:
+    def record_step(
+        self, step: FleetStep, stepped: FleetOutput | None, machine: FleetMachine, error: str | None
+    ) -> FleetRecord:
         """The records of the machines that took a step."""
         del stepped
-        last: dict[str, Any] = {}
+        last: dict[str, object] = {}
         for one in machine.living:
             if one.run.stepped and one.run.records:
                 last[one.name] = one.run.records[-1]
@@ -162,7 +172,7 @@ class FleetAdapter(ABC):
 
     def as_log(self, records: Sequence[FleetRecord], config: FleetConfig) -> StepLog:
         """All machines in one table."""
-        shown: list[dict[str, Any]] = [{} for _ in records]
+        shown: list[dict[str, ShownStep]] = [{} for _ in records]
         for name in config.names:
             steps = [(index, one.last[name]) for index, one in enumerate(records) if name in one.last]
             log = self.inner.as_log([record for _, record in steps], self.config_of(config, name))
@@ -171,22 +181,22 @@ class FleetAdapter(ABC):
         rows = zip(records, shown, strict=True)
         return StepLog(1, 1, tuple([merged(number, *row) for number, row in enumerate(rows, 1)]))
 
-    def check_records(self, records: Sequence[Any]) -> None:
-        del records  # Nothing more.
+    def digests(self, run: FleetRun) -> Iterator[bytes | None]:
+        """The digests of the machines, of the links and of what machines know of one another.
 
-    def digests(self, run: Run) -> Iterator[bytes | None]:
-        """Those of the machines, of the links and of what they know of one another. Raises UnreadableState."""
+        Raises UnreadableState.
+        """
         yield _STATES.digest(run.step, run.arrived, run.clock.now(), [one.name for one in run.machine.living])
         yield self.fleet_digest(run)
         for one in run.machine.living:
             yield from self.inner.digests(one.run)
 
     @abstractmethod
-    def fleet_digest(self, run: Run) -> bytes:
-        """Of the links, and of what machines know of one another."""
+    def fleet_digest(self, run: FleetRun) -> bytes:
+        """The digest of the links, and of what machines know of one another."""
 
     @abstractmethod
-    def freeze(self, run: Run) -> Any:
+    def freeze(self, run: FleetRun) -> Freezer | None:
         """All machines as they are now, with their links; None where they cannot be copied."""
 
     def plan_of(self, record: FleetRecord) -> object:
@@ -199,13 +209,9 @@ class FleetAdapter(ABC):
         """None: the bugs of one machine are searched in one machine."""
         return ()
 
-    def settling(self, placed: Sequence[Placed], outcome: Any) -> list[Placed]:
-        del placed
-        return list(outcome.implied)
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """Put in a mutant of one machine."""
+        return self.inner.switched_on(mutant)
 
-    def standalone_test(self, schedules: Sequence[Any], *, name: str) -> WrittenTest:
-        """There is none. Raises ScriptDefinitionError."""
-        del schedules, name
-        raise ScriptDefinitionError(
-            "`scripted replay` does a fleet's schedule again; write its test with t.engines(...)"
-        )
+    def bugs_met(self, codes: Container[int]) -> Sequence[str]:
+        return self.inner.bugs_met(codes)

@@ -1,46 +1,82 @@
-"""The machines of a fleet as one machine of the search; each is judged by the oracle of its adapter in every step."""
+"""The machines of a fleet as one machine of the search; the oracle of its adapter judges each in every step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from scripted.core.account import Account, Life
-from scripted.core.action import Action
+from scripted.core.action import Action, RunLike
 from scripted.core.adapters import adapter_named
 from scripted.core.clock import VirtualClock
 from scripted.core.common_actions import ReleaseResults
+from scripted.core.machine import ConfigT, EventT, OutputT, RecordT, StepT
+from scripted.core.mutant import HasMutants
 from scripted.core.oracle import Oracle
+from scripted.core.protocol import Adapter, CopiesRuns, ShrinksConfigs
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import EMPTY_STEPS_LIMIT, Phase, Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
-from scripted.report.step_log import Said, ShownBatch, ShownStep
+from scripted.report.step_log import Said, ShownBatch, ShownStep, ShowsSteps
 from scripted.script.fleet import BaseFleet, Member
 
 
-class FleetConfig(msgspec.Struct, frozen=True):
+class FleetConfig(msgspec.Struct, Generic[ConfigT], frozen=True):
     """Engines of these names, all of one configuration of their adapter but for their roles."""
 
-    engine: Any
+    engine: ConfigT
     names: tuple[str, ...]
 
 
-class MemberRun(Run):
+@runtime_checkable
+class MemberAdapter(
+    Adapter[ConfigT, EventT, StepT, OutputT, RecordT],
+    ShrinksConfigs[ConfigT],
+    ShowsSteps[ConfigT, RecordT],
+    CopiesRuns,
+    HasMutants,
+    Protocol[ConfigT, EventT, StepT, OutputT, RecordT],
+):
+    """The adapter of one machine of a fleet: the fleet's loop takes its steps one by one."""
+
+    def take_step(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT], step: StepT) -> OutputT:
+        """Do in one step what ``drive`` does in each."""
+        ...
+
+    def plan_of(self, record: RecordT) -> object:
+        """The launch of a step, in a form in which two runs can be compared; None for nothing."""
+        ...
+
+
+@functools.cache
+def member_adapter(name: str) -> MemberAdapter:
+    """The adapter of this name, which can be that of a machine in a fleet. Raises ScriptDefinitionError for others."""
+    adapter = adapter_named(name)
+    if not isinstance(adapter, MemberAdapter):
+        raise ScriptDefinitionError(
+            f"the adapter {name} makes no machine of a fleet: it must have take_step(), and be copied and shown"
+        )
+    return adapter
+
+
+class MemberRun(Run[ConfigT, EventT, StepT, OutputT, RecordT]):
     """A run that takes one step at a time, and none where a server of its kind would go on waiting."""
 
-    def __init__(self, config: Any, of: str, clock: VirtualClock, *, record: bool) -> None:
+    def __init__(self, config: ConfigT, of: str, clock: VirtualClock, *, record: bool) -> None:
         super().__init__(Schedule(config, (), of), record=record)
         self.clock = clock
         # Whether the last step of the fleet was one of this machine too.
         self.stepped = False
-        self._interventions: list[Any] = []
+        self._interventions: list[EventT] = []
 
-    def give(self, event: Any) -> None:
+    def give(self, event: EventT) -> None:
         self.arrived.append(event)
 
-    def happened(self, event: Any) -> None:
+    def happened(self, event: EventT) -> None:
         self._interventions.append(event)
 
     def advance(self) -> bool:
@@ -56,13 +92,12 @@ class MemberRun(Run):
         if self.stepped:
             self.phase = Phase.ADAPTER
             step = self.adapter.new_step(tuple(self._events), self.clock.now())
-            adapter: Any = self.adapter
             try:
-                self._previous = adapter.take_step(self, step)
+                self._previous = output = member_adapter(self._schedule.of).take_step(self, step)
             except Exception as exc:
                 self.__exit__(type(exc), exc, exc.__traceback__)
                 raise
-            self._judge(self._previous)
+            self._judge(output)
             self.phase = Phase.HARNESS
         return self.stepped
 
@@ -76,8 +111,8 @@ class MemberRun(Run):
     @property
     def is_busy(self) -> bool:
         """Its next step has something to do, without help."""
-        waits = len(self.results) and not self._holding and not self.results.stalled
-        return bool(self.stepped or self.arrived or waits)
+        waits = len(self.results) > 0 and not self._holding and not self.results.stalled
+        return self.stepped or bool(self.arrived) or waits
 
     @property
     def obstacle(self) -> Action | None:
@@ -93,14 +128,14 @@ SILENT_STEPS_LIMIT: Final = EMPTY_STEPS_LIMIT // 2
 class FleetOutput(msgspec.Struct, frozen=True):
     """The output of one step of all machines, which answer for their own microbatches."""
 
-    replies: tuple[Any, ...]
+    replies: tuple[object, ...]
     again: bool
     deadline: float | None
     microbatch: None = None
 
 
 class SearchedMember(Member):
-    """One machine of a fleet with the run that it is in."""
+    """One machine of a fleet, and its run."""
 
     run: MemberRun
 
@@ -112,7 +147,8 @@ class SearchedMember(Member):
     @property
     def is_quiet(self) -> bool:
         """It has nothing more to do, for its own clients or for other machines."""
-        return bool(self.run.machine.is_idle and self.run.is_settled and not self.run.arrived)
+        is_idle: bool = self.run.machine.is_idle
+        return is_idle and self.run.is_settled and not self.run.arrived
 
     def check_quiet(self) -> None:
         """Nothing is on its way: what it knows of the others must be right. Raises Violation."""
@@ -147,12 +183,10 @@ class FleetMachine:
         self.fleet.replace(self._new(name))
 
     def _new(self, name: str) -> SearchedMember:
-        adapter: Any = adapter_named(self._of)
         self.made += 1
-        member: SearchedMember = adapter.new_member(self, self._config, name, record=self._record)
-        return member
+        return fleet_adapter(self._of).new_member(self, self._config, name, record=self._record)
 
-    def step(self, events: Sequence[tuple[str, Any]], now: float) -> FleetOutput:
+    def step(self, events: Sequence[FleetEvent], now: float) -> FleetOutput:
         """One step of each machine; the events are the last ones of every run. Raises Violation."""
         self.clock.advance(now - self.clock.now())
         for name, event in events:
@@ -162,7 +196,7 @@ class FleetMachine:
         stepped = [one.run.previous for one in self.living if one.run.stepped]
         last = [one.run.previous for one in self.living if one.run.previous is not None]
         deadlines = [one.deadline for one in last if one.deadline is not None]
-        replies = tuple(reply for one in stepped for reply in one.replies)
+        replies = tuple(reply for one in stepped if one is not None for reply in one.replies)
         self._silent = 0 if replies or self.fleet.has_heard else self._silent + 1
         return FleetOutput(replies, self.is_moving, min(deadlines, default=None))
 
@@ -195,24 +229,25 @@ class FleetMachine:
 class NoDevice:
     """Each machine has its own."""
 
-    def launch(self, microbatch: Any) -> None:
-        """Nothing is launched here."""
-
-    def next_completion(self, timeout_s: float | None) -> Any:
-        """None: results are those of the machines."""
+    def next_completion(self, timeout_s: float | None) -> None:
+        """None: the machines have their own results."""
         del timeout_s
 
 
+# An event, with the name of its machine.
+FleetEvent: TypeAlias = tuple[str, object]
+
+
 class FleetStep(msgspec.Struct, frozen=True):
-    events: tuple[Any, ...]
+    events: tuple[FleetEvent, ...]
     now: float
 
 
-class FleetRecord(msgspec.Struct, frozen=True):
+class FleetRecord(msgspec.Struct, Generic[RecordT], frozen=True):
     """``last`` has the records of the machines that took a step."""
 
     now: float
-    last: dict[str, Any]
+    last: dict[str, RecordT]
     error: str | None
 
 
@@ -258,8 +293,8 @@ class _Requests(Account):
         return [life for one in self._machine.living for life in one.run.oracle.account.lives]
 
 
-class FleetOracle(Oracle):
-    """Each machine was judged in its step; here the end is, and what stands still."""
+class FleetOracle(Oracle[FleetEvent, FleetOutput, FleetMachine, NoDevice]):
+    """Judges the end of a fleet's run and what stands still; each machine is judged in its step."""
 
     def __init__(self, machine: FleetMachine) -> None:
         super().__init__(depth=1, batch_requests=1, batch_tokens=1)
@@ -284,7 +319,9 @@ class FleetOracle(Oracle):
     def is_live(self, rid: str) -> bool:
         return any(one.run.is_live(rid) for one in self._machine.living)
 
-    def after_step(self, events: Any, stepped: Any, machine: FleetMachine, device: Any) -> None:
+    def after_step(
+        self, events: Sequence[FleetEvent], stepped: FleetOutput, machine: FleetMachine, device: NoDevice
+    ) -> None:
         """Each machine was judged in its step."""
 
     def at_rest(self, machine: FleetMachine) -> None:
@@ -296,9 +333,43 @@ class FleetOracle(Oracle):
         """Every machine is idle and flushed, and what each client was told is what it is told alone."""
         self._ask(machine, lambda one: one.run.oracle.at_end(one.run.machine))
 
-    def _ask(self, machine: FleetMachine, question: Any) -> None:
+    def _ask(self, machine: FleetMachine, question: Callable[[SearchedMember], None]) -> None:
         for one in machine.living:
             try:
                 question(one)
             except Violation as exc:
                 raise Violation(f"engine {one.name}: {exc}") from exc
+
+
+FleetRun: TypeAlias = RunLike[
+    FleetConfig, FleetEvent, FleetStep, FleetOutput, FleetRecord, FleetMachine, NoDevice, FleetOracle
+]
+
+
+@runtime_checkable
+class AdapterOfFleets(Adapter[FleetConfig, FleetEvent, FleetStep, FleetOutput, FleetRecord], Protocol):
+    """An adapter whose machine is a fleet of machines of the adapter ``inner``."""
+
+    inner_actions: tuple[type[Action], ...]
+    begin: Callable[..., Action]
+    at: Callable[..., Action]
+
+    @property
+    def inner(self) -> MemberAdapter: ...
+
+    def config_of(self, config: FleetConfig, name: str) -> Any:
+        """The configuration of one machine. Raises what its adapter raises."""
+        ...
+
+    def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedMember:
+        """A machine of this name that knows nothing."""
+        ...
+
+
+@functools.cache
+def fleet_adapter(name: str) -> AdapterOfFleets:
+    """The adapter of fleets of this name. Raises ScriptDefinitionError for any other."""
+    adapter = adapter_named(name)
+    if not isinstance(adapter, AdapterOfFleets):
+        raise ScriptDefinitionError(f"{name} is no adapter of fleets; make one with scripted.fleets.adapter")
+    return adapter

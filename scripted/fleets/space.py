@@ -1,17 +1,18 @@
-"""What the search draws of fleets: the targets of one machine, spread over several, and events of links."""
+"""Generated targets of fleets: the targets of one machine, spread over several, and events of links."""
 
 from __future__ import annotations
 
 import functools
 import random
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Final, Generic
 
 from scripted.core.common_actions import AdvanceClock
+from scripted.core.machine import ConfigT
 from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
-from scripted.fleets.actions import adapter_of, clause_of
-from scripted.fleets.machine import FleetConfig
+from scripted.fleets.actions import clause_of
+from scripted.fleets.machine import FleetConfig, fleet_adapter
 from scripted.search.covering import Row
 from scripted.search.generated import EVENT, Space, drawn_events
 
@@ -19,7 +20,7 @@ _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
 _KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")
 
 
-class FleetSpace:
+class FleetSpace(Generic[ConfigT]):
     """Implements ``scripted.search.generated.Space`` for the adapter of fleets ``of``.
 
     ``base`` draws the targets of one machine, less what is ``left_out``. ``shared`` makes of its configuration the one
@@ -32,7 +33,7 @@ class FleetSpace:
         base: Callable[[], Space],
         *,
         left_out: Collection[str],
-        shared: Callable[[Any], Any] = lambda config: config,
+        shared: Callable[[ConfigT], ConfigT] = lambda config: config,
         kinds: Collection[str] = (),
     ) -> None:
         self._of = of
@@ -60,7 +61,7 @@ class FleetSpace:
         base = self._base().draw(_of_one(row), rng)
         names = tuple(rng.choice(_FLEETS[2:] if "engines" in row else _FLEETS).split(","))
         decoding = [name for name in names if name[0] == "d"]
-        adapter = adapter_of(self._of)
+        adapter = fleet_adapter(self._of)
         placed = []
         for one in base.placed:
             if one.action.is_start:

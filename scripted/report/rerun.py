@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
-from scripted.core.adapters import OWN
+from scripted.core.adapters import OWN, adapter_named
+from scripted.core.machine import RecordIn
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.translation import Translated
 from scripted.report.step_log import StepLog
 
 if TYPE_CHECKING:
@@ -57,3 +61,31 @@ class Rerun(msgspec.Struct, frozen=True):
         """Every promise was kept, and a recording was followed to its end or its death."""
         followed = self.differs is None and self.error == self.recorded_error
         return followed and (self.broken is None or self.recorded_error is not None)
+
+
+@runtime_checkable
+class ReplaysRecordings(Protocol[RecordIn]):
+    """An adapter that reads recordings of its scheduler."""
+
+    def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
+        """Do the recorded steps again, all of them or up to ``until``, and compare them.
+
+        ``last_steps`` of them are kept, or all. Raises what a bad file raises.
+        """
+        ...
+
+    def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
+        """The recorded steps as a schedule, as far as a schedule can say them."""
+        ...
+
+    def plan_of(self, record: RecordIn) -> object:
+        """The launch of a step, in a form in which two runs can be compared; None for nothing."""
+        ...
+
+
+def recording_reader(name: str) -> ReplaysRecordings:
+    """The adapter of this name, which reads recordings. Raises ScriptDefinitionError for any other."""
+    adapter = adapter_named(name)
+    if not isinstance(adapter, ReplaysRecordings):
+        raise ScriptDefinitionError(f"the adapter {name} reads no recordings; replay a schedule of it")
+    return adapter

@@ -10,11 +10,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from scripted.core.machine import ConfigIn, ConfigT, RecordIn
 from scripted.core.phrases import printable, short_rid
+from scripted.core.protocol import Adapter
+from scripted.core.refusals import ScriptDefinitionError
 
 # A text names this many requests or tokens, and counts the others.
 _NAMED: Final = 4
@@ -226,3 +229,19 @@ class FleetLog(msgspec.Struct, frozen=True):
 
     engines: tuple[EngineLog, ...]
     messages: tuple[Message, ...] = ()
+
+
+@runtime_checkable
+class ShowsSteps(Protocol[ConfigIn, RecordIn]):
+    """An adapter whose records can be shown."""
+
+    def as_log(self, records: Sequence[RecordIn], config: ConfigIn) -> StepLog:
+        """The steps in words."""
+        ...
+
+
+def log_of_adapter(adapter: Adapter[ConfigT], records: Sequence[object], config: ConfigT) -> StepLog:
+    """The recorded steps of a run, in words. Raises ScriptDefinitionError for an adapter that shows none."""
+    if not isinstance(adapter, ShowsSteps):
+        raise ScriptDefinitionError(f"the steps of {adapter.name} cannot be shown; give its adapter as_log()")
+    return adapter.as_log(records, config)

@@ -18,6 +18,7 @@ import msgspec
 from scripted.core.adapters import OWN, adapter_named
 from scripted.core.phrases import nearest
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.script.on_adapters import ServesLive, script_runner
 from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions
 from scripted.script.source import code_of, file_of, idle_statements
 
@@ -195,11 +196,8 @@ def _check_options(adapter: str, *, oracle: bool) -> None:
 def _on_adapter(test: ScriptedTest, name: str, settings: Mapping[str, Any]) -> ScriptedTest:
     """The test on this adapter, with the configuration that was given or that these settings say."""
     name = _from_here(name, test.file)
+    script_runner(name)
     adapter, config = adapter_named(name), test.config
-    if not hasattr(adapter, "run_script"):
-        raise ScriptDefinitionError(
-            f"the adapter {name} runs no scripts; make it with scripted.sdk.SchedulerAdapter, or search it only"
-        )
     default = adapter.read_config({})
     if config is None:
         config = adapter.read_config({setting: str(value) for setting, value in settings.items()})
@@ -208,7 +206,7 @@ def _on_adapter(test: ScriptedTest, name: str, settings: Mapping[str, Any]) -> S
             f"@scripted(adapter={name!r}) takes settings by name, or one "
             f"{type(default).__name__}; got {config!r}{' and settings' if settings else ''}"
         )
-    if "server" in test.tiers and getattr(adapter, "live", None) is None:
+    if "server" in test.tiers and not (isinstance(adapter, ServesLive) and adapter.live is not None):
         raise ScriptDefinitionError(
             f"the adapter {name} has no live server, so its scripts run in the sim tier; leave out tiers"
         )

@@ -15,13 +15,14 @@ from typing import Any, Final
 import msgspec
 
 from scripted.core.adapters import adapter_named
-from scripted.core.mutant import MutantDoesNotFit
+from scripted.core.mutant import HasMutants, MutantDoesNotFit
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
 from scripted.script.counted_source import Site
 from scripted.script.decorator import ScriptedTest
 from scripted.script.measure import Measured, count_assertions, numbered, tell_lies, turn_round
+from scripted.script.on_adapters import script_runner
 
 # A bug may keep a script from its end.
 _TIMEOUT_S: Final = 2.0
@@ -150,7 +151,8 @@ class _Runs:
         with asked:
             steps = self._run(None, codes)
         self.longest = min(self.longest, _LONGER * steps + _MARGIN_STEPS)
-        return asked, tuple(adapter_named(self.test.adapter).bugs_met(codes))
+        adapter = adapter_named(self.test.adapter)
+        return asked, tuple(adapter.bugs_met(codes)) if isinstance(adapter, HasMutants) else ()
 
     def empty(self) -> _Runs:
         """The runs of the empty script of the same configuration."""
@@ -203,11 +205,9 @@ class _Runs:
             options = msgspec.structs.replace(options, timeout_s=_TIMEOUT_S)
         else:
             sys.setprofile(lambda frame, event, _argument: codes.add(id(frame.f_code)) if event == "call" else None)
-        adapter, config = adapter_named(self.test.adapter), self.test.config
+        runner, config = script_runner(self.test.adapter), self.test.config
         try:
-            return adapter.run_script(
-                self.test.script, self.arguments, config=config, options=options, mutant=bug
-            ).steps
+            return runner.run_script(self.test.script, self.arguments, config=config, options=options, mutant=bug).steps
         finally:
             if codes is not None:
                 sys.setprofile(None)

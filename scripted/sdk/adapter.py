@@ -1,23 +1,25 @@
-"""An adapter of a machine and what it declares: configuration, limits, capabilities, workloads, mutants."""
+"""The adapter of a machine, with its declarations: configuration, limits, capabilities, workloads, mutants."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeAlias
 
 import msgspec
+from typing_extensions import TypeVar
 
 from scripted.core.account import Account
-from scripted.core.action import Action
+from scripted.core.action import Action, RunLike
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.errors import Overdue
 from scripted.core.forks import Copier, Frozen
+from scripted.core.machine import Machine
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
 from scripted.core.placed_action import Placed
-from scripted.core.protocol import ADAPTER_API, TestHead, WrittenTest
+from scripted.core.protocol import ADAPTER_API, ConfigValue, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
 from scripted.core.schedule import Schedule
@@ -26,6 +28,9 @@ from scripted.core.translation import Translated
 from scripted.core.violation import Violation
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
+from scripted.script.decorator import ScriptFunction
+from scripted.script.on_adapters import ScriptEnded
+from scripted.script.options import ScriptOptions
 from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.as_schedule import plan_of, schedule_of
 from scripted.sdk.capabilities import Capabilities, Limits
@@ -40,11 +45,13 @@ from scripted.sdk.space import SchedulerSpace
 from scripted.sdk.standalone import Standalone, write_standalone
 from scripted.sdk.step_words import log_of
 from scripted.sdk.workloads import workloads_of
+from scripted.search.execution import Outcome
+from scripted.search.mutant_search import Found
 
 _WIDTH: Final = 116
 # Names that mean something else in @scripted(...).
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
-# A request that never was; nothing a schedule names is called this.
+# The name of a request that was never there; no schedule uses it.
 UNKNOWN_RID: Final = "nobody-ever"
 _STATES: Final = StateReader({
     Account: ("calls",),
@@ -53,7 +60,12 @@ _STATES: Final = StateReader({
 })  # fmt: skip
 
 
-def _default_of(name: str, config: type[msgspec.Struct]) -> Any:
+_SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
+_MachineT = TypeVar("_MachineT", bound=Machine[Event, Stepped], default=Any)
+SdkRunLike: TypeAlias = RunLike[_SettingsT, Event, Step, Stepped, Record, _MachineT, SimulatedRunner, SdkOracle]
+
+
+def _default_of(name: str, config: type[_SettingsT]) -> _SettingsT:
     """The default configuration. Raises ScriptDefinitionError unless there is one, which never changes."""
     rule = f"the configuration of {name} is a frozen msgspec.Struct whose fields all have defaults"
     if not (isinstance(config, type) and issubclass(config, msgspec.Struct)):
@@ -66,7 +78,7 @@ def _default_of(name: str, config: type[msgspec.Struct]) -> Any:
     return default
 
 
-class SchedulerAdapter:
+class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
     """Implements the adapter protocol for a machine of the usual shape.
 
     ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose
@@ -89,15 +101,15 @@ class SchedulerAdapter:
         self,
         name: str,
         *,
-        config: type[msgspec.Struct],
-        machine: Callable[[Any], Any],
-        limits: Callable[[Any], Limits],
-        can: Callable[[Any], Capabilities],
+        config: type[_SettingsT],
+        machine: Callable[[_SettingsT], _MachineT],
+        limits: Callable[[_SettingsT], Limits],
+        can: Callable[[_SettingsT], Capabilities],
         workloads: Mapping[str, str] | None = None,
-        settings: Mapping[str, Sequence[Any]] | None = None,
-        needed: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
-        crowded: Mapping[str, Sequence[Any]] | None = None,
-        actions: Mapping[type[Action], Mapping[str, Sequence[Any]]] | None = None,
+        settings: Mapping[str, Sequence[object]] | None = None,
+        needed: Mapping[str, Mapping[str, Sequence[object]]] | None = None,
+        crowded: Mapping[str, Sequence[object]] | None = None,
+        actions: Mapping[type[Action], Mapping[str, Sequence[object]]] | None = None,
         undoing: Sequence[Action] = (),
         mutants: Sequence[Mutant] = (),
         copier: Copier | None = None,
@@ -121,7 +133,7 @@ class SchedulerAdapter:
         if copier is not None:
             copier.share(Fresh)
         self._may_grow = tuple(may_grow)
-        self._fresh: dict[Any, Fresh] = {}
+        self._fresh: dict[_SettingsT, Fresh] = {}
         default = _default_of(name, config)
         for part, value, made in (("limits", limits, Limits), ("can", can, Capabilities)):
             if not callable(value) or not isinstance(value(default), made):
@@ -145,7 +157,7 @@ class SchedulerAdapter:
 
     # -- configurations --
 
-    def read_config(self, words: Mapping[str, str]) -> Any:
+    def read_config(self, words: Mapping[str, str]) -> _SettingsT:
         """Raises ScriptDefinitionError that names the field."""
         known = self._config.__struct_fields__
         for name in words:
@@ -154,34 +166,35 @@ class SchedulerAdapter:
                     f"{self.name} has no setting {name!r}{nearest(name, known)}; it has {', '.join(known)}"
                 )
         try:
-            return msgspec.convert(dict(words), self._config, strict=False)
+            config: _SettingsT = msgspec.convert(dict(words), self._config, strict=False)
         except msgspec.ValidationError as exc:
             raise ScriptDefinitionError(f"a setting of {self.name} cannot be read: {exc}") from exc
+        return config
 
-    def config_words(self, config: Any) -> Mapping[str, Any]:
+    def config_words(self, config: _SettingsT) -> Mapping[str, ConfigValue]:
         """Every value that is not at its default."""
-        default, values = self._config(), msgspec.structs.asdict(config)
-        return {name: value for name, value in values.items() if value != getattr(default, name)}
+        default = msgspec.structs.asdict(self._config())
+        return {name: value for name, value in msgspec.structs.asdict(config).items() if value != default[name]}
 
-    def smaller_configs(self, config: Any) -> Iterator[Any]:
+    def smaller_configs(self, config: _SettingsT) -> Iterator[_SettingsT]:
         """One setting at its default, where that goes with the others."""
-        default = self._config()
+        default = msgspec.structs.asdict(self._config())
         for name in self.config_words(config):
             with suppress(ValueError):
-                yield msgspec.structs.replace(config, **{name: getattr(default, name)})
+                yield msgspec.structs.replace(config, **{name: default[name]})
 
-    def limits_of(self, config: Any) -> tuple[Limits, Capabilities]:
+    def limits_of(self, config: _SettingsT) -> tuple[Limits, Capabilities]:
         return self._limits(config), self._can(config)
 
     # -- a run --
 
-    def new_parts(self, config: Any, *, record: bool) -> tuple[Any, SimulatedRunner, SdkOracle]:
+    def new_parts(self, config: _SettingsT, *, record: bool) -> tuple[_MachineT, SimulatedRunner, SdkOracle]:
         del record
         limits, can = self.limits_of(config)
         fresh = self._fresh_of(config)
         return self._new_machine(config), SimulatedRunner(limits, can), SdkOracle(limits, can, fresh)
 
-    def _new_machine(self, config: Any) -> Any:
+    def _new_machine(self, config: _SettingsT) -> _MachineT:
         try:
             return self._machine(config)
         except Overdue:
@@ -191,7 +204,7 @@ class SchedulerAdapter:
                 f"the machine of {self.name} cannot be made of {config!r}: {type(exc).__name__}: {text_of(exc)}"
             ) from exc
 
-    def _fresh_of(self, config: Any) -> Fresh:
+    def _fresh_of(self, config: _SettingsT) -> Fresh:
         if config not in self._fresh:
             leaves = () if self._copier is None else self._copier.shared
             machine = self._new_machine(config)
@@ -204,16 +217,16 @@ class SchedulerAdapter:
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)
 
-    def drive(self, run: Any) -> None:
+    def drive(self, run: SdkRunLike[_SettingsT, _MachineT]) -> None:
         stepped: Stepped | None = None
         with run:
             while (step := run.next_step(stepped)) is not None:
                 stepped = self.take_step(run, step)
 
-    def take_step(self, run: Any, step: Step) -> Stepped:
-        """What the loop does in one step."""
+    def take_step(self, run: SdkRunLike[_SettingsT, _MachineT], step: Step) -> Stepped:
+        """Do in one step what ``drive`` does in each."""
         try:
-            stepped: Stepped = run.machine.step(step.events, step.now)
+            stepped = run.machine.step(step.events, step.now)
         except SystemExit as exc:
             raise Violation(f"a step ends the process, by SystemExit({text_of(exc)!r})") from exc
         wrong = wrong_in_step(stepped)
@@ -224,32 +237,28 @@ class SchedulerAdapter:
             run.device.launch(stepped.microbatch)
         return stepped
 
-    def leave_out(self, run: Any) -> None:
-        """Nothing: all runs are checked alike."""
-
-    def what_is_busy(self, run: Any) -> str:
+    def what_is_busy(self, run: SdkRunLike[_SettingsT, _MachineT]) -> str:
         return " ".join(f"{name}={count}" for name, count in run.machine.counts().items())
 
-    def where(self, run: Any, rid: str | None) -> tuple[str, str]:
+    def where(self, run: SdkRunLike[_SettingsT, _MachineT], rid: str | None) -> tuple[str, str]:
         """From the account of replies and computed positions."""
-        oracle: SdkOracle = run.oracle
-        live = oracle.account.live
+        live = run.oracle.account.live
         if rid is None:
             state = "+".join(sorted({life.state for life in live.values()})) or "no request"
         else:
             state = live[rid].state if rid in live else "not alive"
-        batches = oracle.in_flight
+        batches = run.oracle.in_flight
         full = "full" if len(batches) >= self.limits_of(run.config)[0].depth else "some"
         return state, full if batches else "empty"
 
-    def also_due(self, run: Any) -> Sequence[Any]:  # noqa: ARG002 - the protocol's
+    def also_due(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Sequence[Event]:  # noqa: ARG002 - the protocol's
         return ()
 
-    def obstacle(self, run: Any) -> Action | None:  # noqa: ARG002 - the protocol's
+    def obstacle(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Action | None:  # noqa: ARG002 - the protocol's
         """Nothing; an adapter overrides it to name a reason why requests may stand still."""
         return None
 
-    def finale(self, run: Any, turn: int) -> Sequence[Event]:
+    def finale(self, run: SdkRunLike[_SettingsT, _MachineT], turn: int) -> Sequence[Event]:
         """Aborts of unknown requests, which change nothing; then a pause ends, and the cache is flushed if possible."""
         if turn == 0:
             ended = [life.message.rid for life in run.oracle.account.lives[-1:]]
@@ -258,22 +267,19 @@ class SchedulerAdapter:
             return [FlushCache(call_id=run.new_call_id())]
         return ()
 
-    def record_step(self, step: Step, stepped: Stepped | None, machine: Any, error: str | None) -> Record:
+    def record_step(self, step: Step, stepped: Stepped | None, machine: _MachineT, error: str | None) -> Record:
         """The step with the machine's counts after it."""
         return Record(step, stepped, dict(machine.counts()), error)
 
-    def as_log(self, records: Sequence[Record], config: Any) -> StepLog:
+    def as_log(self, records: Sequence[Record], config: _SettingsT) -> StepLog:
         return log_of(records, self._limits(config))
 
-    def check_records(self, records: Sequence[Record]) -> None:
-        """Nothing: every step was checked as it ran."""
-
-    def freeze(self, run: Any) -> Frozen[Any] | None:
-        """As it is now, where it can be copied."""
+    def freeze(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Frozen[SdkRunLike[_SettingsT, _MachineT]] | None:
+        """The run as it is now; None without a copier."""
         return None if self._copier is None else Frozen(run, self._copier)
 
-    def digests(self, run: Any) -> Iterator[bytes]:
-        """All of it. Raises UnreadableState for a machine with something inside that does not say what it is."""
+    def digests(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Iterator[bytes]:
+        """The whole state in one part. Raises UnreadableState for a machine with an object that cannot be read."""
         yield _STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
 
     # -- recordings --
@@ -310,7 +316,7 @@ class SchedulerAdapter:
         """Of its mutants, those that break code with one of these ids."""
         return [name for name, mutant in self._mutants.items() if mutant.is_met(codes)]
 
-    def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
+    def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
         """A table of its own; a page that is there keeps what stands above its first table."""
         from lockstep.output_files import write_output  # a search imports nothing of the engine
 
@@ -325,22 +331,21 @@ class SchedulerAdapter:
     # -- tests --
 
     def run_script(
-        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
-    ) -> Any:
+        self,
+        script: ScriptFunction,
+        arguments: Mapping[str, object],
+        *,
+        config: _SettingsT,
+        options: ScriptOptions,
+        mutant: str | None,
+    ) -> ScriptEnded:
         """Run a generator function of ``t``. Raises ScriptFailed or ScriptTimeout."""
         from scripted.sdk.script.runner import run_script
 
         return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
 
-    def script_target(self, target: str) -> Any:
-        """A script is no target of such an adapter. Raises ScriptDefinitionError."""
-        raise ScriptDefinitionError(
-            f"the adapter {self.name} is searched from workloads and schedules, got {target!r}; "
-            f"there are {', '.join(self.workloads)}"
-        )
-
-    def settling(self, placed: Sequence[Placed], outcome: Any) -> list[Placed]:
-        """What ended its run; a script is settled like a schedule, so one that broke off leaves nothing open."""
+    def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
+        """The actions that ended its run; a script ends like a schedule, so a broken run leaves nothing open."""
         del placed
         return list(outcome.implied)
 
@@ -352,7 +357,7 @@ class SchedulerAdapter:
             )
         return write_standalone(self.standalone, schedules, name=name)
 
-    def test_head(self, config: Any, body: str) -> TestHead:
+    def test_head(self, config: _SettingsT, body: str) -> TestHead:
         """Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot say."""
         del body
         words = self.config_words(config)

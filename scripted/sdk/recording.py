@@ -14,6 +14,7 @@ import msgspec
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.rerun import Rerun
+from scripted.report.step_log import log_of_adapter
 from scripted.sdk.messages import Event, Record, Step, Stepped
 
 FORMAT: Final = "lockstep-steps-1"
@@ -129,7 +130,7 @@ def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None
         if differs is not None:
             break
     words = dict(adapter.config_words(config))
-    log = adapter.as_log(done, config)
+    log = log_of_adapter(adapter, done, config)
     return Rerun(log, error, differs, recorded_error, adapter=adapter.name, config=words), done
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
+from scripted.core.action import Action
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.errors import Overdue
 from scripted.core.placed_action import Placed
-from scripted.core.protocol import Freezer
+from scripted.core.protocol import CopiesRuns, Freezer
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
@@ -27,7 +27,8 @@ DEFAULT_DEPTH = 6
 DEFAULT_TOGETHER = 2
 _COPIES = "a bounded claim needs runs that can be copied"
 
-_Key = tuple[tuple[bytes | None, ...], tuple[Any, ...]]
+# The state of a run and the actions that are left.
+_Key = tuple[tuple[bytes | None, ...], tuple[Action, ...]]
 
 
 class Bounded(msgspec.Struct, frozen=True):
@@ -79,6 +80,10 @@ class _TreeEnded(Exception):
 class _Tree:
     def __init__(self, events: Schedule, depth: int, together: int, seconds: float | None) -> None:
         self._base = events
+        adapter = events.adapter
+        if not isinstance(adapter, CopiesRuns):
+            raise ScriptDefinitionError(f"{_COPIES}; give the adapter {events.of} freeze() and digests()")
+        self._copies_runs: CopiesRuns = adapter
         self._depth = depth
         self._together = together
         self._began = time.monotonic()
@@ -108,12 +113,12 @@ class _Tree:
 
     def _frozen(self, gate: Run) -> Freezer:
         with watchdog(RUN_TIMEOUT_S, OVERDUE, is_busy=True):
-            frozen = gate.adapter.freeze(gate)
+            frozen = self._copies_runs.freeze(gate)
         if frozen is None:
             raise ScriptDefinitionError(f"{_COPIES}; give the adapter {self._base.of} a copier")
         return frozen
 
-    def _below(self, frozen: Freezer, left: tuple[Any, ...], path: tuple[Placed, ...]) -> int:
+    def _below(self, frozen: Freezer, left: tuple[Action, ...], path: tuple[Placed, ...]) -> int:
         """How many schedules begin with ``path``, all of them run. ``frozen`` is the run before the next step."""
         schedules = 0
         for chosen, rest in _choices(left, self._together):
@@ -127,7 +132,7 @@ class _Tree:
             schedules += self._after(gate, step, placed, rest)
         return schedules
 
-    def _after(self, gate: Run, step: int, placed: tuple[Placed, ...], rest: tuple[Any, ...]) -> int:
+    def _after(self, gate: Run, step: int, placed: tuple[Placed, ...], rest: tuple[Action, ...]) -> int:
         """One step further: to a state that is known, or that is gone on from, or to the end."""
         key: _Key | None = None
         schedule = self._schedule(placed)
@@ -137,7 +142,7 @@ class _Tree:
             if run.step < step:
                 return
             run.watch = None
-            key = tuple(run.adapter.digests(run)), rest
+            key = tuple(self._copies_runs.digests(run)), rest
             if key in self._known or step < self._depth:
                 raise Left
 
@@ -160,7 +165,7 @@ class _Tree:
         return 1
 
 
-def _choices(left: tuple[Any, ...], most: int) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+def _choices(left: tuple[Action, ...], most: int) -> Iterator[tuple[tuple[Action, ...], tuple[Action, ...]]]:
     """What comes in one step, in each order, and what is left then; actions that are alike are taken once."""
     seen = set()
     for count in range(min(most, len(left)) + 1):

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from scripted.core.adapters import adapter_named
+from scripted.core.mutant import switched_on
 from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
 from scripted.search.units import Coverage, Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
@@ -134,7 +135,7 @@ class Campaign:
                 yield Unit(target, part, parts, count, until)
 
     def _run_here(self, units: Iterator[Unit]) -> bool:
-        with adapter_named(self._plan.adapter).switched_on(self._plan.mutant), _rare_collections():
+        with switched_on(adapter_named(self._plan.adapter), self._plan.mutant), _rare_collections():
             for unit in units:
                 if self._is_over():
                     return False
@@ -210,4 +211,4 @@ def _rare_collections() -> Iterator[None]:
 def _begin(adapter: str, mutant: str | None) -> None:
     """In each process, once, for its whole life."""
     _for_life.enter_context(_rare_collections())
-    _for_life.enter_context(adapter_named(adapter).switched_on(mutant))
+    _for_life.enter_context(switched_on(adapter_named(adapter), mutant))

@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from scripted.core.errors import Overdue
 from scripted.core.installed import harness_packages
 from scripted.core.phrases import path_of, text_of
 from scripted.core.placed_action import Placed
-from scripted.core.protocol import Freezer
+from scripted.core.protocol import ChecksRecords, CopiesRuns, Freezer, SkipsChecks, violations_of
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Cell, Phase, Run
 from scripted.core.schedule import Schedule
@@ -143,8 +143,8 @@ def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bo
 
     def begin() -> Run:
         gate = Run(schedule)
-        if leave_out:
-            gate.adapter.leave_out(gate)
+        if leave_out and isinstance(adapter := gate.adapter, SkipsChecks):
+            adapter.leave_out(gate)
         return gate
 
     return _finish(begin, timeout_s)[0]
@@ -164,9 +164,9 @@ def record(
     if gate is None:
         return outcome, []
     assert gate.records is not None
-    if outcome.failure is None:
+    if outcome.failure is None and isinstance(adapter := gate.adapter, ChecksRecords):
         try:
-            gate.adapter.check_records(gate.records)
+            adapter.check_records(gate.records)
         except Violation as exc:
             outcome = msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
     return outcome, gate.records
@@ -202,7 +202,7 @@ def _finish(begin: Callable[[], Run], timeout_s: float | None) -> tuple[Outcome,
     except Exception as exc:
         if gate is None:
             raise
-        if not (isinstance(exc, (Violation, *gate.adapter.violations)) or _is_of_scheduler(exc, gate)):
+        if not (isinstance(exc, (Violation, *violations_of(gate.adapter))) or _is_of_scheduler(exc, gate)):
             raise _harness_error(exc, gate) from exc
         failure = Failure.of(exc, gate)
     if gate is None:
@@ -248,7 +248,9 @@ class Prefixes:
         self.base = base
         self._is_restored = is_restored
         self.rejoined = 0
-        self._is_readable = is_copied
+        adapter = base.adapter
+        self._copies_runs = adapter if isinstance(adapter, CopiesRuns) else None
+        self._is_readable = is_copied and self._copies_runs is not None
         # By the step that comes next; there is always one before the first, if there are any.
         self._copies: dict[int, Freezer] = {}
         self._walked: Counter[int] = Counter()
@@ -364,10 +366,17 @@ class Prefixes:
         self._walked[step] += step - near
         if walked > _WALKED_STEPS:
             gate = self._before(step)
-            frozen = gate.adapter.freeze(gate)
+            frozen = self._frozen(gate)
             assert frozen is not None, "a run can be copied before its first step, but not later"
             self._copies[step], near = frozen, step
         return self._thawed(near, name)
+
+    def _frozen(self, gate: Run) -> Freezer | None:
+        return None if self._copies_runs is None else self._copies_runs.freeze(gate)
+
+    def _digests_of(self, gate: Run) -> Iterator[bytes | None]:
+        assert self._copies_runs is not None, "only runs that can be copied are compared"
+        return self._copies_runs.digests(gate)
 
     def _near(self, step: int) -> int:
         return max(one for one in self._copies if one <= step)
@@ -401,7 +410,7 @@ class Prefixes:
     def _leave_copied(self, gate: Run) -> None:
         """The copy before the first step is of a run that is not recorded, as those that start from it are not."""
         gate.watch = None
-        frozen = gate.adapter.freeze(gate)
+        frozen = self._frozen(gate)
         if frozen is not None:
             self._copies[1] = frozen
         raise Left
@@ -420,7 +429,7 @@ class Prefixes:
         self._in_vain[kinds] += 1
         try:
             base = self._digests_before(here)
-            if all(one in (None, other) for one, other in zip(gate.adapter.digests(gate), base, strict=True)):
+            if all(one in (None, other) for one, other in zip(self._digests_of(gate), base, strict=True)):
                 self._in_vain[kinds] -= 1
                 raise Left
         except UnreadableState:
@@ -429,7 +438,7 @@ class Prefixes:
     def _digests_before(self, step: int) -> tuple[bytes | None, ...]:
         if step not in self._digests:
             gate = self._before(step)
-            self._digests[step] = tuple(gate.adapter.digests(gate))
+            self._digests[step] = tuple(self._digests_of(gate))
         return self._digests[step]
 
     def _rejoined(self, gate: Run) -> Outcome:

@@ -10,7 +10,7 @@ import functools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -41,9 +41,9 @@ _DRAWS: Final = 1000
 
 
 class Space(Protocol):
-    """What can be drawn for an adapter. ``features`` are settings, kinds of requests and of events, each with the
-    levels that are not its default. A space may have ``twists`` too, names of what a row has beside features: one of
-    them by turns, as its ``twist``; and ``scenes``, twists that need features, each with the levels that it needs.
+    """The targets that can be drawn for an adapter.
+
+    ``features`` are settings, kinds of requests and of events, each with the levels that are not its default.
     """
 
     @property
@@ -66,6 +66,30 @@ class Space(Protocol):
         ...
 
 
+@runtime_checkable
+class HasTwists(Protocol):
+    """A space whose rows may have a twist beside their features: one of these names, by turns."""
+
+    @property
+    def twists(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
+class HasScenes(Protocol):
+    """A space with scenes: twists that need features, each with the levels that it needs."""
+
+    @property
+    def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]: ...
+
+
+@runtime_checkable
+class GeneratesTargets(Protocol):
+    """An adapter that declares a space to generate targets from."""
+
+    @property
+    def space(self) -> Space: ...
+
+
 def generated_target(number: int) -> str:
     return f"generated:{number}"
 
@@ -84,9 +108,10 @@ def number_of(target: str) -> int | None:
 
 
 def row_of(number: int, of: str) -> Row:
-    """What is on in the target of this number."""
+    """The features of the target of this number."""
     space, rows, place = space_of(of), _rows(number // _BLOCK, of), number % _BLOCK
-    twists, scenes = getattr(space, "twists", ()), getattr(space, "scenes", {})
+    twists = space.twists if isinstance(space, HasTwists) else ()
+    scenes = space.scenes if isinstance(space, HasScenes) else {}
     turn, member = divmod(place - _PLAIN_TARGETS, _GROUP_TARGETS)
     if turn < 0:
         return rows[place]
@@ -94,12 +119,13 @@ def row_of(number: int, of: str) -> Row:
     if member == 0 and twists:
         return {**row, TWIST: twists[turn % len(twists)]}
     if member == _GROUP_TARGETS - 1 and scenes:
-        return _scene(space, row, list(scenes)[turn % len(scenes)], random.Random(number))  # noqa: S311 - the same
+        name = list(scenes)[turn % len(scenes)]
+        return _scene(space, row, name, scenes[name], random.Random(number))  # noqa: S311 - the same
     return row
 
 
-def _scene(space: Any, row: Row, name: str, rng: random.Random) -> Row:
-    needs = {**{feature: rng.choice(levels) for feature, levels in space.scenes[name].items()}, TWIST: name}
+def _scene(space: Space, row: Row, name: str, needed: Mapping[str, tuple[str, ...]], rng: random.Random) -> Row:
+    needs = {**{feature: rng.choice(levels) for feature, levels in needed.items()}, TWIST: name}
     wanted = {**{feature: level for feature, level in row.items() if rng.random() < _KEPT}, **needs}
     return wanted if space.allows(wanted) else needs
 
@@ -121,13 +147,13 @@ def generated_schedule(number: int, of: str) -> Schedule:
 
 def space_of(of: str) -> Space:
     """The adapter's space. Raises ScriptDefinitionError where it has none."""
-    space: Space | None = getattr(adapter_named(of), "space", None)
-    if space is None:
+    adapter = adapter_named(of)
+    if not isinstance(adapter, GeneratesTargets):
         raise ScriptDefinitionError(
             f"the adapter {of} declares no space to generate targets from; search its workloads with --corpus, or make "
             "the adapter with scripted.sdk.SchedulerAdapter, which has one"
         )
-    return space
+    return adapter.space
 
 
 class _Rows(Sequence[Row]):

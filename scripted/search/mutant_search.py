@@ -11,12 +11,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
 from scripted.core.adapters import OWN, adapter_named
-from scripted.core.mutant import MutantDoesNotFit
+from scripted.core.mutant import MutantDoesNotFit, switched_on
 from scripted.core.refusals import HarnessError
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute, execute_recorded
@@ -69,10 +69,54 @@ class Found(msgspec.Struct, frozen=True):
         return f"schedule {self.schedules:,}, {self.cpu_s:.2f} s"
 
 
+@runtime_checkable
+class HasRoles(Protocol):
+    """An adapter some of whose mutants are searched for in the targets of another role of its scheduler."""
+
+    def adapter_of(self, mutant: str) -> str:
+        """The adapter in whose targets this mutant is searched for. Raises ValueError for an unknown one."""
+        ...
+
+
+@runtime_checkable
+class HasContracts(Protocol):
+    """An adapter with mutants that no engine had: each breaks a promise of this scheduler."""
+
+    @property
+    def contract_names(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class DrawsMutants(Protocol):
+    """An adapter that draws mutants at random."""
+
+    def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
+        """Single edits of the scheduler, the same for the same seed; what each changes, by name."""
+        ...
+
+
+@runtime_checkable
+class DescribesMutants(Protocol):
+    """An adapter that says more of its mutants in tables."""
+
+    def about(self, mutant: str) -> Mapping[str, str]:
+        """Further columns of the mutant's line, by their heads."""
+        ...
+
+
+@runtime_checkable
+class WritesGallery(Protocol):
+    """An adapter that keeps a page of its mutants."""
+
+    def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
+        """Write into a Markdown page how soon the search found each mutant."""
+        ...
+
+
 def adapter_of(mutant: str, of: str) -> str:
     """The adapter in whose targets a mutant of ``of`` is searched for: its own, or one of another role."""
-    found = getattr(adapter_named(of), "adapter_of", None)
-    return of if found is None else str(found(mutant))
+    adapter = adapter_named(of)
+    return adapter.adapter_of(mutant) if isinstance(adapter, HasRoles) else of
 
 
 def find_mutant(name: str, of: str = OWN) -> Found:
@@ -93,7 +137,7 @@ def find_mutant(name: str, of: str = OWN) -> Found:
 def _misfit(mutant: str, of: str) -> str:
     """Why the scheduler that is installed has no place for a mutant; empty where it has. Raises ValueError."""
     try:
-        with adapter_named(of).switched_on(mutant):
+        with switched_on(adapter_named(of), mutant):
             return ""
     except MutantDoesNotFit as exc:
         return str(exc)
@@ -234,7 +278,7 @@ def _campaign(plan: SearchPlan) -> tuple[int, str, str]:
 def _alone(plan: SearchPlan) -> tuple[int, str, str]:
     assert plan.schedules is not None
     until = None if plan.cpu_seconds is None else time.process_time() + plan.cpu_seconds
-    with adapter_named(plan.adapter).switched_on(plan.mutant):
+    with switched_on(adapter_named(plan.adapter), plan.mutant):
         for count in range(plan.schedules):
             if until is not None and time.process_time() >= until:
                 return count, "", ""

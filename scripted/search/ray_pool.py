@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from scripted.core.adapters import adapter_named
+from scripted.core.mutant import switched_on
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
@@ -118,5 +119,5 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
 def _run_switched_on(unit: Unit, plan: SearchPlan) -> UnitResult:
     from scripted.search.units import run_unit
 
-    with adapter_named(plan.adapter).switched_on(plan.mutant):
+    with switched_on(adapter_named(plan.adapter), plan.mutant):
         return run_unit(unit, plan)

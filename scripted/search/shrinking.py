@@ -16,8 +16,9 @@ from typing import Final
 
 import msgspec
 
-from scripted.core.action import Action
+from scripted.core.action import Action, rid_of
 from scripted.core.placed_action import Placed
+from scripted.core.protocol import ShrinksConfigs
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Failure, Outcome, execute, execute_recorded
@@ -166,12 +167,15 @@ def _lower_numbers(action: Action) -> Iterator[Action]:
 
 def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:
     """One setting at its default, or nearer to it."""
-    return map(schedule.with_config, schedule.adapter.smaller_configs(schedule.config))
+    adapter = schedule.adapter
+    if not isinstance(adapter, ShrinksConfigs):
+        return iter(())
+    return map(schedule.with_config, adapter.smaller_configs(schedule.config))
 
 
 def _plain_names(schedule: Schedule) -> Iterator[Schedule]:
     """Requests called a, b, c in the order in which they are named: all of them, or one."""
-    rids = dict.fromkeys(rid for one in schedule.placed if (rid := getattr(one.action, "rid", None)) is not None)
+    rids = dict.fromkeys(rid for one in schedule.placed if (rid := rid_of(one.action)) is not None)
     if len(rids) > len(_LETTERS):
         return
     plain = dict(zip(rids, _LETTERS, strict=False))
@@ -186,6 +190,6 @@ def _plain_names(schedule: Schedule) -> Iterator[Schedule]:
 def _renamed(schedule: Schedule, names: Mapping[str, str]) -> Schedule:
     placed = []
     for one in schedule.placed:
-        new = names.get(getattr(one.action, "rid", ""))
+        new = names.get(rid_of(one.action) or "")
         placed.append(one if new is None else Placed(one.step, msgspec.structs.replace(one.action, rid=new)))
     return schedule.of_placed(placed)

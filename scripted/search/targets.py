@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, runtime_checkable
 
 from scripted.core.adapters import OWN, adapter_named
 from scripted.core.phrases import nearest
@@ -49,6 +49,15 @@ class Target(Protocol):
     def execute_drawn(self, drawn: Drawn) -> Outcome: ...
 
 
+@runtime_checkable
+class HasScriptTargets(Protocol):
+    """An adapter whose registered scripts can be searched like schedules."""
+
+    def script_target(self, target: str) -> Target:
+        """The registered script ``FILE::NAME`` as a target. Raises ScriptDefinitionError where there is none."""
+        ...
+
+
 def target_named(target: str, of: str = OWN, *, is_copied: bool = True) -> Target:
     """The target of a workload's name, ``generated:NUMBER``, a schedule, or ``FILE::NAME`` of a script or Schedule.
 
@@ -57,7 +66,13 @@ def target_named(target: str, of: str = OWN, *, is_copied: bool = True) -> Targe
     """
     schedule, number = schedule_of(target, of), number_of(target)
     if schedule is None:
-        return cast(Target, adapter_named(of).script_target(target))
+        adapter = adapter_named(of)
+        if not isinstance(adapter, HasScriptTargets):
+            raise ScriptDefinitionError(
+                f"the adapter {of} is searched from workloads and schedules, got {target!r}; "
+                f"there are {', '.join(adapter.workloads)}"
+            )
+        return adapter.script_target(target)
     if number is None:
         return Prefixes(schedule)
     return Prefixes(

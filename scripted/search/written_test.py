@@ -11,20 +11,23 @@ import tempfile
 import textwrap
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from scripted.core.action import Action
+from scripted.core.action import Action, rid_of
 from scripted.core.errors import BadCall, RequestRefused
+from scripted.core.machine import ConfigIn
+from scripted.core.mutant import switched_on
 from scripted.core.phrases import plural
 from scripted.core.placed_action import Placed
-from scripted.core.protocol import WrittenTest
+from scripted.core.protocol import WrittenTest, violations_of
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.report.failure import ScriptError, ScriptTimeout
 from scripted.script.loader import load_test
+from scripted.script.on_adapters import WritesScripts
 from scripted.script.options import ScriptOptions
 from scripted.script.wait import DEFAULT_BUDGET_STEPS
 from scripted.search.execution import Failure, Outcome, execute
@@ -37,6 +40,34 @@ _INDENT: Final = "    "
 _REHEARSAL: Final = ScriptOptions(oracle=False, must_step=False)
 # A script that is left by one of these is wrong itself; it shows nothing of the scheduler.
 _FAULTS_OF_SCRIPTS: Final = ("BadCall", "UnknownName", "Departure", "RequestRefused", "NameError", "TypeError")
+
+
+@runtime_checkable
+class WritesTests(WritesScripts[ConfigIn], Protocol[ConfigIn]):
+    """An adapter whose schedules can be written as scripts."""
+
+    def settling(self, placed: Sequence[Placed], outcome: Outcome) -> Sequence[Placed]:
+        """The actions that ended the run of a schedule, and the ones that a script needs after a broken run."""
+        ...
+
+
+@runtime_checkable
+class WritesStandaloneTests(Protocol):
+    """An adapter that writes tests of the scheduler's own classes, without this project."""
+
+    def standalone_test(self, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
+        """A test of the first of these schedules that makes one."""
+        ...
+
+
+def test_writer(schedule: Schedule) -> WritesTests:
+    """The adapter of a schedule, which writes tests. Raises ScriptDefinitionError for any other."""
+    adapter = schedule.adapter
+    if not isinstance(adapter, WritesTests):
+        raise ScriptDefinitionError(
+            f"the adapter {schedule.of} writes no tests; `scripted replay` does its schedule again"
+        )
+    return adapter
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -78,7 +109,12 @@ def write_test(
                 f"a standalone test knows no mutant: leave --mutant {mutant} or --standalone out"
             )
         schedules = list(schedules)
-        return schedules[0].adapter.standalone_test(schedules, name=name)
+        adapter = schedules[0].adapter
+        if not isinstance(adapter, WritesStandaloneTests):
+            raise ScriptDefinitionError(
+                f"the adapter {schedules[0].of} writes no standalone tests; leave --standalone out"
+            )
+        return adapter.standalone_test(schedules, name=name)
     refused: list[str] = []
     for schedule in schedules:
         for form, draft in _drafts(schedule, mutant):
@@ -92,7 +128,7 @@ def write_test(
 
 def _drafts(schedule: Schedule, mutant: str | None) -> Iterator[tuple[str, Draft]]:
     """The forms of a test, the shortest first; each is made when the one before it was of no use."""
-    with schedule.adapter.switched_on(mutant):
+    with switched_on(schedule.adapter, mutant):
         failing = execute(schedule)
     shown = mutant if failing.failure is not None else None
     healthy = failing if shown is None else execute(schedule)
@@ -117,7 +153,8 @@ def rehearse(schedule: Schedule, outcome: Outcome) -> list[Line]:
 
     What comes after the step in which the scheduler breaks counts as possible.
     """
-    placed = [*schedule.placed, *schedule.adapter.settling(schedule.placed, outcome)]
+    writer = test_writer(schedule)
+    placed = [*schedule.placed, *writer.settling(schedule.placed, outcome)]
     ordered = sorted(placed, key=lambda one: (one.step, not one.action.is_control))
     lines: list[Line] = []
 
@@ -132,7 +169,7 @@ def rehearse(schedule: Schedule, outcome: Outcome) -> list[Line]:
         yield
 
     with contextlib.suppress(ScriptError):
-        schedule.adapter.run_script(script, {}, config=schedule.config, options=_REHEARSAL, mutant=None)
+        writer.run_script(script, {}, config=schedule.config, options=_REHEARSAL, mutant=None)
     return lines + [Line(one.step, one.action) for one in ordered[len(lines) :]]
 
 
@@ -171,7 +208,7 @@ def script_text(draft: Draft, *, name: str) -> str:
     """
     body = "\n".join(_body(draft))
     refused = "pytest.raises(RequestRefused)" in body
-    head = draft.schedule.adapter.test_head(draft.schedule.config, body)
+    head = test_writer(draft.schedule).test_head(draft.schedule.config, body)
     imports = [*head.imports, f"from scripted import {'RequestRefused, ' if refused else ''}scripted", *head.more]
     parts = [_docstring(draft), *(["import pytest\n"] if refused else []), *imports, *head.before, "", ""]
     return "\n".join([*parts, head.decorator, f"def {_name(name)}(t):", body, ""])
@@ -232,11 +269,7 @@ def _verb(line: Line) -> list[str]:
     lines = [str(verb) for verb in line.action.verbs()]
     if line.is_refused:
         return ["with pytest.raises(RequestRefused):", *(_INDENT + text for text in lines)]
-    return (
-        [f"{variable_of(str(getattr(line.action, 'rid', '')))} = {text}" for text in lines]
-        if line.action.is_start
-        else lines
-    )
+    return [f"{variable_of(rid_of(line.action) or '')} = {text}" for text in lines] if line.action.is_start else lines
 
 
 # -- what was seen of it --
@@ -254,7 +287,7 @@ def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
     seen = with_bug.report.headline
     is_alike = with_bug.report.error.startswith(f"{failure.type}: {failure.text}".removesuffix(": "))
     # An adapter without audits of its own raises in a script what it raises in a schedule.
-    if not is_alike and not draft.schedule.adapter.violations:
+    if not is_alike and not violations_of(draft.schedule.adapter):
         return f"it fails {where} with other words than the schedule: {seen}"
     if draft.mutant is not None:
         without = _error_of(text, name, draft, None)
@@ -271,7 +304,7 @@ def _error_of(text: str, name: str, draft: Draft, mutant: str | None) -> ScriptE
         test = load_test(str(path), _name(name))
         options = msgspec.structs.replace(test.options, timeout_s=_LIMIT_S)
         try:
-            draft.schedule.adapter.run_script(test.script, {}, config=test.config, options=options, mutant=mutant)
+            test_writer(draft.schedule).run_script(test.script, {}, config=test.config, options=options, mutant=mutant)
         except ScriptError as exc:
             return exc
     return None

@@ -16,14 +16,15 @@ from rich.live import Live
 
 from scripted.core.errors import BadCall, BudgetSpent, Overdue, RequestRefused
 from scripted.core.phrases import nearest, plural, printable
-from scripted.core.protocol import Adapter, ScriptEnded
+from scripted.core.protocol import Adapter
 from scripted.core.refusals import BadCommand, ScriptDefinitionError
 from scripted.report.failure import FailureReport, ScriptError
-from scripted.report.step_log import StepLog
+from scripted.report.step_log import StepLog, log_of_adapter
 from scripted.report.table import render_text, step_table
 from scripted.report.trace import Trace, TraceHeader
 from scripted.script.context import BaseContext
 from scripted.script.handles import BaseRequest
+from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.options import ScriptOptions
 from scripted.script.state import State
 from scripted.script.wait import Steps
@@ -74,7 +75,7 @@ class DebugSession:
         )
         while not self._left:
             try:
-                done = self._adapter.run_script(
+                done = script_runner(self._adapter.name).run_script(
                     self._script, {}, config=self._config, options=options, mutant=self._mutant
                 )
             except ScriptError as exc:
@@ -94,7 +95,7 @@ class DebugSession:
         if report is not None:
             log = report.log
         else:
-            log = None if self._t is None else self._adapter.as_log(self._t.history, self._config)
+            log = None if self._t is None else log_of_adapter(self._adapter, self._t.history, self._config)
         if log is None or not log.steps:
             return None
         header = TraceHeader(
@@ -193,7 +194,7 @@ class DebugSession:
             self._say(render_text(requests_table(handles), TABLE_WIDTH_COLUMNS))
         elif order.word is Own.HISTORY:
             assert self._t is not None, "a session that looks has a run"
-            self._say_history(self._adapter.as_log(self._t.history, self._config), order.count)
+            self._say_history(log_of_adapter(self._adapter, self._t.history, self._config), order.count)
         elif order.word is Own.SHOW:
             try:
                 self._say(printable(repr(value_of(order.text, names))))
@@ -283,6 +284,6 @@ def _text_of(exc: Exception, names: Names) -> str:
 
 
 def _verdict(done: ScriptEnded) -> str:
-    digest = f", digest {done.log.steps[-1].digest}" if done.log.steps else ""
+    digest = f", digest {done.log.steps[-1].digest}" if done.log is not None and done.log.steps else ""
     compared = plural(done.counts()["compared"], "output")
     return f"the scheduler drained and every check held: {plural(done.steps, 'step')}{digest}, {compared} compared"

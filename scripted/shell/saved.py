@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from scripted.core.machine import ConfigT
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
 from scripted.report.new_files import render_source, write_new
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
+from scripted.script.on_adapters import WritesScripts
 from scripted.script.options import ScriptOptions
 from scripted.script.wait import Steps
 from scripted.shell.statements import Names, Statement, lines_of
@@ -23,12 +25,14 @@ _TEMPLATE: Final = Path(__file__).with_name("session.py.jinja")
 
 
 def save_session(
-    path: Path, adapter: Adapter, config: Any, statements: list[Statement], *, mutant: str | None = None
+    path: Path, adapter: Adapter[ConfigT], config: ConfigT, statements: list[Statement], *, mutant: str | None = None
 ) -> None:
     """Write the session as a test, ``mutant`` named as what it was found with.
 
     Raises ScriptDefinitionError when the file is there, or when the session does not pass without the mutant.
     """
+    if not isinstance(adapter, WritesScripts):
+        raise ScriptDefinitionError(f"{path} was not written: the adapter {adapter.name} writes no tests")
     ending = _Ending(statements)
     try:
         steps = adapter.run_script(ending.script, {}, config=config, options=ScriptOptions(), mutant=None).steps

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from engine.core.config import EngineConfig
 from scripted.core.adapters import OWN
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.core.run import Run
 from scripted.fleets.adapter import FleetAdapter
-from scripted.fleets.machine import FleetConfig, FleetMachine, MemberRun
+from scripted.fleets.machine import FleetConfig, FleetMachine, FleetRun, MemberRun
 from scripted.fleets.space import FleetSpace
+from scripted.script.decorator import ScriptFunction
+from scripted.script.options import ScriptOptions
 from scripted_lockstep.actions import (
     FailGrammar,
     FailTransfer,
@@ -24,6 +26,7 @@ from scripted_lockstep.actions import (
     ReleaseTransfers,
     all_actions,
 )
+from scripted_lockstep.adapter import ADAPTER as LOCKSTEP
 from scripted_lockstep.fleet.members import SearchedEngine
 from scripted_lockstep.fleet.roles import DECODE
 from scripted_lockstep.run_forks import STATES, FrozenRun
@@ -65,7 +68,7 @@ class LockstepFleets(FleetAdapter):
     def role_of(self, name: str) -> str:
         return role_of(name)
 
-    def config_of(self, config: FleetConfig, name: str) -> Any:
+    def config_of(self, config: FleetConfig[EngineConfig], name: str) -> EngineConfig:
         return config.engine.model_copy(update={"role": role_of(name)})
 
     def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedEngine:
@@ -73,7 +76,13 @@ class LockstepFleets(FleetAdapter):
         return SearchedEngine(name, run, config.names)
 
     def run_script(
-        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+        self,
+        script: ScriptFunction,
+        arguments: Mapping[str, object],
+        *,
+        config: FleetConfig[EngineConfig],
+        options: ScriptOptions,
+        mutant: str | None,
     ) -> ScriptSucceeded:
         """There is none: a script of several engines is one of an engine. Raises ScriptDefinitionError."""
         del script, arguments, options, mutant
@@ -82,12 +91,25 @@ class LockstepFleets(FleetAdapter):
             f"t.engines({', '.join(map(repr, config.names))})"
         )
 
-    def fleet_digest(self, run: Run) -> bytes:
+    # -- mutants: each is searched for in the targets of its own adapter --
+
+    def adapter_of(self, mutant: str) -> str:
+        return LOCKSTEP.adapter_of(mutant)
+
+    @property
+    def contract_names(self) -> tuple[str, ...]:
+        return LOCKSTEP.contract_names
+
+    def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
+        return LOCKSTEP.fresh_mutants(count, seed)
+
+    def fleet_digest(self, run: FleetRun) -> bytes:
         machine = run.machine
-        known = [(one.name, one.asked, one.serving, one.prefills, one.is_draining) for one in machine.living]
+        engines = [one for one in machine.living if isinstance(one, SearchedEngine)]
+        known = [(one.name, one.asked, one.serving, one.prefills, one.is_draining) for one in engines]
         return STATES.digest(machine.fleet.links, known)
 
-    def freeze(self, run: Run) -> FrozenRun:
+    def freeze(self, run: FleetRun) -> FrozenRun[FleetRun]:
         return FrozenRun(run, lambda one: [member.run.oracle for member in one.machine.fleet.members])
 
 

@@ -14,13 +14,15 @@ from typing import Any
 from scripted.core.account import OWN_ENDS
 from scripted.core.errors import Overdue
 from scripted.core.installed import is_in_harness
+from scripted.core.mutant import switched_on
 from scripted.core.phrases import text_of
-from scripted.core.protocol import Adapter
+from scripted.core.protocol import Adapter, violations_of
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Phase
 from scripted.core.violation import Violation, is_raised_in
 from scripted.report.failure import FailureKind, FailureReport, error_of
 from scripted.report.frames import Frame
+from scripted.report.step_log import log_of_adapter
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome, run_one
 from scripted.script.options import ScriptOptions
 from scripted.script.process_state import ProcessState
@@ -41,7 +43,7 @@ class _SdkExecution(ScriptExecution):
             "inside": _frames_inside(exc) if run.phase is Phase.ADAPTER and run.script_error is None else (),
             "adapter": run.adapter.name,
             "config": ", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration",
-            "log": run.adapter.as_log(run.records, run.config),
+            "log": log_of_adapter(run.adapter, run.records, run.config),
             "state": _counts(run),
         }
         # What its scheduler raises is no death: there is no process of its own.
@@ -71,7 +73,7 @@ def run_script(
         runs.append(run_type(config, adapter.name, source, parts=parts))
         adapter.drive(runs[0])
 
-    run_one(source, drive, adapter.switched_on(mutant))
+    run_one(source, drive, switched_on(adapter, mutant))
     if source.report is not None:
         raise error_of(source.report) from source.error
     return ScriptOutcome(
@@ -79,7 +81,7 @@ def run_script(
         compared=sum(life.end in OWN_ENDS for life in runs[0].oracle.account.lives),
         reached=execution.reached,
         loose_ends=execution.loose_ends,
-        log=adapter.as_log(runs[0].records, config) if options.record else None,
+        log=log_of_adapter(adapter, runs[0].records, config) if options.record else None,
         notes=execution.notes if options.record else (),
         asked=execution.asked,
     )
@@ -87,7 +89,7 @@ def run_script(
 
 def _check_blame(run: SdkRun, exc: BaseException) -> None:
     """Raise HarnessError for what neither the script nor the scheduler is to blame for."""
-    meant = exc is run.script_error or isinstance(exc, (Violation, Overdue, *run.adapter.violations))
+    meant = exc is run.script_error or isinstance(exc, (Violation, Overdue, *violations_of(run.adapter)))
     if not meant and run.phase is not Phase.ADAPTER and not is_raised_in(exc, run.adapter.packages):
         raise HarnessError(
             f"{run.phase.value} {run.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "

@@ -1,0 +1,85 @@
+"""The protocols of adapters that run scripts, and the lookup of such an adapter by name.
+
+An adapter that is only searched has neither ``RunsScripts`` nor ``ServesLive``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from typing_extensions import TypeVar
+
+from scripted.core.adapters import adapter_named
+from scripted.core.machine import ConfigIn
+from scripted.core.protocol import TestHead
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.report.step_log import Note, StepLog
+from scripted.script.options import ScriptOptions
+
+_LauncherT = TypeVar("_LauncherT", covariant=True, default=Any)
+
+
+class ScriptEnded(Protocol):
+    """How a script that passed ended; ``log`` has its steps, where the options asked for a record."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def log(self) -> StepLog | None: ...
+
+    @property
+    def notes(self) -> tuple[Note, ...]: ...
+
+    def counts(self) -> dict[str, int]:
+        """The counts that the summary of many scripts adds up, by name."""
+        ...
+
+
+@runtime_checkable
+class RunsScripts(Protocol[ConfigIn]):
+    """An adapter whose scheduler runs scripts."""
+
+    def run_script(
+        self,
+        script: Callable[..., Generator[object, None, object]],
+        arguments: Mapping[str, object],
+        *,
+        config: ConfigIn,
+        options: ScriptOptions,
+        mutant: str | None,
+    ) -> ScriptEnded:
+        """Run a generator function of ``t`` on a machine of this configuration. Raises ScriptError."""
+        ...
+
+
+@runtime_checkable
+class WritesScripts(RunsScripts[ConfigIn], Protocol[ConfigIn]):
+    """An adapter that runs scripts and knows the head of a script that the harness writes."""
+
+    def test_head(self, config: ConfigIn, body: str) -> TestHead:
+        """The lines above the ``body`` of a test that is written."""
+        ...
+
+
+@runtime_checkable
+class ServesLive(Protocol[_LauncherT]):
+    """An adapter that may have a real server, for the server tier of scripts."""
+
+    name: str
+
+    @property
+    def live(self) -> _LauncherT | None:
+        """Starts a server of a configuration; None where there is none."""
+        ...
+
+
+def script_runner(name: str) -> RunsScripts:
+    """The adapter of this name, which runs scripts. Raises ScriptDefinitionError for any other."""
+    adapter = adapter_named(name)
+    if not isinstance(adapter, RunsScripts):
+        raise ScriptDefinitionError(
+            f"the adapter {name} runs no scripts; make it with scripted.sdk.SchedulerAdapter, or search it only"
+        )
+    return adapter
