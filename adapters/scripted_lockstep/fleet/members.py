@@ -84,7 +84,7 @@ class SearchedEngine(EngineEnd, SearchedMember):
                 case PrefillDropped():
                     self.prefills.dropped(reply.transfer, is_late=reply.is_late)
                 case TokenOutput() | Refusal():
-                    self.prefills.heard(reply.rid)
+                    self.prefills.heard(reply)
                 case _:
                     pass
             super().tell((reply,))

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine.core.messages import Generate, PrefillFailed, PrefillWanted, salt_key
+from engine.core.messages import FinishReason, Generate, PrefillFailed, PrefillWanted, Refusal, TokenOutput, salt_key
 from engine.core.routing.load import Load
 from engine.core.routing.placement import Placement, Prompt, Refused, ReplicaLoad, Rules, Ticket
 
@@ -28,11 +28,15 @@ NEWS_INTERVAL_S: Final = 60.0
 # Statuses that say nothing about other prompts.
 _OF_THE_PROMPT: Final = frozenset({400, 409, 413})
 PREFILL: Final = "prefill"
+# How a request's output ends, or goes on, whose prompt was computed.
+_COMPUTED: Final = (None, FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
 class PrefillCounts:
-    """Totals. ``dropped`` prompts were of no more use; those that found no prefill engine are ``unasked``."""
+    """Totals of prompts. KV of an ``answered`` prompt has come, a ``dropped`` one was of no more use. No prefill
+    engine could be asked for an ``unasked`` one.
+    """
 
     asked: int = 0
     answered: int = 0
@@ -53,10 +57,19 @@ class _Engine:
     told_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
+    """A prompt that ``at`` was asked for. It ends when the engine has answered and the request has gone on.
+
+    The request goes on without a word of a failure when all pages have come.
+    """
+
     at: str
+    rid: str
     asked_at: float
+    has_answered: bool = False
+    has_gone_on: bool = False
+    has_come: bool = False
 
 
 class Prefills:
@@ -86,6 +99,8 @@ class Prefills:
         # By rid, until the request's first output.
         self._tickets: dict[str, Ticket] = {}
         self._calls: dict[int, _Call] = {}
+        # The newest call for each request.
+        self._transfers: dict[str, int] = {}
         # The choices of an answer have the same prompt.
         self._last_ids: tuple[int, ...] = ()
         self._last_prompt = Prompt()
@@ -118,15 +133,21 @@ class Prefills:
         if isinstance(ticket, Refused):
             self.counts.unasked += 1
             return message
-        self.heard(message.rid)
+        self._give_back(message.rid)
         self._tickets[message.rid] = ticket
         return msgspec.structs.replace(message, prefill_at=ticket.replica)
 
-    def heard(self, rid: str) -> None:
+    def heard(self, reply: TokenOutput | Refusal) -> None:
         """A request has an output, or was refused: its prompt is no prefill engine's work any more."""
-        ticket = self._tickets.pop(rid, None)
-        if ticket is not None:
-            self._placement.ended(ticket)
+        self._give_back(reply.rid)
+        transfer = self._transfers.get(reply.rid)
+        if transfer is None:
+            return
+        call = self._calls[transfer]
+        if not call.has_gone_on:
+            call.has_gone_on = True
+            call.has_come = isinstance(reply, TokenOutput) and reply.finish_reason in _COMPUTED
+        self._end_if_over(transfer, call)
 
     # -- calls --
 
@@ -141,12 +162,13 @@ class Prefills:
         if why:
             self.counts.failed += 1
             return PrefillFailed(transfer=wanted.transfer, error=f"{wanted.at} {why}")
-        self._calls[wanted.transfer] = _Call(wanted.at, self._now())
+        self._calls[wanted.transfer] = _Call(wanted.at, wanted.rid, self._now())
+        self._transfers[wanted.rid] = wanted.transfer
         return None
 
     def dropped(self, transfer: int, *, is_late: bool = False) -> bool:
         """What was wanted is of no more use, because it took too long if ``is_late``. True if it was asked for."""
-        call = self._calls.pop(transfer, None)
+        call = self._take(transfer)
         if call is None:
             return False
         self.counts.dropped += not is_late
@@ -156,18 +178,20 @@ class Prefills:
         return True
 
     def answered(self, transfer: int) -> float | None:
-        """All was sent. Returns how long it took, in seconds; None for what was dropped meanwhile."""
-        call = self._calls.pop(transfer, None)
+        """An engine says that all was sent, which is no success before the request has gone on with it.
+
+        Returns how long it took, in seconds; None for what was dropped meanwhile.
+        """
+        call = self._calls.get(transfer)
         if call is None:
             return None
-        self.counts.answered += 1
-        engine = self._engines[call.at]
-        engine.failures, engine.last_failure = 0, ""
+        call.has_answered = True
+        self._end_if_over(transfer, call)
         return self._now() - call.asked_at
 
     def failed(self, transfer: int, why: str, status: int | None = None) -> PrefillFailed | None:
         """An engine answered with an error, or was lost without one: what the scheduler is told of it."""
-        call = self._calls.pop(transfer, None)
+        call = self._take(transfer)
         if call is None:
             return None
         self.counts.failed += 1
@@ -178,8 +202,9 @@ class Prefills:
     def give_up(self) -> None:
         """The scheduler is gone."""
         self._calls.clear()
+        self._transfers.clear()
         for rid in list(self._tickets):
-            self.heard(rid)
+            self._give_back(rid)
 
     # -- prefill engines --
 
@@ -225,6 +250,26 @@ class Prefills:
         return told
 
     # -- inside --
+
+    def _take(self, transfer: int) -> _Call | None:
+        call = self._calls.pop(transfer, None)
+        if call is not None and self._transfers.get(call.rid) == transfer:
+            del self._transfers[call.rid]
+        return call
+
+    def _end_if_over(self, transfer: int, call: _Call) -> None:
+        if not (call.has_answered and call.has_gone_on):
+            return
+        self._take(transfer)
+        if call.has_come:
+            self.counts.answered += 1
+            engine = self._engines[call.at]
+            engine.failures, engine.last_failure = 0, ""
+
+    def _give_back(self, rid: str) -> None:
+        ticket = self._tickets.pop(rid, None)
+        if ticket is not None:
+            self._placement.ended(ticket)
 
     def _prompt_of(self, message: Generate) -> Prompt:
         ids = message.prompt_ids

@@ -188,7 +188,7 @@ class Sessions:
         """Hand a reply to its request; replies to requests that are not known are dropped."""
         rid, is_refusal = reply.rid, isinstance(reply, Refusal)
         if self._prefills is not None:
-            self._prefills.heard(rid)
+            self._prefills.heard(reply)
         # A refusal is about the newest life: an older one was admitted.
         older = None if is_refusal else self._ending.get(rid)
         request = older[0] if older else self._open.get(rid)

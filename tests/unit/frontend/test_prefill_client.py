@@ -152,6 +152,10 @@ def test_a_request_is_placed_and_what_is_wanted_is_asked_for(act) -> None:
         while not scene.took:
             await asyncio.sleep(0)
         assert scene.took == [2.5]
+        assert scene.prefills.open_calls == 1, "an answer is no success before the request goes on"
+        await scene.scheduler.reply(TokenOutput(rid="r1", token_ids=(1,), finish_reason=None))
+        while scene.prefills.open_calls:
+            await asyncio.sleep(0)
         assert (scene.prefills.counts.asked, scene.prefills.counts.answered) == (1, 1)
 
     act(play, prefill_timeout_s=7)

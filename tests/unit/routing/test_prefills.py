@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from partners import IDLE_LOAD
 
-from engine.core.messages import Generate, PrefillFailed, PrefillWanted, SamplingParams
+from engine.core.messages import FinishReason, Generate, PrefillFailed, PrefillWanted, SamplingParams, TokenOutput
 from engine.core.routing.prefills import FIRST_RETRY_S, LONGEST_RETRY_S, NEWS_INTERVAL_S, Prefills
 
 A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
@@ -41,8 +41,12 @@ class Scene:
     def want(self, at: str) -> PrefillFailed | None:
         self.last = next(self._transfers)
         return self.prefills.wanted(
-            PrefillWanted(rid="r", transfer=self.last, at=at, ids=(1,) * PAGE, first_page=0, weights="")
+            PrefillWanted(rid=f"r{self.last}", transfer=self.last, at=at, ids=(1,) * PAGE, first_page=0, weights="")
         )
+
+    def hear(self, transfer: int, finish_reason: FinishReason | None = None) -> None:
+        """The request of a transfer goes on, or ends."""
+        self.prefills.heard(TokenOutput(rid=f"r{transfer}", token_ids=(), finish_reason=finish_reason))
 
 
 def test_a_prefix_goes_where_it_went_before() -> None:
@@ -73,7 +77,7 @@ def test_load_goes_before_a_prefix() -> None:
     assert {A, B} == set(asked)
     assert asked[:3] == [first] * 3
     for rid in range(30):
-        scene.prefills.heard(str(rid))
+        scene.prefills.heard(TokenOutput(rid=str(rid), token_ids=(1,), finish_reason=None))
     assert scene.place(1, 2) in (A, B)
 
 
@@ -138,6 +142,8 @@ def test_a_failure_leaves_an_engine_out_for_a_while_and_then_one_prompt_tries_it
     tried = scene.ask(A)
     assert scene.want(A) is not None
     assert scene.prefills.answered(tried) == 0
+    assert scene.place(3) is None, "it says that it has sent a prompt, which has not come"
+    scene.hear(tried)
     assert scene.place(3) == A
     assert scene.place(4) == A
 
@@ -181,6 +187,57 @@ def test_a_late_engine_has_failed_and_a_client_that_leaves_is_no_failure() -> No
     assert "within 30.0 s" in refused.error
     counts = scene.prefills.counts
     assert (counts.asked, counts.dropped, counts.failed) == (3, 1, 2)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_engine_that_says_it_has_sent_all_and_sends_nothing_is_left_out(answers: bool) -> None:
+    """C01: success is pages, not a status; each request would wait for its whole time."""
+    scene, waits = Scene(), []
+    for _ in range(4):
+        begun = scene.now
+        while scene.want(A) is not None:
+            scene.now += 0.5
+        waits.append(scene.now - begun)
+        transfer = scene.last
+        if answers:
+            assert scene.prefills.answered(transfer) == 0
+        scene.now += 30
+        assert scene.prefills.dropped(transfer, is_late=True)
+    assert waits == [0, 1, 2, 4]
+    assert (scene.prefills.counts.failed - 14, scene.prefills.counts.answered) == (4, 0)
+    assert scene.prefills.open_calls == 0
+
+
+@pytest.mark.parametrize("first", ["the answer", "the first token"])
+def test_pages_and_an_answer_are_a_success_in_any_order(first: str) -> None:
+    scene = Scene()
+    scene.prefills.failed(scene.ask(A), "is gone")
+    scene.now += FIRST_RETRY_S
+    transfer = scene.ask(A)
+    if first == "the answer":
+        assert scene.prefills.answered(transfer) == 0
+        scene.hear(transfer)
+    else:
+        scene.hear(transfer)
+        assert scene.want(A) is not None, "it has not said that it sent all"
+        scene.prefills.heard(TokenOutput(rid=f"r{transfer}", token_ids=(1,), finish_reason=None))
+        assert scene.prefills.answered(transfer) == 0
+    assert (scene.prefills.counts.answered, scene.prefills.open_calls) == (1, 0)
+    assert scene.want(A) is None
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR])
+def test_a_request_that_ends_before_its_first_token_is_neither_success_nor_failure(reason: FinishReason) -> None:
+    scene = Scene()
+    scene.prefills.failed(scene.ask(A), "is gone")
+    scene.now += FIRST_RETRY_S
+    transfer = scene.ask(A)
+    assert scene.prefills.answered(transfer) == 0
+    scene.hear(transfer, reason)
+    assert not scene.prefills.dropped(transfer)
+    assert (scene.prefills.counts.answered, scene.prefills.open_calls) == (0, 0)
+    assert scene.want(A) is None
+    assert scene.want(A) is not None, "it is still tried with one prompt at a time"
 
 
 def test_what_was_dropped_is_told_to_nobody() -> None:
