@@ -77,8 +77,14 @@ def _require_plain(request: Request) -> None:
             ErrorType.MEDIA_TYPE,
             f"the body must be sent as it is, without a Content-Encoding, got {shortened(encoding, 80)!r}; drop it",
         )
+    media_type = request.headers.get("content-type", JSON)
+    if not media_type.isascii():
+        raise ApiError(
+            ErrorType.MEDIA_TYPE,
+            f"the Content-Type must be in ASCII, got {shortened(media_type, 80)!r}; send 'Content-Type: {JSON}'",
+        )
     declared = Message()
-    declared["content-type"] = request.headers.get("content-type", JSON)
+    declared["content-type"] = media_type
     charset = declared.get_content_charset(UTF_8)
     if charset not in (UTF_8, "utf8", "us-ascii"):
         raise ApiError(

@@ -11,6 +11,8 @@ import contextlib
 import logging
 import re
 import resource
+import select
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,6 +50,12 @@ IDLE_S = 1.0
 
 _END_OF_HEADER = b"\r\n\r\n"
 _BARE_LF = re.compile(rb"(?<!\r)\n")
+_FOLD = re.compile(rb"\n[ \t]")
+_CONTENT_LENGTH = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>.*)", re.IGNORECASE)
+_VERSIONS = (b"1.0", b"1.1")
+# Fields that a server and what stands before it could each take another one of. Of two hosts h11 knows.
+_ONCE = (b"content-type", b"content-encoding", b"authorization")
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +66,40 @@ class ConnectionBounds:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.most = _most_connections(settings.max_connections)
+        self.half_closed = _HalfClosed()
         self.buffer = memoryview(bytearray(READ_BYTES))
         # Connections without a request, each since when, the longest first.
         self.idle: dict[Connection, float] = {}
+
+
+class _HalfClosed:
+    """Connections whose clients send no more, and may have left: then what is written to them is answered by a reset.
+
+    asyncio stops looking at such a connection, so that a reset would show at the second write alone.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._open: dict[int, Connection] = {}
+
+    def add(self, connection: Connection) -> None:
+        if not self._open:
+            connection.loop.add_reader(self._epoll.fileno(), self._look)
+        descriptor = connection.transport.get_extra_info("socket").fileno()
+        # Without a flag, errors and hang-ups alone are told.
+        self._epoll.register(descriptor, 0)
+        self._open[descriptor] = connection
+
+    def discard(self, connection: Connection) -> None:
+        for descriptor in [number for number, one in self._open.items() if one is connection]:
+            del self._open[descriptor]
+            self._epoll.unregister(descriptor)
+            if not self._open:
+                connection.loop.remove_reader(self._epoll.fileno())
+
+    def _look(self) -> None:
+        for descriptor, _ in self._epoll.poll(0):
+            self._open[descriptor].leave()
 
 
 class _Parser(h11.Connection):
@@ -85,9 +124,7 @@ class _Parser(h11.Connection):
             self.broken_rule = f"a request must be HTTP/1.1, but it is not: {exc}"
             raise
         if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            if {b"content-length", b"transfer-encoding"} <= names:
-                self._refuse("a request must have Content-Length or Transfer-Encoding, but has both; send one of them")
+            event = self._checked(event)
             self._chunks = self._chunked_bytes = 0
         elif isinstance(event, h11.Data):
             self._count(event)
@@ -101,6 +138,34 @@ class _Parser(h11.Connection):
             self._refuse(f"a header must have at most {MAX_HEADER_LINES} lines, but has more; send fewer")
         if _BARE_LF.search(lines):
             self._refuse("a line of a header must end with CR LF, but one ends with LF alone; send both")
+        if _FOLD.search(lines):
+            self._refuse("a line of a header must begin with a name, but one begins with white space; send one line")
+        # h11 makes one of two that are equal.
+        if len(_CONTENT_LENGTH.findall(lines)) > 1:
+            self._refuse("a request must have one Content-Length, but has more; send one")
+
+    def _checked(self, request: h11.Request) -> h11.Request:
+        """The request, with the path alone as its target, and with the host that an absolute target names."""
+        if request.http_version not in _VERSIONS:
+            version = request.http_version.decode("ascii")
+            self._refuse(f"a request must be HTTP/1.1 or HTTP/1.0, got HTTP/{version}; use HTTP/1.1")
+        names = Counter(name for name, _ in request.headers)
+        if {b"content-length", b"transfer-encoding"} <= names.keys():
+            self._refuse("a request must have Content-Length or Transfer-Encoding, but has both; send one of them")
+        for name in _ONCE:
+            if names[name] > 1:
+                self._refuse(f"a request must have one {name.decode('ascii')}, but has {names[name]}; send one")
+        target = _ABSOLUTE.fullmatch(request.target)
+        if target is None:
+            return request
+        path = target["path"] if target["path"].startswith(b"/") else b"/" + target["path"]
+        others = [(name, value) for name, value in request.headers if name != b"host"]
+        return h11.Request(
+            method=request.method,
+            target=path,
+            headers=[(b"host", target["host"]), *others],
+            http_version=request.http_version,
+        )
 
     def _count(self, part: h11.Data) -> None:
         self._chunks += part.chunk_start
@@ -134,14 +199,18 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None
         self._sending: asyncio.TimerHandle | None = None
+        self._is_half_closed = self._is_chunked = False
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application on one request. Answers of a connection follow each other, so it is what writes them."""
         scope["extensions"] = {PART_WRITER: self}
 
         def send_or_close(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start" and message["status"] in CLOSING_STATUSES:
-                return self._send_last(message, receive, send)
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                self._is_chunked = self.conn.their_http_version == b"1.1" and b"content-length" not in names
+                if message["status"] in CLOSING_STATUSES:
+                    return self._send_last(message, receive, send)
             return send(message)
 
         await self._application(scope, receive, send_or_close)
@@ -180,7 +249,31 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._note_idle()
         self._watch()
 
+    def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
+        """The client sends no more. It has left, or waits for the answer to a request that is whole.
+
+        Bytes that mean nothing to who waits ask which: who has left answers with a reset.
+        """
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.transport.is_closing():
+            return False
+        self._is_half_closed = True
+        self.bounds.half_closed.add(self)
+        if cycle.response_started:
+            # The first digit of the next chunk's size.
+            self.transport.write(b"0" if self._is_chunked else b"")
+        elif self.conn.their_http_version == b"1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def leave(self) -> None:
+        """The client has left."""
+        self.bounds.half_closed.discard(self)
+        self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._is_half_closed:
+            self.bounds.half_closed.discard(self)
         self.bounds.idle.pop(self, None)
         self._end_deadline()
         self._end_sending()
@@ -202,6 +295,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         """Called by uvicorn after an answer, before it looks for the next request."""
         super().on_response_complete()
+        if self._is_half_closed and self.cycle.response_complete:
+            self.transport.close()
         self._note_idle()
 
     def _note_idle(self) -> None:

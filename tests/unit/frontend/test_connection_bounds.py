@@ -340,6 +340,14 @@ CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
         (HEAD.replace(b"length: 5", b"length: -5") + b"\r\n", "must be HTTP/1.1, but it is not: bad Content-Length"),
         (HEAD + b"host: y\r\n\r\nabcde", "must be HTTP/1.1, but it is not: Found multiple Host: headers"),
         (b"GET /health\r\n\r\n", "must be HTTP/1.1, but it is not: illegal request line"),
+        (HEAD + b"a: b\r\n c\r\n\r\nabcde", "must begin with a name, but one begins with white space"),
+        (HEAD + b"a: b\r\n\tc\r\n\r\nabcde", "must begin with a name, but one begins with white space"),
+        (HEAD.replace(b"HTTP/1.1", b"HTTP/3.0") + b"\r\nabcde", "HTTP/1.1 or HTTP/1.0, got HTTP/3.0"),
+        (HEAD.replace(b"HTTP/1.1", b"HTTP/0.9") + b"\r\nabcde", "HTTP/1.1 or HTTP/1.0, got HTTP/0.9"),
+        (HEAD + b"Content-Length: 5\r\n\r\nabcde", "must have one Content-Length"),
+        (HEAD + b"CONTENT-LENGTH : 5\r\n\r\nabcde", "must have one Content-Length"),
+        (HEAD + b"content-type: a/b\r\nContent-Type: c/d\r\n\r\nabcde", "must have one content-type, but has 2"),
+        (HEAD + b"authorization: a\r\nauthorization: b\r\n\r\nabcde", "must have one authorization, but has 2"),
         (HEAD + b"a: b\nc: d\r\n\r\nabcde", "must end with CR LF, but one ends with LF alone"),
     ],
 )
@@ -422,3 +430,126 @@ def test_idle_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) 
             writer.close()
 
     serve(scene, max_connections=3)
+
+
+class Slow(App):
+    """Begins its answer when told to, and ends it when told to; notes a client that has left."""
+
+    def __init__(self, *, begins: bool, version: bytes) -> None:
+        super().__init__(0, early=False)
+        self.begun, self.end, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._begins = begins
+        self.head = b"POST / HTTP/%b\r\nhost: x\r\ncontent-length: 2\r\n\r\nab" % version
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        start = {"type": "http.response.start", "status": 200, "headers": []}
+        if self._begins:
+            await send(start)
+            await send({"type": "http.response.body", "body": b"first ", "more_body": True})
+        self.begun.set()
+        leaving = asyncio.ensure_future(receive())
+        ending = asyncio.ensure_future(self.end.wait())
+        await asyncio.wait((leaving, ending), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            self.left.set()
+            ending.cancel()
+            return
+        leaving.cancel()
+        if not self._begins:
+            await send(start)
+        scope["extensions"][PART_WRITER].write_part(b"second ")
+        await send({"type": "http.response.body", "body": b"third"})
+
+
+def bodies(answer: bytes) -> bytes:
+    """The body of one answer, as a client reads it that knows HTTP."""
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method="POST", target="/", headers=[("host", "x"), ("connection", "close")]))
+    client.send(h11.EndOfMessage())
+    client.receive_data(answer)
+    client.receive_data(b"")
+    body = b""
+    while not isinstance(event := client.next_event(), h11.EndOfMessage):
+        body += bytes(event.data) if isinstance(event, h11.Data) else b""
+    return body
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_client_that_sends_no_more_gets_its_answer(begins: bool, version: bytes) -> None:
+    """C02: it has shut its sending side, as nc does at the end of its input."""
+    app = Slow(begins=begins, version=version)
+
+    async def scene(_: App, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(app.head)
+        await app.begun.wait()
+        writer.write_eof()
+        await asyncio.sleep(0.05)
+        assert not app.left.is_set()
+        app.end.set()
+        answer = await reader.read()
+        assert bodies(answer) == (b"first " if begins else b"") + b"second third"
+        writer.close()
+
+    serve(scene, app=app)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_client_that_leaves_is_noticed_before_anything_is_written_for_it(begins: bool) -> None:
+    """A05: its end looks like that of one that sends no more."""
+    app = Slow(begins=begins, version=b"1.1")
+
+    async def scene(_: App, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(app.head)
+        await app.begun.wait()
+        if begins:
+            await reader.readuntil(b"first ")
+        writer.close()
+        await app.left.wait()
+
+    serve(scene, app=app)
+
+
+def test_two_requests_of_a_client_that_sends_no_more_are_answered() -> None:
+    async def scene(app: App, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((HEAD + b"\r\nabcde") * 2)
+        writer.write_eof()
+        answer = await reader.read()
+        assert answer.count(b"200 OK") == 2
+        assert app.seen.count("http.request") == 2
+        writer.close()
+
+    serve(scene)
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        (b"http://h.example:80/503?a=b", "/503", b"a=b"),
+        (b"HTTPS://h.example", "/", b""),
+        (b"http://h.example?a", "/", b"a"),
+    ],
+)
+def test_an_absolute_target_is_its_path_and_its_host(target: bytes, path: str, query: bytes) -> None:
+    """C02: proxies send it, and a server must accept it; the host that it names counts, whatever Host says."""
+    scopes: list[Any] = []
+
+    class Noting(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            scopes.append(scope)
+            await super().__call__(scope, receive, send)
+
+    async def scene(_: App, port: int) -> None:
+        await ask(port, HEAD.replace(b" / ", b" %b " % target) + b"connection: close\r\n\r\nabcde")
+        (scope,) = scopes
+        assert (scope["path"], scope["query_string"]) == (path, query)
+        assert [value for name, value in scope["headers"] if name == b"host"] == [
+            target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
+        ]
+
+    serve(scene, app=Noting(2, early=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,10 @@ BODY = b'{"text": "x"}'
         ({"content-encoding": "identity, br"}, "without a Content-Encoding"),
         ({"content-type": "application/json; charset=iso-8859-1"}, "charset is declared as 'iso-8859-1'"),
         ({"content-type": 'application/json; charset="UTF-16"'}, "charset is declared as 'utf-16'"),
+        ({"content-type": b"application/json\xff"}, "application/json\xff"),
     ],
 )
-def test_a_body_that_would_be_read_as_another_is_refused(play, path: str, headers: dict[str, str], part: str) -> None:
+def test_a_body_that_would_be_read_as_another_is_refused(play, path: str, headers: dict[str, Any], part: str) -> None:
     """It was read as if nothing had been declared."""
 
     async def scene(stage) -> None:
