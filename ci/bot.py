@@ -37,6 +37,7 @@ from ci.results import RunResult
 from ci.specs import check_spelling, resolve_scenario, resolve_specs
 from ci.suites import Catalogue, Hardware
 from ci.times import MeasuredTimes
+from lockstep.documents import DocumentError, document
 
 RUN_CI_LABEL = "run-ci"
 RERUN_WORKFLOW = "rerun-test.yml"
@@ -283,8 +284,8 @@ def _read_event(path: Path) -> CommentEvent:
     try:
         if path.stat().st_size > EVENT_SIZE_MAX_BYTES:
             raise CiError(f"{path}: larger than {EVENT_SIZE_MAX_BYTES} bytes; no issue_comment event is")
-        return msgspec.json.decode(path.read_bytes(), type=CommentEvent)
-    except (OSError, msgspec.MsgspecError) as exc:
+        return document(path.read_bytes(), CommentEvent)
+    except (OSError, DocumentError) as exc:
         raise CiError(f"{path}: is no issue_comment event ({exc}); run this in a workflow on issue_comment") from exc
 
 
@@ -293,8 +294,8 @@ def _read_results(path: Path) -> RunResult | None:
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > RESULTS_SIZE_MAX_BYTES:
             return None
-        return msgspec.json.decode(path.read_bytes(), type=RunResult)
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return document(path.read_bytes(), RunResult)
+    except (OSError, DocumentError):
         return None
 
 

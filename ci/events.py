@@ -4,8 +4,11 @@ Both ends import this file, so the line format has one definition. `file` is rel
 """
 
 import signal
+from typing import cast
 
 import msgspec
+
+from lockstep.documents import document
 
 STACKS_SIGNAL = signal.SIGUSR2  # The other way: asks a process with the probe for its stacks, and ends it.
 
@@ -62,7 +65,6 @@ class SessionEnded(msgspec.Struct, frozen=True, tag=True):
 Event = Collected | CollectFailed | CollectSkipped | Started | Reported | Finished | SessionEnded
 
 _ENCODER = msgspec.json.Encoder()
-_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def encode(event: Event) -> bytes:
@@ -70,5 +72,6 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> Event:
-    """Read one line; raises `msgspec.MsgspecError` for anything else than an event."""
-    return _DECODER.decode(line)
+    """Read one line; raises `DocumentError` for anything else than an event."""
+    event: Event = document(line, cast(type[Event], Event))
+    return event

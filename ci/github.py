@@ -14,6 +14,7 @@ import msgspec
 
 from ci.errors import GitHubError
 from ci.quoting import quoted
+from lockstep.documents import DocumentError, document
 
 API_URL = "https://api.github.com"
 API_VERSION = "2022-11-28"
@@ -265,8 +266,8 @@ class GitHub:
 
     def _decode(self, response: httpx.Response, shape: type[T]) -> T:
         try:
-            return msgspec.json.decode(response.content, type=shape)
-        except msgspec.MsgspecError as exc:
+            return document(response.content, shape)
+        except DocumentError as exc:
             raise GitHubError(f"GitHub's answer to {response.request.url.path} has another shape: {exc}") from exc
 
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from ci.commands import COMMANDS, Command, TagAndRerunCi, TagRunCiLabel, name_of
 from ci.errors import CatalogueError
 from ci.quoting import quoted
+from lockstep.documents import DocumentError, document
 
 PERMISSIONS_PATH = "ci/permissions.json"
 WRITE_ROLES = frozenset({"admin", "maintain", "write"})
@@ -40,8 +39,8 @@ class Permissions:
         if not path.exists():
             return cls({})
         try:
-            listed = msgspec.json.decode(path.read_bytes(), type=dict[str, list[str]])
-        except (OSError, msgspec.MsgspecError) as exc:
+            listed = document(path.read_bytes(), dict[str, list[str]])
+        except (OSError, DocumentError) as exc:
             raise CatalogueError(f"{path}: must map logins to lists of commands ({exc})") from exc
         unknown = {f"/{name}" for names in listed.values() for name in names} - set(COMMANDS)
         if unknown:

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 from ci.errors import CiError
+from lockstep.documents import DocumentError, document
 
 REPEAT_MAX = 1000
 REQUEST_SIZE_MAX_BYTES = 60_000  # GitHub refuses a dispatch whose inputs are larger than 65,535 characters.
@@ -32,8 +33,8 @@ class RerunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len(text) > REQUEST_SIZE_MAX_BYTES:
             raise CiError(f"--request is longer than {REQUEST_SIZE_MAX_BYTES} characters; ask for fewer tests")
         try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as exc:
+            return document(text, cls)
+        except DocumentError as exc:
             raise CiError(f"--request is no rerun request ({exc}); use the JSON that /rerun-test dispatches") from exc
 
     def to_json(self) -> str:

@@ -23,6 +23,7 @@ import psutil
 from ci.events import STACKS_SIGNAL, Event, decode
 from ci.results import FileResult
 from ci.tally import Tally
+from lockstep.documents import DocumentError
 
 STACKS_TIMEOUT_S = 5.0  # From the request for stacks to the kill.
 DRAIN_TIMEOUT_S = 2.0  # From the exit of pytest to the end of its events.
@@ -110,8 +111,11 @@ def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, sta
 def _read_events(stream: BinaryIO, inbox: queue.SimpleQueue[Event | PytestExited | EventsDrained]) -> None:
     with stream:
         for line in stream:
-            with contextlib.suppress(msgspec.MsgspecError):  # Half a line: the writer was killed in the middle of it.
+            try:
                 inbox.put(decode(line))
+            except DocumentError as exc:
+                # Most likely half a line: the writer was killed in the middle of it.
+                sys.stderr.write(f"left out a line of {len(line)} bytes that is no event of pytest: {exc}\n")
     inbox.put(EventsDrained())
 
 

@@ -12,6 +12,7 @@ import msgspec
 from ci.errors import TimesError
 from ci.registry import Registry, RegistryFinding
 from ci.suites import Hardware
+from lockstep.documents import DocumentError, document
 
 TIMES_PATH = "ci/measured.json"
 ESTIMATE_FACTOR_MAX = 2.0
@@ -30,8 +31,8 @@ class MeasuredTimes:
         if not path.exists():
             return cls({})
         try:
-            return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, float]]))
-        except (OSError, msgspec.MsgspecError) as exc:
+            return cls(document(path.read_bytes(), dict[str, dict[str, float]]))
+        except (OSError, DocumentError) as exc:
             raise TimesError(f"{path}: {exc}; delete it and run `python -m ci suite --record-times`") from exc
 
     def get(self, hardware: Hardware, path: str) -> float | None:

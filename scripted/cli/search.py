@@ -145,6 +145,8 @@ def _shown_progress(console: Console, total: int | None) -> Iterator[Callable[[S
 
 def _replay_failures(console: Console, database: FailureDatabase, adapter: str) -> int:
     """Run the kept failures again; how many of them still fail."""
+    for said in database.set_damaged_aside():
+        console.print(said, soft_wrap=True)
     still = 0
     for replayed in database.replay(adapter):
         still += replayed.failure is not None

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from lockstep.documents import DocumentError, document
 from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -47,18 +48,31 @@ class FailureDatabase:
         self._file = file
 
     def read(self) -> list[SavedFailure]:
-        """All of them, oldest first. Raises ScriptDefinitionError for a line that is none."""
-        if not self._file.exists():
-            return []
-        saved = []
-        for number, line in enumerate(self._file.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                saved.append(msgspec.json.decode(line, type=SavedFailure))
-            except msgspec.DecodeError as exc:
-                raise ScriptDefinitionError(
-                    f"line {number} of {self._file} is no saved failure ({exc}); delete the line, or the file"
-                ) from exc
+        """All of them, oldest first, without lines that are none. Raises ScriptDefinitionError for another file."""
+        saved, damaged = self._lines()
+        if damaged and not saved:
+            number, why, _ = damaged[0]
+            raise ScriptDefinitionError(
+                f"line {number} of {self._file} is no saved failure ({why}), nor is any other; name another file"
+            )
         return saved
+
+    def set_damaged_aside(self) -> list[str]:
+        """Move lines that are no saved failures to a file beside this one. Returns a sentence for each of them.
+
+        Raises ScriptDefinitionError for a file without any saved failure, which is left as it is.
+        """
+        saved, (_, damaged) = self.read(), self._lines()
+        if not damaged:
+            return []
+        aside = self._file.with_name(f"{self._file.name}.damaged")
+        with aside.open("ab") as file:
+            file.write(b"".join(line + b"\n" for _, _, line in damaged))
+        self._replace(saved)
+        return [
+            f"line {number} of {self._file} is no saved failure ({why}); it is in {aside} now"
+            for number, why, _ in damaged
+        ]
 
     def add(self, schedule: Schedule, failure: Failure) -> None:
         """Keep a failure, in place of an older one of its kind. Raises OSError."""
@@ -80,7 +94,26 @@ class FailureDatabase:
                 self._write([one for one in self.read() if one != saved])
             yield Replayed(saved, failure, why)
 
+    def _lines(self) -> tuple[list[SavedFailure], list[tuple[int, str, bytes]]]:
+        """The saved failures, and each line that is none: its number, why, and its bytes."""
+        saved: list[SavedFailure] = []
+        damaged: list[tuple[int, str, bytes]] = []
+        data = self._file.read_bytes() if self._file.exists() else b""
+        # Line feeds alone end a line: JSON may hold whatever else ends one of a text.
+        for number, line in enumerate(data.split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                saved.append(document(line, SavedFailure))
+            except DocumentError as exc:
+                damaged.append((number, str(exc), line))
+        return saved, damaged
+
     def _write(self, saved: list[SavedFailure]) -> None:
+        self.set_damaged_aside()
+        self._replace(saved)
+
+    def _replace(self, saved: list[SavedFailure]) -> None:
         """In one piece: a process that is killed leaves the old ones."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         new = self._file.with_name(f"{self._file.name}.{os.getpid()}")

@@ -15,6 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
+from lockstep.documents import DocumentError, document
 from scripted.core.adapters import OWN, adapter_named
 from scripted.core.mutant import MutantDoesNotFit, switched_on
 from scripted.core.refusals import HarnessError
@@ -191,8 +192,8 @@ def measured_in(file: Path) -> list[TimedSearch]:
     rows = []
     for line in file.read_bytes().splitlines() if file.exists() else ():
         try:
-            rows.append(msgspec.json.decode(line, type=TimedSearch))
-        except msgspec.DecodeError:
+            rows.append(document(line, TimedSearch))
+        except DocumentError:
             continue
     return rows
 

@@ -24,6 +24,7 @@ ROOMS = (
     "lockstep.usage_errors",
     "lockstep.extras",
     "lockstep.output_files",
+    "lockstep.documents",
     "lockstep",
     "engine.core.errors",
     "engine.core.frames",

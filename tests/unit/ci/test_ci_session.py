@@ -1,18 +1,22 @@
 """Real pytest processes over small files: deaths, hangs, rounds."""
 
+import io
 import os
+import queue
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from sample_tree import SampleTree
 
+from ci.events import Finished, Started, encode
 from ci.results import FileResult, FileStatus, TestOutcome
-from ci.session import SessionOptions, run_session
+from ci.session import EventsDrained, SessionOptions, _read_events, run_session
 
 GONE_CHECKS_MAX, GONE_PAUSE_S = 200, 0.01
 DESCRIPTORS = Path("/proc/self/fd")
@@ -195,3 +199,16 @@ def test_a_terminated_run_takes_pytest_along(tree: SampleTree) -> None:
     assert run.wait(timeout=30) != 0
     (tree.root / "pid").write_text(str(pid))
     assert is_gone(tree.root / "pid")
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff" * 9, b"[" * 100_000, b'{"type":"Started"}', b'{"type":"Started","file":"a\xff"']
+)
+def test_a_damaged_event_is_left_out_with_a_sentence(line: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those after it are read, and their end is told: a run without one is waited for until its time is over."""
+    events = (Started("a", "b"), Finished("a", "b"))
+    stream = io.BytesIO(encode(events[0]) + line + b"\n" + encode(events[1]))
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    _read_events(stream, inbox)
+    assert [inbox.get_nowait() for _ in range(3)] == [*events, EventsDrained()]
+    assert f"left out a line of {len(line) + 1} bytes that is no event of pytest" in capsys.readouterr().err

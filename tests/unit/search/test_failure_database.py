@@ -65,6 +65,37 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         FailureDatabase(file).read()
 
 
+RIGHT = '{"adapter":"lockstep","schedule":"1 start a prompt=1","signature":"s","text":"t"}\n'
+DAMAGED = {
+    "no UTF-8": b'{"adapter":"lockstep\xff","schedule":"","signature":"","text":""}',
+    "no JSON": b'{"adapter":"lock',
+    "brackets": b"[" * 100_000,
+    "another shape": b'{"adapter":3}',
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_line_is_set_aside_and_nothing_else_is_lost(tmp_path: Path, line: bytes) -> None:
+    file = tmp_path / "failures.jsonl"
+    file.write_bytes(RIGHT.encode() + line + b"\n" + RIGHT.replace('"s"', '"other"').encode())
+    database = FailureDatabase(file)
+    assert [one.signature for one in database.read()] == ["s", "other"]
+    (said,) = database.set_damaged_aside()
+    assert said.startswith(f"line 2 of {file} is no saved failure (")
+    assert [one.signature for one in database.read()] == ["s", "other"]
+    assert (tmp_path / "failures.jsonl.damaged").read_bytes() == line + b"\n"
+    assert database.set_damaged_aside() == []
+
+
+def test_a_kept_text_with_a_line_of_its_own_is_one_line(tmp_path: Path) -> None:
+    """U+2028 ends a line of a text, and none of a file of JSON."""
+    file = tmp_path / "failures.jsonl"
+    file.write_text(RIGHT.replace('"t"', '"a\u2028b\u0085c"'), encoding="utf-8")
+    (kept,) = FailureDatabase(file).read()
+    assert kept.text == "a\u2028b\u0085c"
+    assert FailureDatabase(file).set_damaged_aside() == []
+
+
 def test_explore_keeps_what_it_finds_and_runs_it_first(tmp_path: Path) -> None:
     file = tmp_path / "failures.jsonl"
     arguments = ["explore", str(RACE), "--schedules", "1", "--no-coverage", "--failures", str(file)]
