@@ -49,7 +49,7 @@ STATES: Final = StateReader({
     EngineOracle: ("_sent", "conformance"),
     HeldGrammars: ("failed",),
     Results: ("_has_kept", "_in_vain"),
-    Scheduler: ("_handlers", "_replies", "digests", "last_microbatch"),
+    Scheduler: ("_handlers", "_owners", "_replies", "digests", "hooks", "last_microbatch"),
     SimulatedPipeline: ("_describes", "_failed", "_microbatches", "_tokens", "last_microbatch"),
     Specification: ("replies", "totals"),
     SpecifiedCalls: ("_totals",),

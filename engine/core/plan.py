@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypedDict
 
 import msgspec
 
@@ -188,6 +188,15 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return ()
         following = self.token_ids[self.logprobs_from - self.start + 1 :]
         return following if self.next_id < 0 else (*following, self.next_id)
+
+
+class SegmentShare(TypedDict, total=False):
+    """The fields of a segment that belong to features of the scheduler."""
+
+    window_pages: tuple[int, ...]
+    logprobs_from: int
+    next_id: int
+    lora: int
 
 
 class LoraChange(msgspec.Struct, frozen=True, array_like=True, gc=False):

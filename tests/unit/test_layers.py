@@ -34,6 +34,7 @@ ROOMS = (
     "engine.core.plan",
     "engine.core.limits",
     "engine.core.memory",
+    "engine.core.checkpoint",
     "engine.core.routing",
     "engine.core.instruments",
     "engine.core.scheduler",

@@ -108,7 +108,7 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
         return {"lora_name": self.name} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
     def reaches(self, run: RunLike) -> bool:
-        return self.name in run.machine.scheduler.loras.known and super().reaches(run)
+        return self.name in run.machine.scheduler.features.loras.known and super().reaches(run)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:

@@ -28,7 +28,7 @@ def check_sizes(scheduler: Scheduler) -> None:
     window = (limits.window_pages, 0) if limits.window_tokens else ()
     host = (limits.host_pages, 0) if limits.host_pages else ()
     sizes = (0, 0, 0, limits.total_pages, 0, limits.rows, *window, *host)
-    digested = digested_sizes_of(scheduler.books, scheduler.memory)
+    digested = digested_sizes_of(scheduler)
     if digested != sizes:
         raise Violation(f"the sizes of an idle engine are digested as {digested}, but they are {sizes}")
 
@@ -36,7 +36,7 @@ def check_sizes(scheduler: Scheduler) -> None:
 def check_growth(scheduler: Scheduler) -> None:
     """Compare an idle and flushed engine with a new one of the same LoRAs. Raises Grown that names what is larger."""
     limits = scheduler.limits
-    loras = tuple([(lora.name, lora.path) for lora in scheduler.loras.known.values()])
+    loras = tuple([(lora.name, lora.path) for lora in scheduler.features.loras.known.values()])
     if loras != limits.loras:
         limits = msgspec.structs.replace(limits, loras=loras)
     _compare("in a new engine", _when_new(limits), sizes_of(scheduler=scheduler))

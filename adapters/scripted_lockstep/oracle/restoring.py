@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 
 from engine.core.audit import audit
+from engine.core.checkpoint import Checkpoint
 from engine.core.errors import EngineError
 from engine.core.limits import Limits
 from engine.core.memory import Node
 from engine.core.messages import Generate, SamplingParams, salt_key
-from engine.core.recording.checkpoint import Checkpoint, checkpoint_of, restored
+from engine.core.recording.checkpoint import checkpoint_of, restored
 from engine.core.scheduler import Scheduler
 from scripted.core.violation import Violation
 

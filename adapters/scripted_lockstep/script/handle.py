@@ -36,10 +36,10 @@ class RequestHandle(BaseRequest):
 
     # -- filled in by the gate --
 
-    def bind(self, request: Request) -> None:
-        """Note the live object, the first time it is seen."""
+    def bind(self, request: Request, lora_path: str | None) -> None:
+        """Note the live object, the first time it is seen, and where its LoRA is."""
         self._request = request
-        self.lora_path = None if request.lora is None else request.lora.path
+        self.lora_path = lora_path
 
     @property
     def is_bound(self) -> bool:

@@ -69,7 +69,8 @@ class EngineHandles(Handles):
                 self._refuse(reply)
         for rid, lives in self._live.items():
             if lives and not lives[0].is_bound and (request := scheduler.find_request(rid)) is not None:
-                lives[0].bind(request)
+                lora = scheduler.features.loras.of(request)
+                lives[0].bind(request, None if lora is None else lora.path)
         chunked = scheduler.books.chunked
         if chunked is not None and self._live.get(chunked.rid):
             self._live[chunked.rid][0].see_chunked(is_parked=chunked.rid not in launched)

@@ -82,7 +82,7 @@ def _abort_everything(run: Any) -> Steps:
     for _ in range(RESET_BUDGET_STEPS):
         # Checked here as well: a mutant may have broken the predicate itself.
         if run.scheduler.is_fully_idle and not run.scheduler.books.in_flight:
-            if run.scheduler.controls.is_at_rest or run.failure is not None:
+            if run.scheduler.is_at_rest or run.failure is not None:
                 return
             run.inject(_what_ends(run.scheduler.books))
         yield
@@ -101,7 +101,7 @@ def _what_ends(books: Any) -> StopProfile | UpdateWeights | Wake:
 
 def _unload_loras(run: Any) -> Steps:
     """Have the stages drop every LoRA. Initial LoRAs are known again when the engine has started over."""
-    loras = run.scheduler.loras
+    loras = run.scheduler.features.loras
     run.inject(*[UnloadLora(call_id=HARNESS_CALL, name=name) for name in loras.known])
     for _ in range(RESET_BUDGET_STEPS):
         if not loras.known:

@@ -32,6 +32,7 @@ from engine.core.messages import (
 from engine.core.plan import ForwardMode
 from engine.core.routing.cache_index import CachePicture
 from engine.core.scheduler import Scheduler, Step, StepRecord, StepResult
+from engine.core.scheduler.deadlines import earliest
 from scripted.core.adapters import OWN
 from scripted.core.clock import VirtualClock
 from scripted.core.errors import BadCall, NotIdle, Overdue, RequestRefused
@@ -200,10 +201,12 @@ class EngineRun(ScriptedRun):
             yield "the engine sleeps, or is about to, until t.wake()"
         elif scheduler.books.paused is not None:
             yield f"generation is paused ({scheduler.books.paused.value}), until t.continue_generation()"
+        features = scheduler.features
+        call = earliest(features.flush_and_update.deadline, features.loras.deadline)
         waits = (
-            (scheduler.controls.deadline, "a deferred call waits, at most until"),
-            (scheduler.time_limits.deadline, "a request has time until"),
-            (scheduler.transfers.deadline, "KV of another engine is waited for, at most until"),
+            (call, "a deferred call waits, at most until"),
+            (features.time_limits.deadline, "a request has time until"),
+            (features.transfers.deadline, "KV of another engine is waited for, at most until"),
         )
         for deadline, what in waits:
             if deadline is not None:
@@ -385,7 +388,7 @@ class EngineRun(ScriptedRun):
             check_sizes(self.scheduler)
             check_growth(self.scheduler)
             assert self._stage_sizes is not None
-            check_stages(self._stage_sizes, self.world.stage_sizes(), loras=self.scheduler.loras.resident)
+            check_stages(self._stage_sizes, self.world.stage_sizes(), loras=self.scheduler.features.loras.resident)
         script.context.check_reached()
         if script.options.oracle and self.failure is None and not self.is_dead:
             handles = list(self.handles.all)
@@ -500,7 +503,7 @@ class EngineRun(ScriptedRun):
         self.results.release(None)
         self.grammars.release(None)
         self.grammars.spare_next()
-        if self.scheduler.transfers.begun:
+        if self.scheduler.features.transfers.begun:
             self.world.transfers.is_holding = False
         for stage in sorted(self.results.stalled):
             self.world.resume_stage(stage)

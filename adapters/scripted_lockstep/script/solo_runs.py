@@ -141,7 +141,7 @@ class AloneRuns:
         """Say why a request cannot run alone now: its name has another LoRA, or none."""
         if handle.message.lora is None:
             return None
-        lora = self._run.scheduler.loras.known.get(handle.message.lora)
+        lora = self._run.scheduler.features.loras.known.get(handle.message.lora)
         return None if lora is not None and lora.path == handle.lora_path else "its LoRA was unloaded"
 
     def _what_is_in_its_way(self) -> str:

@@ -61,7 +61,7 @@ def take_state(run: Any) -> EngineState:
     window, host = scheduler.memory.sliding_window, scheduler.memory.host
     return EngineState(
         waiting_for_grammar=Listed(
-            one.rid for one in books.waiting if one.grammar is not None and not one.grammar.is_ready
+            one.rid for one in books.waiting if scheduler.features.grammars.is_waited_for_by(one)
         ),
         transferring=Listed(books.transferring),
         step=scheduler.step_number,

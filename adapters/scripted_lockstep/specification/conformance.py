@@ -444,10 +444,10 @@ def _agree(specification: Specification, scheduler: Scheduler) -> bool:
             memory.pages.free,
             memory.pages.cached,
             memory.rows.free,
-            scheduler.grammars.waiting,
+            scheduler.features.grammars.waiting,
             *_counted(scheduler.counters),
         )
-        and (not limits.max_loras or len(specification.loras.resident) == scheduler.loras.resident)
+        and (not limits.max_loras or len(specification.loras.resident) == scheduler.features.loras.resident)
         and (specified.host is None or memory.host is None or _agree_on_host(specified.host, memory.host))
     )
 

@@ -6,17 +6,21 @@ has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.core.memory.node import KvKey, page_keys
 from engine.core.messages import CacheCleared, CacheEvent, PagesRemoved, PagesStored
 
 
 class CacheLog:
-    """``keys`` has the key of each page of the pool that is cached, by page number."""
+    """``keys`` has the key of each page of the pool that is cached, by page number.
+
+    ``name_of`` gives the name of what computed KV, by the first number of its key, which is not 0.
+    """
 
     def __init__(self, page_size: int) -> None:
         self.keys: dict[int, bytes] = {}
+        self.name_of: Callable[[int], str] = str
         self._page_size = page_size
         self._events: list[CacheEvent] = []
 
@@ -31,7 +35,8 @@ class CacheLog:
         parent = None if after is None else self.keys[after]
         keys = tuple(page_keys(tokens, self._page_size, kv_key, after=parent))
         self.keys.update(zip(pages, keys, strict=True))
-        self._events.append(PagesStored(parent=parent, keys=keys, tokens=tuple(tokens), kv_key=kv_key))
+        name = self.name_of(kv_key[0]) if kv_key[0] else ""
+        self._events.append(PagesStored(parent=parent, keys=keys, tokens=tuple(tokens), kv_key=kv_key, lora_name=name))
 
     def removed(self, pages: Sequence[int]) -> None:
         """``pages`` of the pool were evicted."""

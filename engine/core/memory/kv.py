@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.core.errors import IntegrityError
+from engine.core.limits import Limits
 from engine.core.memory.cache_log import CacheLog
 from engine.core.memory.host_tier import HostPage, HostTier
 from engine.core.memory.lease import Lease
@@ -46,6 +47,19 @@ class KVMemory:
             host.log = log
         self._page_size = page_size
         self._radix_cache = radix_cache
+
+    @classmethod
+    def of(cls, limits: Limits) -> KVMemory:
+        """The empty memory of an engine."""
+        return cls(
+            total_pages=limits.total_pages,
+            page_size=limits.page_size,
+            rows=limits.rows,
+            radix_cache=limits.radix_cache,
+            sliding_window=SlidingWindowPool.of(limits),
+            host=HostTier.of(limits),
+            log=CacheLog(limits.page_size) if limits.kv_events else None,
+        )
 
     @property
     def available_pages(self) -> int:

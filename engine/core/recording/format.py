@@ -14,12 +14,12 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from engine.core.checkpoint import Checkpoint
 from engine.core.errors import EngineError
 from engine.core.frames import BadFrameError, decoder_of
 from engine.core.instruments import plan_shape
 from engine.core.limits import Limits
 from engine.core.messages import Event, Refusal, Reply, TokenOutput, encode
-from engine.core.recording.checkpoint import Checkpoint
 from engine.core.scheduler.ports import StepResult
 from lockstep.output_files import open_private
 

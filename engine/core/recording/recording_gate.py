@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from engine.core.recording.checkpoint import Checkpoint, checkpoint_of
+from engine.core.checkpoint import Checkpoint
+from engine.core.recording.checkpoint import checkpoint_of
 from engine.core.recording.format import End, Header, RecordedStep, checks_of, frame_bytes
 from engine.core.recording.redaction import Redactor
 from engine.core.scheduler.ports import Gate, Step, StepResult

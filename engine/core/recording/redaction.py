@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from engine.core.checkpoint import Checkpoint, TreeSnapshot
 from engine.core.messages import (
     Completion,
     Event,
@@ -23,7 +24,6 @@ from engine.core.messages import (
     TokenOutput,
     salt_key,
 )
-from engine.core.recording.checkpoint import Checkpoint, TreeSnapshot
 from engine.core.scheduler.ports import StepResult
 from engine.core.scheduler.request import Request
 from engine.core.scheduler.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""Admission: what turns a client's ``Generate`` into a request, or into a refusal that says why with its numbers.
+"""Admission: turns a client's ``Generate`` into a request, or into a refusal that says why with its numbers.
 
 It changes nothing: the caller puts the request into the queue. A request passes here once, when its message is
 applied.
@@ -6,14 +6,14 @@ applied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from engine.core.limits import Limits
-from engine.core.messages import Delivery, Generate, PipelineFailed, Refusal, RefusalKind, salt_key
+from engine.core.memory import PLAIN
+from engine.core.messages import Generate, PipelineFailed, Refusal, RefusalKind, salt_key
 from engine.core.plan import SamplingSpec
-from engine.core.scheduler.books import Books
-from engine.core.scheduler.loras import Loras
-from engine.core.scheduler.prompt_logprobs import first_due
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.request import Request
 
 # An odd multiplier (Knuth's MMIX generator) spreads the arrival numbers of unseeded requests over 63 bits of seed.
@@ -22,13 +22,13 @@ _SEED_MASK: Final = 2**63 - 1
 
 
 class Admission:
-    """Judges messages against the limits and the books of one scheduler."""
+    """Judges messages against the limits, the books and the features of one scheduler."""
 
-    def __init__(self, limits: Limits, books: Books, loras: Loras) -> None:
-        self._limits = limits
-        self._books = books
-        self._loras = loras
-        self._end_ids = frozenset(limits.eos_token_ids)
+    def __init__(self, core: Core, features: Sequence[Feature]) -> None:
+        self._limits = core.limits
+        self._books = core.books
+        self._features = features
+        self._end_ids = frozenset(core.limits.eos_token_ids)
 
     def refusal_of(
         self,
@@ -45,10 +45,10 @@ class Admission:
         never = self._limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
         if never is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.INVALID, message=never)
-        if message.deliver is not None and (why := self._why_not_delivered(message.deliver)) is not None:
-            return Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=why)
-        if message.lora is not None and (unknown := self._loras.why_unknown(message.lora)) is not None:
-            return Refusal(rid=message.rid, kind=RefusalKind.NOT_FOUND, message=unknown)
+        for feature in self._features:
+            refusal = feature.refusal_of(message)
+            if refusal is not None:
+                return refusal
         alive = message.rid in self._books.requests and message.rid not in freed
         if alive or message.rid in taken:
             why = f"rid {message.rid!r} is alive; wait for its end or use another rid"
@@ -60,23 +60,8 @@ class Admission:
             return Refusal(rid=message.rid, kind=RefusalKind.BUSY, message=why)
         return None
 
-    def _why_not_delivered(self, deliver: Delivery) -> str | None:
-        if not self._limits.prefills:
-            return "this engine sends no KV to others; ask one with role='prefill'"
-        if len(deliver.to) != self._limits.pp_size:
-            return (
-                f"KV goes from each stage to the same one of the decode engine, which has {len(deliver.to)}, this one "
-                f"has {self._limits.pp_size}; give both the same pp_size"
-            )
-        if deliver.weights != self._books.weights:
-            return (
-                f"the KV must be computed with the weights {deliver.weights or 'of the start'!r}, this engine has "
-                f"{self._books.weights or 'those of the start'!r}; update both"
-            )
-        return None
-
     def request_of(self, message: Generate, arrival: int) -> Request:
-        """The request that a message asks for, the ``arrival``-th to be admitted."""
+        """The request that a message asks for, the ``arrival``-th to be admitted; features have not seen it yet."""
         prompt_tokens, sampling = len(message.prompt_ids), message.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
         # A grammar that is complete allows nothing but an end, so it must be one.
@@ -91,13 +76,7 @@ class Admission:
             limit_tokens=min(prompt_tokens + sampling.max_new_tokens, self._limits.context_length),
             spec=self._spec(message, arrival, stop_ids),
             stop_ids=stop_ids,
-            logprobs_due=first_due(message.prompt_logprobs_from),
-            lora=None if message.lora is None else self._loras.known[message.lora],
-            salt=salt_key(message.cache_salt),
-            cache_salt=message.cache_salt,
-            prefill_at=message.prefill_at,
-            deliver=message.deliver,
-            sent_pages=0 if message.deliver is None else message.deliver.first_page,
+            kv_key=(PLAIN[0], salt_key(message.cache_salt)),
         )
 
     def _spec(self, message: Generate, arrival: int, stop_ids: frozenset[int]) -> SamplingSpec:

@@ -84,6 +84,12 @@ class Books:
         """No dispatched microbatch is still to come back, and none that changes what the stages hold is about to be."""
         return not self.in_flight and self.update is None and not (self.turns or self.open_transfers)
 
+    def next_received(self) -> Request | None:
+        """The first request whose pages have come, or will come no more; None while a prompt is partly prefilled."""
+        if self.chunked is not None:
+            return None
+        return next((one for one in self.transferring.values() if one.place is RECEIVING and not one.in_flight), None)
+
     def what_is_busy(self) -> str:
         """The counts that stand between the engine and idleness, as ``name=count`` pairs."""
         transfers = len(self.transferring)

@@ -7,10 +7,13 @@ plans them, the last stage verifies them; nothing that a client sees depends on 
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from typing import Final
 
-from engine.core.limits import Limits
-from engine.core.memory import KVMemory
+from engine.core.messages import Completion
+from engine.core.scheduler.books import Launched
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.request import Request
 
 # Token ids have up to 63 bits in recordings whose text was redacted.
@@ -25,42 +28,110 @@ _REST_TOKENS: Final = 64
 _LONGEST_REST_TOKENS: Final = 1024
 
 
-class Drafts:
-    """Says what is guessed for a request, as far as there is room for it."""
+@dataclass(slots=True, eq=False)
+class Guessing:
+    """How it goes with the guesses of one request.
 
-    def __init__(self, limits: Limits, memory: KVMemory) -> None:
-        self._limits = limits
-        self._memory = memory
+    ``guesses`` are a draft model's, of the tokens that follow the request's; ``text`` has the request's tokens so far,
+    for looking up drafts without a model. ``misses`` counts the verifications in a row in which no guess held. The
+    request is guessed for again when it has ``rests_until`` tokens. ``hold`` is true when a guess held in one of the
+    last two verifications.
+    """
 
-    def take(self, request: Request, *, spare_pages: int) -> tuple[int, ...]:
+    guesses: tuple[int, ...] = ()
+    text: bytearray | None = None
+    misses: int = 0
+    rests_until: int = 0
+    hold: bool = False
+
+    def note(self, tokens: int, held: int) -> None:
+        """Note that of the drafts of a request of so many tokens ``held`` were right.
+
+        After several times in a row without any it rests: it is given no drafts for some tokens, and then tries once
+        more. If that fails as well it rests twice as long.
+        """
+        self.misses = 0 if held else self.misses + 1
+        if held or self.misses >= _DOUBTED_MISSES:
+            self.hold = held > 0
+        if self.misses >= _MISSES_LIMIT:
+            rest = _REST_TOKENS << self.misses - _MISSES_LIMIT
+            self.rests_until = tokens + min(rest, _LONGEST_REST_TOKENS)
+
+
+class Drafts(Feature):
+    """Guesses tokens for requests, as far as there is room for them. Off without speculation."""
+
+    def __init__(self, core: Core) -> None:
+        self._limits = core.limits
+        self._memory = core.memory
+        self._counters = core.counters
+        self.is_on = core.limits.draft_tokens > 0
+        # Of each request that was guessed for, until it is gone.
+        self._of: dict[Request, Guessing] = {}
+
+    def of(self, request: Request) -> Guessing:
+        """How it goes with the guesses of a request."""
+        known = self._of.get(request)
+        if known is None:
+            known = self._of[request] = Guessing()
+        return known
+
+    def draft(self, request: Request, *, spare_pages: int) -> tuple[int, ...]:
         """The drafts of a request that is about to decode, with pages for them; none if nothing is guessed.
 
         They take free pages only, all but ``spare_pages``, so that no cached prefix and no other request gives way to
         a guess; and no more than the request may still say after the token that is certain.
         """
-        limits, lease = self._limits, request.lease
+        limits, lease, known = self._limits, request.lease, self.of(request)
         assert lease is not None, f"{request} decodes, but owns no memory"
-        if len(request.ids) < request.guesses_from:
+        if len(request.ids) < known.rests_until:
             return ()
         most = min(limits.draft_tokens, request.limit_tokens - len(request.ids) - 1)
         if most > 0:
             most = min(most, self._memory.free_tokens_of(lease, spare_pages=spare_pages) - request.planned_tokens - 1)
         if most <= 0:
             return ()
-        drafts = request.guesses[:most] if limits.has_draft_model else self._look_up(request, most)
+        drafts = known.guesses[:most] if limits.has_draft_model else self._look_up(request.ids, known, most)
         if drafts:
             self._memory.extend(lease, request.planned_tokens + 1 + len(drafts))
         return drafts
 
-    def _look_up(self, request: Request, count: int) -> tuple[int, ...]:
-        """What followed the latest earlier occurrence of the last tokens, of as many of them as occurred before.
+    def take_result(self, launched: Launched, completion: Completion) -> None:
+        """Keep what a draft model guesses next."""
+        if not self._limits.has_draft_model:
+            return
+        guesses = iter(completion.guesses)
+        for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
+            if segment.emits:
+                self.of(request).guesses = next(guesses, ())
+
+    def verify(self, request: Request, drafts: int, held: int) -> None:
+        """Count the drafts that held, and give back the memory of the others."""
+        assert request.lease is not None, f"{request} owned no memory while it was in flight"
+        self._counters.drafted_tokens += drafts
+        self._counters.accepted_tokens += held
+        self.of(request).note(len(request.ids), held)
+        # The KV of a wrong guess is of no use: the next token is computed in its place.
+        request.planned_tokens -= drafts - held
+        self._memory.trim(request.lease, request.planned_tokens)
+
+    def retract(self, request: Request) -> None:
+        """Drop guesses that follow tokens whose KV is gone."""
+        if request in self._of:
+            self._of[request].guesses = ()
+
+    def forget(self, request: Request) -> None:
+        self._of.pop(request, None)
+
+    def _look_up(self, ids: list[int], known: Guessing, count: int) -> tuple[int, ...]:
+        """The tokens that followed the latest earlier occurrence of the last tokens, of as many as occurred before.
 
         Unless guesses hold it takes twice as many tokens: pairs recur in any text, and what followed them does not. A
         copy that runs into the end goes on with what it has copied, so that a repetition is guessed on and on.
         """
-        ids, limits = request.ids, self._limits
-        text = _text_of(request)
-        fewest = limits.ngram_min if request.guesses_hold else min(2 * limits.ngram_min, limits.ngram_max)
+        limits = self._limits
+        text = _text_of(ids, known)
+        fewest = limits.ngram_min if known.hold else min(2 * limits.ngram_min, limits.ngram_max)
         for tokens in range(min(limits.ngram_max, len(ids) - 1), fewest - 1, -1):
             place = _latest(text, tokens)
             if place is not None:
@@ -69,27 +140,13 @@ class Drafts:
         return ()
 
 
-def note_verified(request: Request, held: int) -> None:
-    """The drafts of a request were verified, before its new tokens are taken: ``held`` of them were right.
-
-    After several times in a row without any it rests: it is given no drafts for some tokens, and then tries once more.
-    If that fails as well it rests twice as long.
-    """
-    request.misses = 0 if held else request.misses + 1
-    if held or request.misses >= _DOUBTED_MISSES:
-        request.guesses_hold = held > 0
-    if request.misses >= _MISSES_LIMIT:
-        rest = _REST_TOKENS << request.misses - _MISSES_LIMIT
-        request.guesses_from = len(request.ids) + min(rest, _LONGEST_REST_TOKENS)
-
-
-def _text_of(request: Request) -> bytearray:
-    """The bytes of a request's ids so far, kept with the request so that a step adds only what is new."""
-    text = request.lookup_text
+def _text_of(ids: list[int], known: Guessing) -> bytearray:
+    """The bytes of a request's ids so far, kept so that a step adds only what is new."""
+    text = known.text
     if text is None:
-        text = request.lookup_text = bytearray()
-    known = len(text) // _ID_BYTES
-    text += array(_ID_TYPE, request.ids[known:]).tobytes()
+        text = known.text = bytearray()
+    length = len(text) // _ID_BYTES
+    text += array(_ID_TYPE, ids[length:]).tobytes()
     return text
 
 

@@ -5,27 +5,39 @@ Both ask the books' one idle predicate, here and nowhere else. They never plan o
 
 from __future__ import annotations
 
-from engine.core.memory import KVMemory
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.core.checkpoint import Checkpoint, CheckpointParts
 from engine.core.messages import CallAnswer, FlushCache, UpdateWeights
-from engine.core.scheduler.books import Books
-from engine.core.scheduler.counters import Counters
-from engine.core.scheduler.grammars import Grammars
+from engine.core.plan import WeightUpdate
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.replies import CALL_NAMES, done, refused
 
 
-class FlushAndUpdate:
+class FlushAndUpdate(Feature):
     """At most one call waits. ``deadline``, in seconds, is when it gives up; None when none waits."""
 
-    def __init__(self, books: Books, memory: KVMemory, counters: Counters, grammars: Grammars) -> None:
-        self._books = books
-        self._memory = memory
-        self._counters = counters
-        self._grammars = grammars
+    control = WeightUpdate
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._books = core.books
+        self._memory = core.memory
+        self._counters = core.counters
         self._deferred: FlushCache | UpdateWeights | None = None
-        self.deadline: float | None = None
+
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        return {FlushCache: self._on_call, UpdateWeights: self._on_call}
+
+    def _on_call(self, call: FlushCache | UpdateWeights) -> None:
+        answer = self.ask(call, self._core.now)
+        if answer is not None:
+            self._core.say(answer)
 
     def ask(self, call: FlushCache | UpdateWeights, now: float) -> CallAnswer | None:
-        """Do, refuse, or defer; None when the answer comes later."""
+        """Do, refuse, or defer a call; None when the answer comes later."""
         if self._books.is_quiescent:
             return self._do(call)
         if call.timeout_s is None:
@@ -35,6 +47,12 @@ class FlushAndUpdate:
         self._deferred = call
         self.deadline = now + call.timeout_s
         return None
+
+    def on_time(self, now: float) -> None:
+        """Answer the call that waits, if its time has come."""
+        answer = self.answer_due(now)
+        if answer is not None:
+            self._core.say(answer)
 
     def answer_due(self, now: float) -> CallAnswer | None:
         """The answer to the call that waits, if there is one and its time has come."""
@@ -49,6 +67,38 @@ class FlushAndUpdate:
         if quiescent:
             return self._do(call)
         return refused(call, f"still busy after {call.timeout_s} s: {self._books.what_is_busy()}")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an update is asked for, or in flight: it is launched by itself, and nothing else meanwhile."""
+        return self._books.update is not None
+
+    def launch(self, number: int) -> WeightUpdate | None:
+        """The update, once nothing is in flight."""
+        update = self._books.update
+        assert update is not None, "an update is launched that was never asked for"
+        return None if self._books.in_flight else WeightUpdate(number, update.model_path)
+
+    def finish(self, error: str | None) -> None:
+        """Answer the update; with new weights the features are told."""
+        self._core.say(self.finish_update(error))
+        if error is None:
+            for feature in self._core.hooks.change_weights:
+                feature.change_weights()
+
+    def give_up(self, why: str) -> None:
+        if self._books.update is not None:
+            self._core.say(self.finish_update(why, is_dead=True))
+
+    @property
+    def is_at_rest(self) -> bool:
+        return self._deferred is None
+
+    def snapshot(self, parts: CheckpointParts) -> None:
+        parts["weights"] = self._books.weights
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self._books.weights = checkpoint.weights
 
     def finish_update(self, error: str | None, *, is_dead: bool = False) -> CallAnswer:
         """The stages have answered: all of them have the new weights, or with ``error`` all of them the old ones.
@@ -68,7 +118,8 @@ class FlushAndUpdate:
 
     def _do(self, call: FlushCache | UpdateWeights) -> CallAnswer | None:
         if isinstance(call, FlushCache):
-            self._grammars.forget_unused()
+            for feature in self._core.hooks.flush:
+                feature.flush()
             return done(call, f"flushed {self._drop_cache()} cached pages")
         self._books.update = call
         return None

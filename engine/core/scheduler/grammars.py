@@ -6,22 +6,41 @@ says that its grammar is ready, and no other request waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
-from engine.core.messages import Grammar, GrammarReady
+from engine.core.checkpoint import Checkpoint, CheckpointParts
+from engine.core.errors import IntegrityError
+from engine.core.messages import Generate, Grammar, GrammarReady
 from engine.core.plan import GrammarOrder
-from engine.core.scheduler.counters import Counters
-from engine.core.scheduler.request import KnownGrammar, Request
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
+from engine.core.scheduler.ports import StepShare
+from engine.core.scheduler.request import Request
 
 
-class Grammars:
-    """At most ``kept`` grammars that no request uses stay compiled; the one that was used longest ago goes first."""
+@dataclass(slots=True, eq=False)
+class KnownGrammar:
+    """A grammar under the id that the last stage knows it by. ``users`` are requests that are alive or in flight."""
 
-    def __init__(self, kept: int, counters: Counters) -> None:
-        self._kept = kept
-        self._counters = counters
+    id: int
+    grammar: Grammar
+    is_ready: bool = False
+    users: dict[Request, None] = field(default_factory=dict)
+
+
+class Grammars(Feature):
+    """At most ``max_cached_grammars`` that no request uses stay compiled; the one used longest ago goes first."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._kept = core.limits.max_cached_grammars
+        self._counters = core.counters
+        # The grammar of each request that has one, until the request is gone.
+        self._of: dict[Request, KnownGrammar] = {}
         self._by_text: dict[Grammar, KnownGrammar] = {}
         self._by_id: dict[int, KnownGrammar] = {}
         # In the order in which they fell out of use.
@@ -41,6 +60,11 @@ class Grammars:
     def entries(self) -> Sequence[KnownGrammar]:
         return tuple(self._by_id.values())
 
+    def is_waited_for_by(self, request: Request) -> bool:
+        """Whether a request has a grammar that is not compiled yet."""
+        known = self._of.get(request)
+        return known is not None and not known.is_ready
+
     @property
     def waiting(self) -> int:
         """Requests that wait for their grammar."""
@@ -50,9 +74,13 @@ class Grammars:
         """The requests of a queue that do not wait for a grammar, in its order."""
         if not self._compiling:
             return waiting
-        return [request for request in waiting if request.grammar is None or request.grammar.is_ready]
+        return [request for request in waiting if request not in self._of or self._of[request].is_ready]
 
     # -- requests come and go --
+
+    def enter(self, request: Request, message: Generate) -> None:
+        if message.sampling.grammar is not None:
+            self.take(request, message.sampling.grammar)
 
     def take(self, request: Request, grammar: Grammar) -> None:
         """A request that has just been admitted uses a grammar: one that is known, or one to be compiled."""
@@ -66,12 +94,12 @@ class Grammars:
             self._counters.grammar_hits += 1
         self._unused.pop(known.id, None)
         known.users[request] = None
-        request.grammar = known
+        self._of[request] = known
+        request.needs_history = True
         request.spec = msgspec.structs.replace(request.spec, grammar_id=known.id)
 
-    def let_go(self, request: Request) -> None:
-        """A request is gone: nothing with it is alive or in flight."""
-        known, request.grammar = request.grammar, None
+    def forget(self, request: Request) -> None:
+        known = self._of.pop(request, None)
         if known is None:
             return
         del known.users[request]
@@ -79,7 +107,7 @@ class Grammars:
             self._unused[known.id] = known
             self._shrink(self._kept)
 
-    def forget_unused(self) -> None:
+    def flush(self) -> None:
         """Drop every grammar that no request uses."""
         self._shrink(0)
 
@@ -94,27 +122,21 @@ class Grammars:
         del self._by_id[known.id], self._by_text[known.grammar]
         self._compiling -= not known.is_ready
 
-    # -- of an engine that is idle --
-
-    def snapshot(self) -> tuple[int, tuple[tuple[int, Grammar, bool], ...]]:
-        """The id that was given last, and what is kept, in the order in which it fell out of use."""
-        return self._last_id, tuple([(one.id, one.grammar, one.is_ready) for one in self._unused.values()])
-
-    def become(self, last_id: int, kept: Sequence[tuple[int, Grammar, bool]]) -> None:
-        self._last_id = last_id
-        for number, grammar, is_ready in kept:
-            known = KnownGrammar(number, grammar, is_ready)
-            self._by_text[grammar] = self._by_id[number] = self._unused[number] = known
-            self._compiling += not is_ready
-
     # -- the last stage --
 
-    def take_orders(self) -> tuple[GrammarOrder, ...]:
-        """What the last stage is to be told now."""
-        if not self._orders:
-            return ()
-        orders, self._orders = tuple(self._orders), []
-        return orders
+    def report(self, share: StepShare) -> bool:
+        """Tell the last stage what to compile and to forget. It may answer later, so no further step is due."""
+        if self._orders:
+            share["grammars"] = tuple(self._orders)
+            self._orders.clear()
+        return False
+
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        return {GrammarReady: self._on_grammar_ready}
+
+    def _on_grammar_ready(self, ready: GrammarReady) -> None:
+        for request in self.on_ready(ready):
+            self._core.end(request, ready.reason, error=ready.error)
 
     def on_ready(self, ready: GrammarReady) -> Sequence[Request]:
         """Note that a grammar is compiled, or that it cannot be; returns the requests that end with its error.
@@ -131,3 +153,29 @@ class Grammars:
         self._compiling -= 1
         self._counters.grammars_compiled += 1
         return ()
+
+    # -- statistics, audit, checkpoint --
+
+    def stats(self) -> dict[str, int]:
+        return {"waiting_for_grammar": self.waiting}
+
+    def check(self, live: Sequence[Request]) -> None:
+        """Every request that is not gone is a user of its grammar, and there are no other users."""
+        if not self._by_id and not self._of:
+            return
+        users = {request: known for known in self.entries for request in known.users}
+        owed = {request: self._of[request] for request in live if request in self._of}
+        if users != owed:
+            raise IntegrityError(f"the users of grammars are {list(users)}, but {list(owed)} are to follow one")
+
+    def snapshot(self, parts: CheckpointParts) -> None:
+        """The id that was given last, and what is kept, in the order in which it fell out of use."""
+        parts["last_grammar"] = self._last_id
+        parts["grammars"] = tuple([(one.id, one.grammar, one.is_ready) for one in self._unused.values()])
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self._last_id = checkpoint.last_grammar
+        for number, grammar, is_ready in checkpoint.grammars:
+            known = KnownGrammar(number, grammar, is_ready)
+            self._by_text[grammar] = self._by_id[number] = self._unused[number] = known
+            self._compiling += not is_ready

@@ -1,28 +1,51 @@
 """LoRA adapters: which there are, which of them the stages hold, and what is loaded and dropped next.
 
-A change is a microbatch without tokens, one at a time, launched beside others. What a request uses is never dropped. It
-plans and ends no request.
+A change is a microbatch without tokens, one at a time, launched beside others. A LoRA that a request uses is never
+dropped. Ends the requests whose LoRA could not be loaded, and plans none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-import msgspec
-
-from engine.core.limits import Limits
-from engine.core.memory import KVMemory
-from engine.core.messages import CacheEvent, CallAnswer, LoadLora, PagesStored, UnloadLora
-from engine.core.plan import LoraChange, LoraUpdate
-from engine.core.scheduler.books import Books
-from engine.core.scheduler.counters import Counters
-from engine.core.scheduler.grammars import Grammars
-from engine.core.scheduler.policy import policy_named
+from engine.core.checkpoint import Checkpoint, CheckpointParts, LoraState
+from engine.core.errors import IntegrityError
+from engine.core.memory import PLAIN, KvKey
+from engine.core.messages import CallAnswer, FinishReason, Generate, LoadLora, Refusal, RefusalKind, UnloadLora
+from engine.core.plan import LoraChange, LoraUpdate, SegmentShare
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
+from engine.core.scheduler.ports import StepShare
 from engine.core.scheduler.replies import done, refused
-from engine.core.scheduler.request import Lora, Place, Request
+from engine.core.scheduler.request import Place, Request
 
 LoraCall = LoadLora | UnloadLora
+# In the key of a request whose LoRA the stages do not hold: no KV was computed with it.
+NOT_RESIDENT: Final = -1
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lora:
+    """A LoRA adapter: its name, where its weights are, and whether the stages have them.
+
+    ``version`` is the number of the load that the stages hold, 0 while they hold none: it is not *resident* then.
+    ``used`` is the number of the last microbatch with it, or of the first that could have it. A LoRA that is
+    ``leaving`` is about to be unloaded, and no further request may ask for it.
+    """
+
+    name: str
+    path: str
+    version: int = 0
+    used: int = -1
+    leaving: bool = False
+
+    def use(self, microbatch: int) -> int:
+        """Note that a microbatch is computed with it; returns the version that the stages know it by."""
+        assert self.version, f"{self} is not resident, but microbatch {microbatch} is to be computed with it"
+        self.used = microbatch
+        return self.version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,28 +58,38 @@ class _Launched:
     victim: Lora | None = None
 
 
-class Loras:
+class Loras(Feature):
     """``known`` are those that requests may ask for, by name; at most ``max_loras`` of them are resident.
 
-    ``deadline``, in seconds, is when the unload that waits gives up; None when none waits. With ``is_postponed`` the
-    last step left a change to the next one.
+    ``deadline``, in seconds, is when the unload that waits gives up; None when none waits. Off for an engine that holds
+    no LoRAs.
     """
 
-    def __init__(self, limits: Limits, books: Books, memory: KVMemory, counters: Counters, grammars: Grammars) -> None:
-        self._most = limits.max_loras
-        self._books = books
-        self._memory = memory
-        self._counters = counters
-        self._grammars = grammars
-        self._policy = policy_named(limits.schedule_policy)
-        self.known = {name: Lora(name=name, path=path) for name, path in limits.loras}
+    control = LoraUpdate
+
+    def __init__(self, core: Core) -> None:
+        self.is_on = core.limits.max_loras > 0
+        self._core = core
+        self._most = core.limits.max_loras
+        self._books = core.books
+        self._memory = core.memory
+        self._counters = core.counters
+        self._policy = core.policy
+        self.known = {name: Lora(name=name, path=path) for name, path in core.limits.loras}
+        # The LoRA of each request that has one, until the request is gone.
+        self._of: dict[Request, Lora] = {}
+        if core.memory.log is not None:
+            core.memory.log.name_of = self._name_of
         # Calls that were accepted and are not launched yet.
         self._due: list[LoraCall] = []
         self._launched: _Launched | None = None
         self._deferred: UnloadLora | None = None
-        self.deadline: float | None = None
-        self._has_landed = False
-        self.is_postponed = False
+        # The steps in which a change came back, and in which one was left to the next step.
+        self._landed_at = self._postponed_at = 0
+
+    def _name_of(self, version: int) -> str:
+        """The name of the LoRA that the stages hold under this version; '' if they hold none."""
+        return next((lora.name for lora in self.known.values() if lora.version == version), "")
 
     @property
     def resident(self) -> int:
@@ -69,21 +102,65 @@ class Loras:
         return not self._due and self._launched is None and self._deferred is None
 
     @property
-    def is_call_due(self) -> bool:
-        """A call's change can be launched, as soon as there is a place for it."""
-        return bool(self._due) and self._launched is None
+    def has_more(self) -> bool:
+        """Whether a call's change can be launched at once. A profile goes before it."""
+        return bool(self._due) and self._launched is None and self._has_slot
 
-    def named(self, events: Sequence[CacheEvent]) -> tuple[CacheEvent, ...]:
-        """What entered the cache, with the name of the LoRA that computed it: each is still resident in its step."""
-        names = {lora.version: lora.name for lora in self.known.values() if lora.version}
-        return tuple(
-            [
-                msgspec.structs.replace(event, lora_name=names[event.kv_key[0]])
-                if isinstance(event, PagesStored) and event.kv_key[0]
-                else event
-                for event in events
-            ]
-        )
+    @property
+    def _has_slot(self) -> bool:
+        books = self._books
+        return books.is_awake and books.update is None and len(books.in_flight) < self._core.limits.depth
+
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        return {LoadLora: self._on_call, UnloadLora: self._on_call}
+
+    # -- requests --
+
+    def refusal_of(self, message: Generate) -> Refusal | None:
+        """Refuse a request for a LoRA that is not known."""
+        why = None if message.lora is None else self.why_unknown(message.lora)
+        return None if why is None else Refusal(rid=message.rid, kind=RefusalKind.NOT_FOUND, message=why)
+
+    def enter(self, request: Request, message: Generate) -> None:
+        """Note the LoRA of a request."""
+        if message.lora is not None:
+            self._of[request] = self.known[message.lora]
+            self._note_key(request)
+
+    def of(self, request: Request) -> Lora | None:
+        """The LoRA that computes a request; None for the model itself."""
+        return self._of.get(request)
+
+    def holds_back(self, request: Request) -> bool:
+        """Whether the stages do not hold the LoRA of a request."""
+        lora = self._of.get(request)
+        return lora is not None and not lora.version
+
+    def fill(self, request: Request, start: int, end: int, first_page: int, share: SegmentShare) -> None:
+        """Tell the version of the LoRA that computes a segment."""
+        del start, end, first_page
+        lora = self._of.get(request)
+        if lora is not None:
+            share["lora"] = lora.use(self._counters.forward_ct)
+
+    def forget(self, request: Request) -> None:
+        self._of.pop(request, None)
+
+    def _note_key(self, request: Request) -> None:
+        """Keep the KV of one load of a LoRA apart from that of other loads, and from the model's own."""
+        request.kv_key = self._key_of(request)
+
+    def _key_of(self, request: Request) -> KvKey:
+        lora = self._of.get(request)
+        version = PLAIN[0] if lora is None else lora.version or NOT_RESIDENT
+        return version, request.kv_key[1]
+
+    def _set_version(self, lora: Lora, version: int) -> None:
+        """Note which load of a LoRA the stages hold now; 0 is none."""
+        lora.version = version
+        for request, other in self._of.items():
+            if other is lora:
+                self._note_key(request)
 
     def why_unknown(self, name: str) -> str | None:
         """Why no request may ask for the LoRA of this name; None when one may."""
@@ -95,11 +172,22 @@ class Loras:
 
     # -- calls --
 
+    def _on_call(self, call: LoraCall) -> None:
+        answer = self.ask(call, self._core.now)
+        if answer is not None:
+            self._core.say(answer)
+
     def ask(self, call: LoraCall, now: float) -> CallAnswer | None:
         """Refuse a call, or defer it; None when its answer comes later."""
         if not self._most:
             return refused(call, "this server holds no LoRAs; start it with --max-loras N or --lora NAME=PATH")
         return self._ask_load(call) if isinstance(call, LoadLora) else self._ask_unload(call, now)
+
+    def on_time(self, now: float) -> None:
+        """Refuse the unload that waits, if its time is up."""
+        answer = self.answer_due(now)
+        if answer is not None:
+            self._core.say(answer)
 
     def answer_due(self, now: float) -> CallAnswer | None:
         """The refusal of the unload that waits, if its time is up; it is due for launch once nothing uses it."""
@@ -145,66 +233,86 @@ class Loras:
 
     # -- changes --
 
-    def next_change(self, *, has_slot: bool) -> LoraChange | None:
-        """What the stages are to load or drop next, if something is due: calls in order, then what requests wait for.
+    def launch(self, number: int) -> LoraUpdate | None:
+        """Load or drop a LoRA, if one is due and has a slot: calls in order, then the LoRAs that requests wait for.
 
         In the step in which a change comes back none is launched for requests: those that waited for it go first.
         """
-        has_landed, self._has_landed, self.is_postponed = self._has_landed, False, False
-        if self._launched is not None or not has_slot:
+        if self._launched is not None or not self._has_slot:
             return None
         if self._due:
             self._launched = self._of_call(self._due.pop(0))
-        elif self._books.paused is None and any(request.lacks_lora for request in self._startable):
-            self.is_postponed = has_landed
-            self._launched = None if has_landed else self._of_requests()
+        elif self._books.paused is None and any(map(self.holds_back, self._core.startable())):
+            if self._landed_at == self._core.step_number:
+                self._postponed_at = self._core.step_number
+            else:
+                self._launched = self._of_requests()
         if self._launched is None:
             return None
         victim = self._launched.victim
         if victim is not None:
-            victim.version = 0
-        return self._launched.change
+            self._set_version(victim, 0)
+        return LoraUpdate(number, self._launched.change)
 
-    def finish(self, error: str | None) -> CallAnswer | None:
-        """All stages have changed, or with ``error`` none has; the answer to the call that asked for it, if one did."""
-        launched, self._launched, self._has_landed = self._launched, None, True
+    def report(self, share: StepShare) -> bool:
+        """True if this step has left a change to the next one."""
+        del share
+        return self._postponed_at == self._core.step_number
+
+    def finish(self, error: str | None) -> None:
+        """Note that all stages have changed, or with ``error`` that none has, and answer the call that asked for it.
+
+        If no call did, requests wait for the LoRA: with ``error`` they end.
+        """
+        launched, self._launched, self._landed_at = self._launched, None, self._core.step_number
         assert launched is not None, "a change of LoRAs came back that was never launched"
-        call, lora, change = launched.call, launched.lora, launched.change
-        if error is not None:
-            if change.path is None:
-                lora.leaving = False
-            if launched.victim is not None:
-                launched.victim.version = change.drop
-            return None if call is None else refused(call, error, fault=None if change.path is None else "path")
+        if error is None:
+            self._note_changed(launched)
+        else:
+            self._note_failed(launched, error)
+
+    def _note_changed(self, launched: _Launched) -> None:
+        lora, change = launched.lora, launched.change
         if change.path is None:
             del self.known[lora.name]
-            return _answer(change, "removed", call)
-        self.known[lora.name] = lora
-        lora.version = 0 if change.drop == change.version else change.version
-        lora.used = self._counters.forward_ct
-        self._counters.lora_loads += 1
-        self._counters.lora_evictions += launched.victim is not None
-        return _answer(change, "added", call)
+            what = "removed"
+        else:
+            self.known[lora.name] = lora
+            self._set_version(lora, 0 if change.drop == change.version else change.version)
+            lora.used = self._counters.forward_ct
+            self._counters.lora_loads += 1
+            self._counters.lora_evictions += launched.victim is not None
+            what = "added"
+        if launched.call is not None:
+            self._core.say(done(launched.call, f"Success: LoRA adapter {change.name!r} {what} successfully."))
 
-    def left_without(self, control: LoraUpdate) -> list[Request]:
-        """The requests for which a LoRA was to be loaded, and could not."""
-        lora = self.known[control.change.name]
-        return [request for request in self._books.waiting if request.lora is lora]
+    def _note_failed(self, launched: _Launched, error: str) -> None:
+        call, lora, change = launched.call, launched.lora, launched.change
+        if change.path is None:
+            lora.leaving = False
+        if launched.victim is not None:
+            self._set_version(launched.victim, change.drop)
+        if call is not None:
+            self._core.say(refused(call, error, fault=None if change.path is None else "path"))
+            return
+        # Only requests that wait: those that ran with the LoRA would have kept it.
+        for request in [one for one in self._books.waiting if self._of.get(one) is lora]:
+            self._core.end(request, FinishReason.UNAVAILABLE, error=error)
 
-    def give_up(self, why: str) -> list[CallAnswer]:
-        """Give up every call: nothing can be launched any more, and nothing will come back."""
+    def give_up(self, why: str) -> None:
         launched = None if self._launched is None else self._launched.call
         calls = [call for call in (launched, *self._due, self._deferred) if call is not None]
         self._due.clear()
         self._launched = self._deferred = self.deadline = None
-        return [refused(call, why) for call in calls]
+        for call in calls:
+            self._core.say(refused(call, why))
 
     def _of_call(self, call: LoraCall) -> _Launched:
         if isinstance(call, UnloadLora):
             lora = self.known[call.name]
             return _Launched(call, lora, LoraChange(lora.name, drop=lora.version))
         lora = Lora(name=call.name, path=call.path)
-        wanted = {request.lora for request in self._startable if request.lora is not None}
+        wanted = {self._of[request] for request in self._core.startable() if request in self._of}
         has_place, victim = self._place_for(wanted)
         return self._load(call, lora, victim, is_kept=has_place)
 
@@ -214,38 +322,36 @@ class Loras:
         One that a request before it waits for makes no room: the two would be loaded in turn for ever.
         """
         wanted: set[Lora] = set()
-        for request in self._policy.order(self._startable, self._memory):
-            if request.lora is None:
+        for request in self._policy.order(self._core.startable(), self._memory):
+            lora = self._of.get(request)
+            if lora is None:
                 continue
-            if not request.lora.version:
+            if not lora.version:
                 has_place, victim = self._place_for(wanted)
-                return self._load(None, request.lora, victim, is_kept=True) if has_place else None
-            wanted.add(request.lora)
+                return self._load(None, lora, victim, is_kept=True) if has_place else None
+            wanted.add(lora)
         return None
 
     def _load(self, call: LoadLora | None, lora: Lora, victim: Lora | None, *, is_kept: bool) -> _Launched:
         version = self._counters.lora_loads + 1
-        drop = version if not is_kept else 0 if victim is None else victim.version
+        drop = 0 if victim is None else victim.version
+        if not is_kept:
+            drop = version
         return _Launched(call, lora, LoraChange(lora.name, version, lora.path, drop), victim)
 
     def _place_for(self, wanted: Collection[Lora]) -> tuple[bool, Lora | None]:
         """Whether one more LoRA can be resident, and which other one must make room for it."""
         if self.resident < self._most:
             return True, None
-        in_use = {request.lora for request in self._books.live() if request.lease is not None}
+        in_use = {self._of.get(request) for request in self._books.live() if request.lease is not None}
         idle = [one for one in self.known.values() if one.version and one not in in_use and one not in wanted]
         victim = min(idle, key=lambda one: (one.used, one.version), default=None)
         return victim is not None, victim
 
-    @property
-    def _startable(self) -> Sequence[Request]:
-        """Those that may ask for their LoRAs: one whose grammar is still being compiled does not."""
-        return self._grammars.startable(self._books.waiting)
-
     # -- who uses one --
 
     def _users_of(self, lora: Lora) -> list[Request]:
-        return [request for request in self._books.live() if request.lora is lora]
+        return [request for request in self._books.live() if self._of.get(request) is lora]
 
     def _counts(self, users: Sequence[Request]) -> str:
         """How many of these are where, and in how many microbatches in flight they are."""
@@ -257,6 +363,30 @@ class Loras:
             f"running={places.count(Place.RUNNING)} in_flight={flying} releasing={leaving}"
         )
 
+    # -- statistics, audit, checkpoint --
 
-def _answer(change: LoraChange, what: str, call: LoraCall | None) -> CallAnswer | None:
-    return None if call is None else done(call, f"Success: LoRA adapter {change.name!r} {what} successfully.")
+    def stats(self) -> dict[str, int]:
+        return {"loras_resident": self.resident}
+
+    def check(self, live: Sequence[Request]) -> None:
+        """Requests that own memory are computed with LoRAs that are resident, and no more are than may be."""
+        for request in live:
+            lora = self._of.get(request)
+            if request.lease is not None and request.lease.kv_key != self._key_of(request):
+                raise IntegrityError(
+                    f"{request} is computed with version {request.lease.kv_key[0]} of {lora}, which the stages do not "
+                    f"hold any more, or for the salt {request.lease.kv_key[1]}, which it does not have"
+                )
+            if lora is not None and self.known.get(lora.name) is not lora:
+                raise IntegrityError(f"{request} is computed with {lora}, which was unloaded")
+        if self.resident > self._most:
+            raise IntegrityError(f"{self.resident} LoRAs are resident, max_loras={self._most}")
+
+    def snapshot(self, parts: CheckpointParts) -> None:
+        known = self.known.values()
+        parts["loras"] = tuple([LoraState(one.name, one.path, one.version, one.used) for one in known])
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.known = {one.name: Lora(name=one.name, path=one.path, used=one.used) for one in checkpoint.loras}
+        for one in checkpoint.loras:
+            self._set_version(self.known[one.name], one.version)

@@ -10,20 +10,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from engine.core.limits import Limits
-from engine.core.memory import KVMemory
-from engine.core.plan import DECODE, MIXED, PREFILL, UNKNOWN_TOKEN, Segment
-from engine.core.scheduler.books import Books
+from engine.core.plan import DECODE, MIXED, PREFILL, UNKNOWN_TOKEN, Segment, SegmentShare
 from engine.core.scheduler.chunk_sizes import ChunkSizes
-from engine.core.scheduler.counters import Counters
-from engine.core.scheduler.drafts import Drafts
-from engine.core.scheduler.grammars import Grammars
-from engine.core.scheduler.policy import policy_named
-from engine.core.scheduler.prompt_logprobs import NOTHING, next_asked
-from engine.core.scheduler.request import CHUNKED, DISPATCHED, NO_LOGPROBS_DUE, RECEIVING, RETRACTING, RUNNING, Request
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.request import CHUNKED, DISPATCHED, RECEIVING, RUNNING, Request
 from engine.core.scheduler.shared_prompts import is_worth_waiting
-from engine.core.scheduler.time_limits import TimeLimits
-from engine.core.scheduler.transfers import Transfers
 
 # This many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
 ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
@@ -56,31 +47,20 @@ class Plan:
 class Planner:
     """Plans one microbatch at a time over the books and the memory of one scheduler."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        books: Books,
-        memory: KVMemory,
-        counters: Counters,
-        time_limits: TimeLimits,
-        grammars: Grammars,
-        transfers: Transfers,
-    ) -> None:
+    def __init__(self, core: Core) -> None:
+        limits = core.limits
+        self._core = core
         self._limits = limits
-        self._transfers = transfers
-        self._time_limits = time_limits
-        self._books = books
-        self._memory = memory
-        self._counters = counters
-        self._grammars = grammars
-        self.policy = policy_named(limits.schedule_policy)
-        self._drafts = Drafts(limits, memory) if limits.draft_tokens else None
+        self._books = core.books
+        self._memory = core.memory
+        self._counters = core.counters
+        self._policy = core.policy
+        self._hooks = core.hooks
         budget, parity = limits.prefill_budget_tokens, limits.chunk_parity_tokens
         self.chunk_sizes = ChunkSizes(budget, parity, limits.page_size) if limits.dynamic_chunking else None
         # Once, because they are computed and every step asks.
         self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
         self._plans_ahead = limits.async_scheduling
-        self._now = 0.0
         # What stands for a token that is not known yet; without planning ahead all are.
         self._unknown = (UNKNOWN_TOKEN,) if limits.async_scheduling else ()
 
@@ -94,18 +74,14 @@ class Planner:
             return False
         if books.chunked is not None or books.waiting:
             return True
-        if books.transferring and self._transfers.next_received() is not None:
+        if books.transferring and books.next_received() is not None:
             return True
         return bool(books.running and (self._ready() or (self._plans_ahead and self._ahead())))
 
-    def plan(self, now: float) -> Plan | None:
-        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute.
-
-        ``now`` is in seconds.
-        """
+    def plan(self) -> Plan | None:
+        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
         if not self.may_plan:
             return None
-        self._now = now
         books, plan = self._books, Plan(self._limits.prefill_budget_tokens, self._most_requests)
         if books.chunked is not None or books.waiting or books.transferring:
             if self._limits.mixed_chunk:
@@ -140,33 +116,6 @@ class Planner:
             seats = decodes + plan.seats - len(plan.requests)
             self._add_decodes(plan, min(self._decode_share(), decodes + plan.room, seats))
 
-    def retract(self, request: Request) -> None:
-        """Send a request that is in no microbatch back to the queue, to compute prompt and output again."""
-        assert not request.in_flight, f"{request} is retracted while it is in flight"
-        assert request.lease is not None, f"{request} is retracted, but owns no memory"
-        self._books.take_out(request)
-        self._memory.release(request.lease)
-        request.lease = None
-        request.prefill_tokens = request.planned_tokens = 0
-        request.guesses = ()
-        request.retractions += 1
-        self._counters.retractions += 1
-        self._books.enqueue(request)
-
-    def retract_all(self) -> None:
-        """Send every request that owns memory back to the queue: at once, or when its last microbatch is back."""
-        for request in list(self._books.requests.values()):
-            if request.lease is None or request.place is RETRACTING:
-                continue
-            if not request.in_flight:
-                self.retract(request)
-                continue
-            if request.place is RECEIVING:
-                self._transfers.stop(request)
-            self._books.take_out(request)
-            request.place = RETRACTING
-            self._books.retracting.append(request)
-
     # -- prefill --
 
     def _add_prefill(self, plan: Plan) -> None:
@@ -187,7 +136,7 @@ class Planner:
 
     def _add_received(self, plan: Plan) -> None:
         """Those whose KV has come compute the rest of their prompts: all of it, or of the first one a part."""
-        while (request := self._transfers.next_received()) is not None:
+        while (request := self._books.next_received()) is not None:
             rest = request.prefill_tokens - request.planned_tokens
             if plan.tokens and (rest > plan.room or len(plan.requests) >= plan.seats):
                 return
@@ -204,9 +153,9 @@ class Planner:
         books = self._books
         if books.chunked is not None or not (self._memory.rows.free or self._limits.priority_preemption):
             return
-        policy, waiting, missed = self.policy, self._grammars.startable(books.waiting), 0
+        policy, waiting, missed = self._policy, self._core.startable(), 0
         for request in tuple(policy.order(waiting, self._memory)):
-            if request.lacks_lora:
+            if self._is_held_back(request):
                 if policy.is_overdue(request):
                     return
                 continue
@@ -220,13 +169,17 @@ class Planner:
             elif books.chunked is not None or any(map(policy.is_overdue, policy.overtaken_by(request, waiting))):
                 return
 
+    def _is_held_back(self, request: Request) -> bool:
+        hooks = self._hooks.holds_back
+        return bool(hooks) and any(feature.holds_back(request) for feature in hooks)
+
     def _waits_for_another(self, request: Request, plan: Plan) -> bool:
         """Whether what it would compute is on its way: launched or in this very microbatch, or received as it would be.
 
         What this engine would compute waits for no transfer, which may be late.
         """
         launched = (one for flight in self._books.in_flight for one in flight.requests)
-        received = self._books.transferring.values() if self._transfers.may_receive(request) else ()
+        received = self._books.transferring.values() if request.may_be_received else ()
         return is_worth_waiting(request, itertools.chain(launched, plan.requests, received), self._memory)
 
     def _can_take_a_row(self, request: Request) -> bool:
@@ -252,7 +205,6 @@ class Planner:
         if lease is None:
             return False
         self._books.take_out(request)
-        self._time_limits.start(request)
         request.lease = lease
         request.prefill_start = request.planned_tokens = len(lease.pages) * self._limits.page_size
         request.prefill_tokens = len(request.ids)
@@ -260,12 +212,13 @@ class Planner:
             # Reported and counted once. After a retraction a request finds its own pages; that is no hit.
             request.cached_tokens = request.prefill_start
             self._counters.cached_tokens += request.cached_tokens
-            self._counters.host_hit_tokens += len(lease.held_pages) * self._limits.page_size
         request.place = CHUNKED
-        if not self._transfers.begin(request, self._now):
+        for feature in self._hooks.start:
+            feature.start(request)
+        if request.place is CHUNKED:
             self._books.chunked = request
         request.overtaken = 0
-        for other in self.policy.overtaken_by(request, self._grammars.startable(self._books.waiting)):
+        for other in self._policy.overtaken_by(request, self._core.startable()):
             other.overtaken += 1
         return True
 
@@ -289,8 +242,7 @@ class Planner:
             request.place = DISPATCHED
             self._books.chunked = None
         emits = last and end < request.limit_tokens
-        asked = NOTHING if request.logprobs_due == NO_LOGPROBS_DUE else next_asked(request, start, end)
-        self._add_segment(plan, request, start, end, emits=emits, asked=asked)
+        self._add_segment(plan, request, start, end, emits=emits)
 
     def _part(self, plan: Plan, start: int, rest: int) -> int:
         """How much of the rest of a prompt comes next: as much as there is room for, or as keeps the stages even."""
@@ -310,13 +262,15 @@ class Planner:
         """Add one token of each of up to ``most`` running requests."""
         running, before = self._books.running, plan.tokens
         # None beside prompts: the budget is theirs.
-        drafts = None if before else self._drafts
+        drafting = () if before else self._hooks.draft
         for request in self._choose_decodes(most):
             # To the end, so that the next microbatch takes those that were launched longest ago.
             running[request.rid] = running.pop(request.rid)
             start = request.planned_tokens
-            guesses = () if drafts is None else drafts.take(request, spare_pages=len(running))
-            self._add_segment(plan, request, start, start + 1, emits=True, drafts=guesses)
+            drafts: tuple[int, ...] = ()
+            for feature in drafting:
+                drafts = feature.draft(request, spare_pages=len(running))
+            self._add_segment(plan, request, start, start + 1, emits=True, drafts=drafts)
         if before and plan.tokens > before:
             plan.mode = MIXED
 
@@ -373,7 +327,7 @@ class Planner:
             if victim in chosen:
                 # A victim that was planned earlier in this step leaves the plan as well.
                 chosen.remove(victim)
-            self.retract(victim)
+            self._core.retract(victim)
             if victim is request:
                 return False
         return True
@@ -400,7 +354,7 @@ class Planner:
         while victims and not (memory.rows.free and memory.has_room(tokens, spare_pages=spare)):
             victim = self._latest(victims)
             victims.remove(victim)
-            self.retract(victim)
+            self._core.retract(victim)
 
     def _add_segment(
         self,
@@ -411,18 +365,17 @@ class Planner:
         *,
         emits: bool,
         drafts: tuple[int, ...] = (),
-        asked: tuple[int, int] = NOTHING,
     ) -> None:
-        """Add one request's share of the microbatch, with what the stages do not know yet of its pages.
-
-        ``asked`` are the prompt logprobs that it asks for.
-        """
+        """Add one request's share of the microbatch, with the pages that the stages do not know yet."""
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"
-        unsent, window = lease.unsent, self._memory.sliding_window
+        unsent = lease.unsent
         lease.unsent = len(lease.pages)
         request.planned_tokens = end + len(drafts)
         request.in_flight += 1
+        share: SegmentShare = {}
+        for feature in self._hooks.fill:
+            feature.fill(request, start, end, unsent, share)
         segment = Segment(
             rid=request.rid,
             row=lease.row,
@@ -433,11 +386,8 @@ class Planner:
             emits=emits,
             # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
             sampling=request.spec if start == request.prefill_start else None,
-            window_pages=() if window is None else window.window_pages_of(lease, unsent),
             drafts=len(drafts),
-            logprobs_from=asked[0],
-            next_id=asked[1],
-            lora=0 if request.lora is None else request.lora.use(self._counters.forward_ct),
+            **share,
         )
         plan.segments.append(segment)
         plan.requests.append(request)

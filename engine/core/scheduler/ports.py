@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypedDict
 
 import msgspec
 
@@ -42,6 +42,14 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     grammars: tuple[GrammarOrder, ...] = ()
     cache_events: tuple[CacheEvent, ...] = ()
     transfers: tuple[TransferOrder, ...] = ()
+
+
+class StepShare(TypedDict, total=False):
+    """The fields of a step's result beside its microbatch and replies: those of features, and of the cache."""
+
+    grammars: tuple[GrammarOrder, ...]
+    cache_events: tuple[CacheEvent, ...]
+    transfers: tuple[TransferOrder, ...]
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,14 +5,23 @@ Decides only whether a call is in order; the stages measure and write. A call wa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from engine.core.messages import CallAnswer, StartProfile, StopProfile
+from engine.core.plan import ProfileSwitch
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.replies import done, refused
 
 
-class Profiles:
+class Profiles(Feature):
     """``folder`` is where the present profile is to be written; None when none is taken."""
 
-    def __init__(self) -> None:
+    control = ProfileSwitch
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
         self.folder: str | None = None
         # The call that is not launched yet, and the one whose result is not back.
         self.due: StartProfile | StopProfile | None = None
@@ -22,6 +31,14 @@ class Profiles:
     def is_open(self) -> bool:
         """True while a call waits for its answer."""
         return self.due is not None or self._launched is not None
+
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        return {StartProfile: self._on_call, StopProfile: self._on_call}
+
+    def _on_call(self, call: StartProfile | StopProfile) -> None:
+        answer = self.ask(call)
+        if answer is not None:
+            self._core.say(answer)
 
     def ask(self, call: StartProfile | StopProfile) -> CallAnswer | None:
         """Refuse a call that is out of order; None when it is answered with its result."""
@@ -34,18 +51,36 @@ class Profiles:
         self.due = call
         return None
 
-    def launch(self) -> str | None:
-        """Where the stages write from now on; None tells them to stop."""
-        self._launched, self.due = self.due, None
-        return self._launched.folder if isinstance(self._launched, StartProfile) else None
+    @property
+    def is_due(self) -> bool:
+        """Whether a call waits for a slot. Calls of sleep and wake go before it."""
+        return self.due is not None and not self._core.books.turns
 
-    def finish(self, error: str | None) -> CallAnswer:
-        """Note that the stages have answered, or that they never will."""
+    def launch(self, number: int) -> ProfileSwitch | None:
+        """Tell the stages where to write from now on, or to stop, if there is a slot."""
+        if len(self._core.books.in_flight) >= self._core.limits.depth:
+            return None
+        self._launched, self.due = self.due, None
+        return ProfileSwitch(number, self._launched.folder if isinstance(self._launched, StartProfile) else None)
+
+    def finish(self, error: str | None) -> None:
+        """Answer the call: the stages have carried it out, or never will."""
         call = self._launched or self.due
         self._launched = self.due = None
         assert call is not None, "a profile call came back that was never made"
-        folder, self.folder = self.folder, call.folder if isinstance(call, StartProfile) and error is None else None
+        folder, self.folder = self.folder, None
         if error is not None:
-            return refused(call, error)
-        what = f"profiling into {call.folder}" if isinstance(call, StartProfile) else f"wrote the profile into {folder}"
-        return done(call, what)
+            self._core.say(refused(call, error))
+        elif isinstance(call, StartProfile):
+            self.folder = call.folder
+            self._core.say(done(call, f"profiling into {call.folder}"))
+        else:
+            self._core.say(done(call, f"wrote the profile into {folder}"))
+
+    def give_up(self, why: str) -> None:
+        if self.is_open:
+            self.finish(why)
+
+    @property
+    def is_at_rest(self) -> bool:
+        return not self.is_open and self.folder is None

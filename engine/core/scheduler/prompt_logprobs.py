@@ -7,33 +7,46 @@ so that a prompt that is computed again asks only for the rest. Values are never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from engine.core.errors import IntegrityError
-from engine.core.messages import Completion, TokenOutput
-from engine.core.plan import DECODE, Microbatch
+from engine.core.messages import Completion, Generate, TokenOutput
+from engine.core.plan import DECODE, Microbatch, SegmentShare
+from engine.core.scheduler.books import Launched
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.replies import part_of
-from engine.core.scheduler.request import NO_LOGPROBS_DUE, Request
-
-# What ``next_asked`` gives for a segment that asks for nothing: ``logprobs_from`` and ``next_id``.
-NOTHING: Final = (-1, -1)
+from engine.core.scheduler.request import NO_POSITION, Request
 
 
-def first_due(prompt_logprobs_from: int) -> int:
-    """The first position whose logits a request that begins still has to be told of."""
-    return NO_LOGPROBS_DUE if prompt_logprobs_from < 0 else prompt_logprobs_from
+class PromptLogprobs(Feature):
+    """Keeps, in ``Request.logits_from``, the first position that has not yet given its logprob."""
 
+    def __init__(self, core: Core) -> None:
+        self._core = core
 
-def next_asked(request: Request, start: int, end: int) -> tuple[int, int]:
-    """``logprobs_from`` and ``next_id`` of a segment of a prompt from ``start`` to ``end``.
+    def enter(self, request: Request, message: Generate) -> None:
+        if message.prompt_logprobs_from >= 0:
+            request.logits_from = message.prompt_logprobs_from
 
-    The logits of a position are those of the token that follows it. So the last position of a prompt has nothing to
-    give, and the last one of any other part needs the first token of the next.
-    """
-    first = max(start, request.logprobs_due)
-    if first >= min(end, request.prompt_tokens - 1):
-        return NOTHING
-    return first, request.ids[end] if end < request.prompt_tokens else -1
+    def fill(self, request: Request, start: int, end: int, first_page: int, share: SegmentShare) -> None:
+        """Ask for the logprobs that are due from a segment of a prompt.
+
+        The logits of a position are those of the token that follows it. So the last position of a prompt has nothing to
+        give, and the last one of any other part needs the first token of the next.
+        """
+        del first_page
+        if request.logits_from == NO_POSITION:
+            return
+        first = max(start, request.logits_from)
+        if first < min(end, request.prompt_tokens - 1):
+            share["logprobs_from"] = first
+            share["next_id"] = request.ids[end] if end < request.prompt_tokens else -1
+
+    def take_result(self, launched: Launched, completion: Completion) -> None:
+        """Tell the logprobs that came with a result."""
+        if launched.microbatch.mode is not DECODE:
+            for part in parts_told(launched.microbatch, launched.requests, completion):
+                self._core.say(part)
 
 
 def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: Completion) -> list[TokenOutput]:
@@ -56,6 +69,6 @@ def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: 
     told: list[TokenOutput] = []
     for (segment, request), part in zip(asked, values, strict=True):
         if not request.is_finished:
-            request.logprobs_due = segment.logprobs_from + len(part)
+            request.logits_from = segment.logprobs_from + len(part)
             told.append(part_of(request, part))
     return told

@@ -5,51 +5,51 @@ Counted when it is asked for, so that no event can make it drift. It only looks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from operator import attrgetter
 from typing import Final
 
 from engine.core.memory import KVMemory
 from engine.core.scheduler.books import Books
+from engine.core.scheduler.core import Core
 from engine.core.scheduler.counters import Counters
-from engine.core.scheduler.grammars import Grammars
+from engine.core.scheduler.feature import Feature
 from engine.core.stats import EngineStats
 
 _COUNTERS: Final = tuple(field.name for field in fields(Counters))
 _counted: Final = attrgetter(*_COUNTERS)
 
 
-def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
-    """Waiting, running, in flight; pages free and cached; rows free; then, where there are any, window pages free and
-    cached, and host pages free and ready.
-    """
-    pages = memory.pages
+def sizes_of(core: Core) -> tuple[int, ...]:
+    """Waiting, running, in flight; pages free and cached; rows free; then the sizes that features add."""
+    books, memory = core.books, core.memory
     sizes: tuple[int, ...] = (
         len(books.waiting),
         len(books.running),
         len(books.in_flight),
-        pages.free,
-        pages.cached,
+        memory.pages.free,
+        memory.pages.cached,
         memory.rows.free,
     )
-    window, host = memory.sliding_window, memory.host
-    if window is not None:
-        sizes = (*sizes, window.pages.free, window.pages.cached)
-    return sizes if host is None else (*sizes, host.pages.free, host.pages.cached)
+    for feature in core.hooks.sizes:
+        sizes += feature.sizes()
+    return sizes
 
 
-def stats_of(
-    step: int, counters: Counters, books: Books, memory: KVMemory, grammars: Grammars, loras_resident: int
-) -> EngineStats:
-    pages, rows, host = memory.pages, memory.rows, memory.host
+def stats_of(core: Core, features: Iterable[Feature]) -> EngineStats:
+    books, memory = core.books, core.memory
+    pages, rows = memory.pages, memory.rows
+    of_features: dict[str, int] = {}
+    for feature in features:
+        of_features |= feature.stats()
     return EngineStats(
-        step=step,
+        step=core.step_number,
         waiting=len(books.waiting),
         chunked=int(books.chunked is not None),
         running=len(books.running),
         in_flight=len(books.in_flight),
         paused=books.paused,
-        sleep_level=books.sleep_level,
         pages_total=pages.total,
         pages_free=pages.free,
         pages_cached=pages.cached,
@@ -59,13 +59,8 @@ def stats_of(
         rows_free=rows.free,
         alive=len(books.requests),
         pending_prefill_tokens=pending_prefill_tokens(books, memory),
-        waiting_for_grammar=grammars.waiting,
-        loras_resident=loras_resident,
-        host_pages_total=0 if host is None else host.pages.total,
-        host_pages_free=0 if host is None else host.pages.free,
-        host_pages_cached=0 if host is None else host.pages.cached,
-        open_transfers=books.open_transfers,
-        **dict(zip(_COUNTERS, _counted(counters), strict=True)),
+        **of_features,
+        **dict(zip(_COUNTERS, _counted(core.counters), strict=True)),
     )
 
 

@@ -5,20 +5,39 @@ From the step that accepts a sleep until all stages are awake again nothing is l
 
 from __future__ import annotations
 
-from engine.core.memory import KVMemory
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from engine.core.messages import CallAnswer, Sleep, Wake
-from engine.core.scheduler.books import Books
+from engine.core.plan import SleepSwitch
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.replies import done, refused
 
 
-class Sleeping:
+class Sleeping(Feature):
     """``books.sleep_level`` is 0 while the stages are awake, 2 when they sleep and nobody has said with which weights
     they wake, else 1.
     """
 
-    def __init__(self, books: Books, memory: KVMemory) -> None:
-        self._books = books
-        self._memory = memory
+    control = SleepSwitch
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._books = core.books
+        self._memory = core.memory
+
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        return {Sleep: self._on_sleep, Wake: self._on_call}
+
+    def _on_sleep(self, call: Sleep) -> None:
+        self._core.stop_requests(call.mode)
+        self._on_call(call)
+
+    def _on_call(self, call: Sleep | Wake) -> None:
+        answer = self.ask(call)
+        if answer is not None:
+            self._core.say(answer)
 
     def ask(self, call: Sleep | Wake) -> CallAnswer | None:
         """Take a call; None when its answer comes later."""
@@ -35,12 +54,20 @@ class Sleeping:
         books.is_awake = False
         return None
 
-    def launch(self) -> int:
-        """The level of the first call, as the stages are told it; 0 is awake."""
-        return _level_of(self._books.turns[0])
+    @property
+    def is_due(self) -> bool:
+        """Whether a call is not carried out. Nothing else is launched meanwhile."""
+        return bool(self._books.turns)
 
-    def finish(self, error: str | None) -> CallAnswer:
-        """All stages have done what the first call says, or with ``error`` they are as they were."""
+    def launch(self, number: int) -> SleepSwitch | None:
+        """Carry out the first call, once nothing is in flight and no transfer is open."""
+        books = self._books
+        if books.open_transfers or books.in_flight:
+            return None
+        return SleepSwitch(number, _level_of(books.turns[0]))
+
+    def finish(self, error: str | None) -> None:
+        """Answer the first call: all stages have carried it out, or with ``error`` they are as they were."""
         books = self._books
         call = books.turns.pop(0)
         pages = self._memory.pages.cached
@@ -49,18 +76,26 @@ class Sleeping:
             self._memory.reset()
         books.is_awake = not (books.turns or books.sleep_level)
         if error is not None:
-            return refused(call, error)
+            self._core.say(refused(call, error))
+            return
         state = f"asleep (level={books.sleep_level}), dropped {pages} cached pages" if books.sleep_level else "awake"
-        return done(call, state)
+        self._core.say(done(call, state))
 
-    def note_update(self) -> None:
-        """The stages know the weights of an update, and wake with them."""
+    def change_weights(self) -> None:
+        """Wake with the weights of an update, which the stages know."""
         self._books.sleep_level = min(self._books.sleep_level, 1)
 
-    def give_up(self, why: str) -> list[CallAnswer]:
-        """Give up every call: nothing can be launched any more."""
+    def give_up(self, why: str) -> None:
         calls, self._books.turns = self._books.turns, []
-        return [refused(call, why) for call in calls]
+        for call in calls:
+            self._core.say(refused(call, why))
+
+    def stats(self) -> dict[str, int]:
+        return {"sleep_level": self._books.sleep_level}
+
+    @property
+    def is_at_rest(self) -> bool:
+        return self._books.is_awake
 
 
 def _level_of(call: Sleep | Wake) -> int:

@@ -1,17 +1,21 @@
 """Time limits: when a request ends by itself, because it was not started in time or took too long.
 
-Owns the deadlines of live requests, in order, and the sentence that a client is told. It ends nothing, and holds
-nothing of a request without limits or of one that has ended.
+Owns the deadlines of live requests, in order, and the sentence that a client is told. It holds nothing of a request
+without limits or of one that has ended.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from engine.core.messages import Generate
+from engine.core.errors import IntegrityError
+from engine.core.messages import FinishReason, Generate
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.deadlines import earliest
+from engine.core.scheduler.feature import Feature
 from engine.core.scheduler.request import Request
 
 
@@ -32,43 +36,48 @@ class Allowed(NamedTuple):
         return self.since + total_s, "timeout_s", total_s
 
 
-class TimeLimits:
-    """The deadlines of one scheduler's requests. ``waiting_s`` is how long any request may wait for its first start.
+class TimeLimits(Feature):
+    """The deadlines of one scheduler's requests. ``waiting_timeout_s`` bounds the wait for the first start.
 
-    Of that and a request's own ``waiting_timeout_s`` the shorter one counts. Only the first start is bound by it: a
-    request that was sent back to the queue has ``timeout_s`` alone. A deadline is over when the time has reached it.
-    ``deadline`` is the first of all, in seconds; None when there is none.
+    Of the engine's and a request's own the shorter one counts. Only the first start is bound by it: a request that was
+    sent back to the queue has ``timeout_s`` alone. A deadline is over when the time has reached it. ``deadline`` is the
+    first of all, in seconds; None when there is none.
     """
 
-    def __init__(self, waiting_s: float | None) -> None:
-        self._waiting_s = waiting_s
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting_s = core.limits.waiting_timeout_s
         self._allowed: dict[str, Allowed] = {}
         # Deadline and arrival of each request in ``_allowed``, in this order.
         self._queue: list[tuple[float, int, Request]] = []
-        # An attribute, because every step asks.
-        self.deadline: float | None = None
 
-    def enter(self, request: Request, message: Generate, now: float) -> None:
-        """A request enters the queue; its time begins."""
-        own_s, engine_s = message.waiting_timeout_s, self._waiting_s
-        waits_s = engine_s if own_s is None else own_s if engine_s is None else min(own_s, engine_s)
+    def enter(self, request: Request, message: Generate) -> None:
+        """Let the time of a request begin."""
+        waits_s = earliest(message.waiting_timeout_s, self._waiting_s)
         if waits_s is not None or message.timeout_s is not None:
-            self._put(request, Allowed(now, message.timeout_s, waits_s))
+            self._put(request, Allowed(self._core.now, message.timeout_s, waits_s))
 
     def start(self, request: Request) -> None:
-        """A request has memory: from now on it can only run out of its own time."""
+        """Lift the bound on waiting: a request with memory can only run out of its own time."""
         allowed = self._allowed.get(request.rid)
         if allowed is not None and allowed.waits_s is not None:
-            self.leave(request)
+            self.end(request)
             if allowed.total_s is not None:
                 self._put(request, allowed._replace(waits_s=None))
 
-    def leave(self, request: Request) -> None:
-        """A request has ended."""
+    def end(self, request: Request) -> None:
+        """Forget the deadline of a request."""
         allowed = self._allowed.pop(request.rid, None)
         if allowed is not None:
             del self._queue[bisect.bisect_left(self._queue, (allowed.rule[0], request.arrival))]
             self.deadline = self._queue[0][0] if self._queue else None
+
+    def on_time(self, now: float) -> None:
+        """End the requests whose time is over."""
+        assert self.deadline is not None
+        if self.deadline <= now:
+            for request in self.over(now):
+                self._core.end(request, FinishReason.TIMEOUT, error=self.why(request, now))
 
     def over(self, now: float) -> list[Request]:
         """The requests whose time is over, by deadline, then by arrival."""
@@ -83,8 +92,19 @@ class TimeLimits:
             return f"not started after {passed:g} s, {name} is {limit_s:g}; come back later or allow more time"
         return f"not ended after {passed:g} s, with {tokens} tokens, {name} is {limit_s:g}; allow more time"
 
+    def check(self, live: Sequence[Request]) -> None:
+        """Only a live request can run out of time, and one that has started is not bound to start."""
+        del live
+        if self.deadline is None:
+            return
+        for request, must_start in self.entries():
+            if self._core.books.requests.get(request.rid) is not request:
+                raise IntegrityError(f"{request} has a time limit, but has ended")
+            if must_start and (request.lease is not None or request.retractions):
+                raise IntegrityError(f"{request} has started, but may still run out of the time to start")
+
     def entries(self) -> Iterator[tuple[Request, bool]]:
-        """Each request with a limit, in order of deadlines, and whether it is bound to start in time. For the audit."""
+        """Each request with a limit, in order of deadlines, and whether it is bound to start in time."""
         for _, _, request in self._queue:
             yield request, self._allowed[request.rid].waits_s is not None
 

@@ -6,23 +6,37 @@ transfer belongs to its request until the stages say that they neither read nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from engine.core.checkpoint import Checkpoint, CheckpointParts
 from engine.core.errors import IntegrityError
-from engine.core.limits import Limits
-from engine.core.memory import KVMemory
-from engine.core.messages import PagesReceived, PagesSent, PrefillDropped, PrefillWanted
-from engine.core.plan import ReceivePages, SendPages, StopTransfer, TransferOrder
-from engine.core.scheduler.books import Books
-from engine.core.scheduler.counters import Counters
-from engine.core.scheduler.request import (
-    DELIVERING,
-    DISPATCHED,
-    NO_LOGPROBS_DUE,
-    RECEIVING,
-    Request,
+from engine.core.messages import (
+    Delivery,
+    FinishReason,
+    Generate,
+    PagesReceived,
+    PagesSent,
+    PrefillDropped,
+    PrefillFailed,
+    PrefillWanted,
+    Refusal,
+    RefusalKind,
 )
+from engine.core.plan import ReceivePages, SendPages, StopTransfer, TransferOrder
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.feature import Feature
+from engine.core.scheduler.ports import StepShare
+from engine.core.scheduler.request import DELIVERING, DISPATCHED, RECEIVING, Request
+
+
+@dataclass(slots=True)
+class _Sending:
+    """Where the KV of a prompt is sent. The first ``pages`` of the prompt are sent or about to be."""
+
+    to: Delivery
+    pages: int
 
 
 @dataclass(slots=True)
@@ -36,85 +50,143 @@ class _Open:
     is_stopped: bool = False
 
 
-class Transfers:
+class Transfers(Feature):
     """The transfers of one engine, by numbers that count from 1 and are never used again; ``begun`` is the last one.
 
     ``deadline``, in seconds, is when the first of those that are received is stopped; None when none is waited for.
     """
 
-    def __init__(self, limits: Limits, books: Books, memory: KVMemory, counters: Counters) -> None:
-        self._page_size = limits.page_size
-        self._timeout_s = limits.prefill_timeout_s
-        self._books = books
-        self._memory = memory
-        self._counters = counters
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._limits = core.limits
+        self._page_size = core.limits.page_size
+        self._timeout_s = core.limits.prefill_timeout_s
+        self._books = core.books
+        self._memory = core.memory
+        self._counters = core.counters
+        # Until the request is gone: its message, if it names a prefill engine, and where its KV is sent.
+        self._wanting: dict[Request, Generate] = {}
+        self._sending: dict[Request, _Sending] = {}
         self.begun = 0
         self._open: dict[int, _Open] = {}
         self._orders: list[TransferOrder] = []
         self._told: list[PrefillWanted | PrefillDropped] = []
-        # An attribute, because every step asks.
-        self.deadline: float | None = None
 
-    # -- looking --
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        return {
+            PagesReceived: self._on_pages_received,
+            PagesSent: self._on_pages_sent,
+            PrefillFailed: self._on_prefill_failed,
+        }
 
-    @property
-    def has_news(self) -> bool:
-        """Something was ordered or is to be told since it was last taken."""
-        return bool(self._orders or self._told)
+    def _on_pages_received(self, received: PagesReceived) -> None:
+        request = self.received(received)
+        if request is not None:
+            self._core.release_if_landed(request)
 
-    def requests(self) -> Iterable[Request]:
-        """The request of each transfer that the stages have not ended."""
-        return [one.request for one in self._open.values()]
+    def _on_pages_sent(self, sent: PagesSent) -> None:
+        request = self.sent(sent)
+        if request is None:
+            return
+        if sent.error is not None and not request.is_finished:
+            self._core.end(request, FinishReason.ERROR, error=sent.error)
+        elif request.is_prefilled and not (request.in_flight or request.is_finished):
+            self._core.end_prefilled(request)
+        else:
+            self._core.release_if_landed(request)
 
-    def next_received(self) -> Request | None:
-        """The first request whose pages have come, or will come no more; None while a prompt is partly prefilled."""
-        if self._books.chunked is not None:
-            return None
-        return next(
-            (one for one in self._books.transferring.values() if one.place is RECEIVING and not one.in_flight), None
-        )
+    def _on_prefill_failed(self, failed: PrefillFailed) -> None:
+        self.fail(failed.transfer)
+
+    # -- requests --
+
+    def refusal_of(self, message: Generate) -> Refusal | None:
+        """Refuse a prompt whose KV this engine cannot deliver."""
+        why = None if message.deliver is None else self._why_not_delivered(message.deliver)
+        return None if why is None else Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=why)
+
+    def _why_not_delivered(self, deliver: Delivery) -> str | None:
+        if not self._limits.prefills:
+            return "this engine sends no KV to others; ask one with role='prefill'"
+        if len(deliver.to) != self._limits.pp_size:
+            return (
+                f"KV goes from each stage to the same one of the decode engine, which has {len(deliver.to)}, this one "
+                f"has {self._limits.pp_size}; give both the same pp_size"
+            )
+        if deliver.weights != self._books.weights:
+            return (
+                f"the KV must be computed with the weights {deliver.weights or 'of the start'!r}, this engine has "
+                f"{self._books.weights or 'those of the start'!r}; update both"
+            )
+        return None
+
+    def enter(self, request: Request, message: Generate) -> None:
+        """Note where the KV of a request comes from or goes to.
+
+        With a LoRA, which other engines know by other numbers, or with prompt logprobs, which are computed with the
+        prompt, all of it is computed here.
+        """
+        if message.deliver is not None:
+            self._sending[request] = _Sending(message.deliver, message.deliver.first_page)
+        if message.prefill_at is not None and message.lora is None and message.prompt_logprobs_from < 0:
+            self._wanting[request] = message
+            request.may_be_received = True
+
+    def forget(self, request: Request) -> None:
+        self._wanting.pop(request, None)
+        self._sending.pop(request, None)
+
+    def change_weights(self) -> None:
+        """End the requests that wait to be sent to an engine with other weights: they can never be sent."""
+        for request in list(self._books.waiting):
+            sending = self._sending.get(request)
+            if sending is not None and sending.to.weights != self._books.weights:
+                wanted = sending.to.weights or "of the start"
+                why = f"its KV was wanted with the weights {wanted!r}, which an update has replaced; ask again"
+                self._core.end(request, FinishReason.UNAVAILABLE, error=why)
+
+    def call_back(self, request: Request) -> None:
+        """Stop what comes for a request. What is being sent of one goes on."""
+        if request.place is RECEIVING:
+            self.stop(request)
+
+    def end(self, request: Request) -> None:
+        self.stop(request)
 
     # -- a decode engine --
 
-    def may_receive(self, request: Request) -> bool:
-        """Whether another engine may compute its prompt.
-
-        Not without a prefill engine, with a LoRA, which other engines know by other numbers, or with prompt logprobs,
-        which are computed with the prompt.
-        """
-        return request.prefill_at is not None and request.lora is None and request.logprobs_due == NO_LOGPROBS_DUE
-
-    def begin(self, request: Request, now: float) -> bool:
-        """Receive what an admitted request does not find cached, in full pages; False where it computes all itself.
+    def start(self, request: Request) -> None:
+        """Receive what an admitted request does not find cached, in full pages, if another engine may compute it.
 
         Its last token is always computed here.
         """
-        lease, size = request.lease, self._page_size
+        if not request.may_be_received:
+            return
+        lease, size, message = request.lease, self._page_size, self._wanting[request]
         assert lease is not None, f"{request} receives, but owns no memory"
         first, end = len(lease.pages), (len(request.ids) - 1) // size
-        if not self.may_receive(request) or end <= first:
-            return False
-        assert request.prefill_at is not None
+        if end <= first:
+            return
+        assert message.prefill_at is not None, f"{request} is received, but from nowhere"
         if not self._memory.extend(lease, end * size):
             raise IntegrityError(f"{request} was admitted, but has no room for {end - first} pages of its prompt")
         request.place = RECEIVING
         request.prefill_start = request.planned_tokens = end * size
         self._books.transferring[request.rid] = request
-        number = self._begin(_Open(request, first, end - first, now + self._timeout_s))
+        number = self._begin(_Open(request, first, end - first, self._core.now + self._timeout_s))
         self._orders.append(ReceivePages(number, tuple(lease.pages[first:])))
         wanted = PrefillWanted(
             rid=request.rid,
             transfer=number,
-            at=request.prefill_at,
+            at=message.prefill_at,
             ids=tuple(request.ids[: end * size]),
             first_page=first,
             weights=self._books.weights,
             priority=request.priority,
-            cache_salt=request.cache_salt,
+            cache_salt=message.cache_salt,
         )
         self._told.append(wanted)
         self._note_deadline()
-        return True
 
     def received(self, event: PagesReceived) -> Request | None:
         """The stages have ended a transfer: its request, which computes what has not come; None if it was given up."""
@@ -126,7 +198,7 @@ class Transfers:
         self._counters.pages_received += event.pages
         request = one.request
         if event.pages < one.pages:
-            request.prefill_at = None
+            request.may_be_received = False
         if request.place is RECEIVING:
             request.prefill_start = request.planned_tokens = (one.first_page + event.pages) * self._page_size
             assert request.lease is not None, f"{request} received, but owns no memory"
@@ -136,34 +208,34 @@ class Transfers:
     def fail(self, number: int, *, is_late: bool = False) -> None:
         """The prefill engine sends no more, or ``is_late``: go on with what has come."""
         one = self._open.get(number)
-        if one is not None and one.request.deliver is None:
-            one.request.prefill_at = None
+        if one is not None and one.request not in self._sending:
+            one.request.may_be_received = False
             self._stop(number, one, is_late=is_late)
 
-    def fail_overdue(self, now: float) -> None:
-        """Go on without those that have taken too long."""
+    def on_time(self, now: float) -> None:
+        """Go on without the transfers that have taken too long."""
         for number, one in list(self._open.items()):
             if one.deadline is not None and one.deadline <= now:
                 self.fail(number, is_late=True)
 
     # -- a prefill engine --
 
-    def send(self, request: Request, confirmed_tokens: int) -> None:
+    def confirm(self, request: Request, tokens: int) -> None:
         """Send what is confirmed of a prompt in full pages, and was not sent before.
 
         With the result of the prompt's last part it is ``DELIVERING`` what is not sent yet.
         """
-        deliver, lease = request.deliver, request.lease
-        if deliver is None or request.is_finished:
+        sending, lease = self._sending.get(request), request.lease
+        if sending is None or request.is_finished:
             return
         assert lease is not None, f"{request} is sent, but owns no memory"
-        first, end = request.sent_pages, confirmed_tokens // self._page_size
+        first, end, to = sending.pages, tokens // self._page_size, sending.to
         if end > first:
             number = self._begin(_Open(request, first, end - first))
-            place = first - deliver.first_page
-            self._orders.append(SendPages(number, tuple(lease.pages[first:end]), deliver.to, deliver.transfer, place))
-            request.sent_pages = end
-        if request.in_flight and request.place is DISPATCHED and confirmed_tokens == request.prefill_tokens:
+            place = first - to.first_page
+            self._orders.append(SendPages(number, tuple(lease.pages[first:end]), to.to, to.transfer, place))
+            sending.pages = end
+        if request.in_flight and request.place is DISPATCHED and tokens == request.prefill_tokens:
             request.place = DELIVERING
             self._books.transferring[request.rid] = request
 
@@ -178,13 +250,13 @@ class Transfers:
     # -- both --
 
     def stop(self, request: Request) -> None:
-        """A request has ended or is sent back: have the stages end its transfers."""
+        """Have the stages end the transfers of a request."""
         for number, one in self._open.items():
             if one.request is request:
                 self._stop(number, one)
 
-    def give_up(self) -> None:
-        """The stages are gone: they use no page any more."""
+    def lose_pipeline(self) -> None:
+        """Forget all transfers: the stages use no page any more."""
         for one in self._open.values():
             one.request.in_flight = 0
         self._open.clear()
@@ -192,15 +264,31 @@ class Transfers:
         self._orders.clear()
         self.deadline = None
 
-    def take_orders(self) -> tuple[TransferOrder, ...]:
-        """What the stages are to do since the last call, in order."""
-        orders, self._orders = tuple(self._orders), []
-        return orders
+    def report(self, share: StepShare) -> bool:
+        """Order the stages to send and receive, and tell the front end what to ask of prefill engines."""
+        if not (self._orders or self._told):
+            return False
+        share["transfers"] = tuple(self._orders)
+        for reply in self._told:
+            self._core.say(reply)
+        self._orders.clear()
+        self._told.clear()
+        return True
 
-    def take_told(self) -> list[PrefillWanted | PrefillDropped]:
-        """What the front end is to ask of prefill engines, in order."""
-        told, self._told = self._told, []
-        return told
+    # -- statistics, audit, checkpoint --
+
+    def stats(self) -> dict[str, int]:
+        return {"open_transfers": self._books.open_transfers}
+
+    def in_flight(self) -> Iterable[Request]:
+        """The request of each transfer that the stages have not ended."""
+        return [one.request for one in self._open.values()] if self._open else ()
+
+    def snapshot(self, parts: CheckpointParts) -> None:
+        parts["transfers"] = self.begun
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.begun = checkpoint.transfers
 
     # -- inside --
 

@@ -86,7 +86,7 @@ def finds_it_as_new(t):
     assert t.state.paused is None
     assert t.scheduler.counters.weights_version == 0
     assert not t.scheduler.memory.pages.cached
-    assert [(one.name, one.version) for one in t.scheduler.loras.known.values()] == [("x", 0)]
+    assert [(one.name, one.version) for one in t.scheduler.features.loras.known.values()] == [("x", 0)]
     r = t.start_req(prompt_len=PROMPT_TOKENS, max_new_tokens=4, ignore_eos=True)
     yield from t.run_until_finished(r)
     assert r.finish_reason == "length"

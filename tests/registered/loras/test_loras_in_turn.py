@@ -22,7 +22,7 @@ OVERTAKEN_LIMIT = 16
 
 def _held(t):
     """The versions that the stages hold, by name, as the plans say."""
-    return {name: lora.version for name, lora in t.scheduler.loras.known.items() if lora.version}
+    return {name: lora.version for name, lora in t.scheduler.features.loras.known.items() if lora.version}
 
 
 def _in_turn(t):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.audit.memory import check_memory
 from engine.core.errors import IntegrityError
 from engine.core.instruments import Pressure
 from engine.core.memory import KVMemory, PagePool, PageState, SlidingWindowPool
+from engine.core.memory.integrity import check_memory
 from engine.core.messages import EvictCache, ReleasePressure, SetPressure
 
 

@@ -51,7 +51,7 @@ def lock_twice(scheduler: Scheduler, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_deadline_that_outlives_its_request_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TimeLimits, "leave", lambda limits, request: None)
+    monkeypatch.setattr(TimeLimits, "end", lambda limits, request: None)
     engine = SimulatedEngine()
     engine.scheduler.step((replace(generate("r", prompt(5), 1), timeout_s=9.0),), 0.0)
     engine.scheduler.step((Abort(rid="r"),), 0.0)

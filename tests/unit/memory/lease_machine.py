@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from engine.core.audit.memory import check_memory
 from engine.core.memory import KVMemory, Lease
+from engine.core.memory.integrity import check_memory
 
 
 class LeaseMachine(RuleBasedStateMachine):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.audit.memory import check_host
 from engine.core.errors import IntegrityError
 from engine.core.memory import HostTier, KVMemory, Lease, PageState
+from engine.core.memory.integrity import check_host
 
 SIZE = 2
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.audit.memory import check_pages
 from engine.core.errors import IntegrityError
 from engine.core.memory import PagePool, PageState
+from engine.core.memory.integrity import check_pages
 
 
 def test_lowest_free_pages_come_first() -> None:

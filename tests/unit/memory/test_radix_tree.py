@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.audit.memory import check_pages, check_tree
 from engine.core.errors import IntegrityError
 from engine.core.memory import Node, PagePool, PageState, RadixTree
+from engine.core.memory.integrity import check_pages, check_tree
 
 
 class Forest:

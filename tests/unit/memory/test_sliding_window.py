@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from lease_machine import LeaseMachine
 
-from engine.core.audit.memory import check_memory
 from engine.core.errors import IntegrityError
 from engine.core.memory import KVMemory, Lease, SlidingWindowPool
+from engine.core.memory.integrity import check_memory
 
 SIZE = 2
 

@@ -12,7 +12,6 @@ from engine.core.config import EngineConfig
 from engine.core.memory import Node, RadixTree, SlidingWindowPool
 from engine.core.messages import Generate, SamplingParams
 from engine.core.scheduler import Scheduler, admission
-from engine.core.scheduler.controls import Controls
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
@@ -95,6 +94,6 @@ def test_a_prefix_of_a_salt_is_hit_with_that_salt(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_checkpoint_that_is_due_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Controls, "is_at_rest", property(lambda _: False))
+    monkeypatch.setattr(Scheduler, "is_at_rest", property(lambda _: False))
     with pytest.raises(Violation, match="a checkpoint is due: True, and the engine at rest makes None"):
         Rest(monkeypatch, PLAIN)

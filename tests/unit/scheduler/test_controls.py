@@ -30,16 +30,16 @@ def test_what_is_due_together_is_launched_one_after_the_other() -> None:
 def test_the_earliest_deadline_of_the_calls_that_wait_is_the_schedulers() -> None:
     """A flush and an unload may wait at the same time; the gate wakes for the first."""
     engine = SimulatedEngine(lora="a=embedded-lora:1")
-    controls = engine.scheduler.controls
+    scheduler = engine.scheduler
     engine.step(generate("r", prompt(20), new=9))
-    assert controls.deadline is None
+    assert scheduler.deadline is None
     engine.step(FlushCache(call_id="flush", timeout_s=5.0))
-    assert controls.deadline == 5.0
-    assert not controls.is_at_rest
+    assert scheduler.deadline == 5.0
+    assert not scheduler.is_at_rest
     engine.drain()
     assert engine.answers["flush"].ok
-    assert controls.deadline is None
-    assert controls.is_at_rest
+    assert scheduler.deadline is None
+    assert scheduler.is_at_rest
 
 
 def test_a_death_answers_every_call() -> None:
@@ -52,4 +52,4 @@ def test_a_death_answers_every_call() -> None:
     engine.step()
     answers = {call: engine.answers[call].ok for call in ("load", "profile", "flush")}
     assert answers == {"load": False, "profile": False, "flush": True}
-    assert engine.scheduler.controls.microbatch(9) is None
+    assert engine.step().microbatch is None

@@ -11,11 +11,11 @@ from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, IntegrityError
-from engine.core.limits import EMBEDDED_FACTS
-from engine.core.memory import KVMemory
+from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import Completion, ContinueGeneration, PauseGeneration
 from engine.core.plan import SamplingSpec
-from engine.core.scheduler.drafts import Drafts, note_verified
+from engine.core.scheduler.core import Core
+from engine.core.scheduler.drafts import Drafts, Guessing
 from engine.core.scheduler.request import Request
 
 GUESSES = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1}
@@ -34,14 +34,19 @@ def guesses(ids: list[int], count: int, *, most: int = 4, fewest: int = 1) -> tu
     limits = msgspec.structs.replace(
         limits_of(speculative_algorithm="ngram"), draft_tokens=count, ngram_max=most, ngram_min=fewest
     )
-    memory = KVMemory(total_pages=100, page_size=16, rows=1, radix_cache=True)
-    request = request_of(ids)
-    request.lease = memory.admit("a", ids, spare_pages=0)
-    assert request.lease is not None
-    memory.extend(request.lease, len(ids))
+    drafts, request = drafts_for(request_of(ids), limits)
     request.planned_tokens = len(ids) - 1
-    request.guesses_hold = True
-    return Drafts(limits, memory).take(request, spare_pages=0)
+    drafts.of(request).hold = True
+    return drafts.draft(request, spare_pages=0)
+
+
+def drafts_for(request: Request, limits: Limits) -> tuple[Drafts, Request]:
+    """The drafts of an engine of which this request has all the memory that it needs."""
+    core = Core(limits)
+    request.lease = core.memory.admit("a", request.ids, spare_pages=0)
+    assert request.lease is not None
+    core.memory.extend(request.lease, len(request.ids))
+    return Drafts(core), request
 
 
 def request_of(ids: list[int]) -> Request:
@@ -53,47 +58,43 @@ def request_of(ids: list[int]) -> Request:
 
 def test_a_request_whose_guesses_fail_again_and_again_rests() -> None:
     """A text in which nothing recurs is not slowed down by guesses in each of its steps; one that held ends it."""
-    request, rests = request_of([1] * 100), list[int]()
+    guessing, rests = Guessing(), list[int]()
     for _ in range(12):
-        note_verified(request, 0)
-        rests.append(max(0, request.guesses_from - 100))
+        guessing.note(100, 0)
+        rests.append(max(0, guessing.rests_until - 100))
     assert rests == [0, 0, 0, 0, 0, 64, 128, 256, 512, 1024, 1024, 1024]
-    note_verified(request, 2)
-    request.ids += [1] * 64
-    before = request.guesses_from
-    note_verified(request, 0)
-    assert request.guesses_from == before
+    guessing.note(100, 2)
+    before = guessing.rests_until
+    guessing.note(164, 0)
+    assert guessing.rests_until == before
 
 
 def test_a_request_that_rests_is_given_no_drafts() -> None:
-    limits, memory = limits_of(**GUESSES), KVMemory(total_pages=100, page_size=16, rows=1, radix_cache=True)
-    request = request_of([1, 2, 1, 2, 1])
-    request.lease, request.planned_tokens = memory.admit("a", request.ids, spare_pages=0), 4
-    request.guesses_from = 6
-    assert Drafts(limits, memory).take(request, spare_pages=0) == ()
-    request.guesses_from = 5
-    assert Drafts(limits, memory).take(request, spare_pages=0) == (2, 1, 2, 1)
+    drafts, request = drafts_for(request_of([1, 2, 1, 2, 1]), limits_of(**GUESSES))
+    request.planned_tokens = 4
+    drafts.of(request).rests_until = 6
+    assert drafts.draft(request, spare_pages=0) == ()
+    drafts.of(request).rests_until = 5
+    assert drafts.draft(request, spare_pages=0) == (2, 1, 2, 1)
 
 
 @pytest.mark.parametrize(("fewest", "most", "enough"), [(1, 4, 2), (2, 4, 4), (2, 3, 3), (3, 3, 3)])
 def test_a_guess_takes_more_of_the_text_until_one_has_held(fewest: int, most: int, enough: int) -> None:
     """Pairs recur in any text, and what followed them does not: that is tried only while guesses hold."""
-    memory = KVMemory(total_pages=100, page_size=16, rows=1, radix_cache=True)
-    drafts = Drafts(limits_of(**GUESSES | {"speculative_ngram_min": fewest, "speculative_ngram_max": most}), memory)
-    request = request_of([1, 2, 3, 4, 5])
-    request.lease = memory.admit("a", request.ids, spare_pages=0)
+    limits = limits_of(**GUESSES | {"speculative_ngram_min": fewest, "speculative_ngram_max": most})
+    drafts, request = drafts_for(request_of([1, 2, 3, 4, 5]), limits)
 
     def recurring() -> int:
         """How many of the last tokens must have occurred for a guess."""
         for count in range(1, 6):
-            request.ids, request.lookup_text = [1, 2, 3, 4, 5, 99, *[1, 2, 3, 4, 5][-count:]], None
-            if drafts.take(request, spare_pages=0):
+            request.ids, drafts.of(request).text = [1, 2, 3, 4, 5, 99, *[1, 2, 3, 4, 5][-count:]], None
+            if drafts.draft(request, spare_pages=0):
                 return count
         return 0
 
     found = [recurring()]
     for held in (3, 0, 0, 1):
-        note_verified(request, held)
+        drafts.of(request).note(len(request.ids), held)
         found.append(recurring())
     assert found == [enough, fewest, fewest, enough, fewest]
 
@@ -172,7 +173,7 @@ def test_the_guesses_of_a_draft_model_are_dropped_with_the_memory() -> None:
     request = engine.scheduler.find_request("a")
     assert request is not None
     assert request.lease is None
-    assert not request.guesses
+    assert not engine.scheduler.features.drafts.of(request).guesses
     engine.drain(ContinueGeneration(call_id="c"))
     assert engine.life("a").tokens == plain.run(generate("a", prompt(20), 30))[0]
     stats = engine.scheduler.stats()

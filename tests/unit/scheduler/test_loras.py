@@ -184,7 +184,7 @@ def test_one_unload_at_a_time_waits() -> None:
     assert "another unload waits" in engine.answers["y"].message
     engine.drain()
     assert engine.answers["x"].ok
-    assert list(engine.scheduler.loras.known) == ["y"]
+    assert list(engine.scheduler.features.loras.known) == ["y"]
 
 
 def test_a_flush_and_an_unload_wait_side_by_side() -> None:
@@ -280,10 +280,9 @@ def test_the_audit_sees_a_lora_that_was_dropped_under_a_request() -> None:
     engine.step(with_lora("r", "x", new=30))
     for _ in range(3):
         engine.step(completions=1)
-    engine.scheduler.loras.known["x"].version = 9
+    engine.scheduler.features.loras.known["x"].version = 9
     with pytest.raises(IntegrityError, match="do not hold any more"):
         audit(engine.scheduler)
-    del engine.scheduler.loras.known["x"]
-    engine.scheduler.find_request("r").lora.version = 1  # type: ignore[union-attr]
+    engine.scheduler.features.loras.known.pop("x").version = 1
     with pytest.raises(IntegrityError, match="which was unloaded"):
         audit(engine.scheduler)

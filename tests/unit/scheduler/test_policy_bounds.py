@@ -15,7 +15,7 @@ from engine.core.scheduler.policy import LPM_QUEUE_LIMIT_REQUESTS, OVERTAKEN_LIM
 
 def queue(*priorities: int, overdue: Sequence[int] = ()) -> list[Request]:
     scheduler = Scheduler(limits_of())
-    admission = Admission(scheduler.limits, scheduler.books, scheduler.loras)
+    admission = Admission(scheduler, scheduler.features)
     requests = [
         admission.request_of(generate(f"r{number}", prompt(20, number), priority=priority), number)
         for number, priority in enumerate(priorities)
@@ -82,7 +82,7 @@ def test_a_walk_through_the_tree() -> None:
         (*trunk, *right[:4], 9),
     ]
     scheduler = Scheduler(limits_of())
-    admission = Admission(scheduler.limits, scheduler.books, scheduler.loras)
+    admission = Admission(scheduler, scheduler.features)
     requests = [admission.request_of(generate(f"r{at}", prompt), at) for at, prompt in enumerate(prompts)]
     assert order("dfs-weight", requests, cached) == [2, 5, 3, 4, 1, 0]
     assert order("dfs-weight", [*requests[:2], *requests[3:]], cached) == [3, 4, 5, 1, 0]

@@ -94,7 +94,9 @@ def test_a_cached_prefix_is_used_up_to_the_first_position_that_is_due() -> None:
     engine = SimulatedEngine(schedule_policy="lpm")
     engine.run(generate("warm", prompt(64), 1))
     for start, cached in ((0, 0), (15, 0), (16, 16), (40, 32), (63, 48), (-1, 48)):
-        request = engine.scheduler._admission.request_of(scored("r", 64, start), 9)
+        message = scored("r", 64, start)
+        request = engine.scheduler._admission.request_of(message, 9)
+        engine.scheduler.features.prompt_logprobs.enter(request, message)
         assert engine.scheduler.memory.cached_tokens(request.ids, request.hit_limit_tokens) == cached
         engine.run(scored(f"from{start}", 64, start))
         first = next(one for batch in engine.microbatches for one in batch.segments if one.rid == f"from{start}")

@@ -9,7 +9,6 @@ import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
 from engine.core.messages import Abort, ContinueGeneration, FinishReason, Generate, PauseGeneration, PauseMode
-from engine.core.scheduler.time_limits import TimeLimits
 
 
 def limited(rid: str, *, salt: int = 0, length: int = 20, new: int = 4, **limits: float) -> Generate:
@@ -75,7 +74,7 @@ def test_nothing_is_kept_of_many_that_came_and_went() -> None:
             engine.step(Abort(rid=f"r{draw.randint(0, number)}"))
         engine.now += draw.choice([0.0, 0.5, 1.0])
     engine.drain()
-    limits = engine.scheduler.time_limits
+    limits = engine.scheduler.features.time_limits
     assert limits.deadline is None
     assert [*limits.entries()] == []
     assert {FinishReason.TIMEOUT, FinishReason.LENGTH, FinishReason.ABORT} <= set(reasons(engine).values())
@@ -83,13 +82,13 @@ def test_nothing_is_kept_of_many_that_came_and_went() -> None:
 
 
 def test_without_limits_there_is_nothing_to_look_at() -> None:
-    limits = TimeLimits(None)
     engine = SimulatedEngine()
+    limits = engine.scheduler.features.time_limits
     engine.step(generate("a", prompt(20)))
     request = engine.scheduler.find_request("a")
     assert request is not None
-    limits.enter(request, engine.lives[0].message, 1.0)
+    limits.enter(request, engine.lives[0].message)
     assert limits.deadline is None
     limits.start(request)
-    limits.leave(request)
+    limits.end(request)
     assert limits.over(1e9) == []

@@ -164,7 +164,7 @@ def test_a_request_goes_on_after_what_came(pages: int, start: int) -> None:
     assert segment.sampling is not None
     assert (segment.page_start, len(segment.pages)) == (0, engine.held)
     assert result.deadline is None
-    assert (engine.scheduler.find_request("a").prefill_at is None) is (pages < 7)
+    assert engine.scheduler.find_request("a").may_be_received is (pages == 7)
 
 
 def test_more_than_was_asked_for_is_an_error() -> None:
@@ -219,7 +219,7 @@ def test_a_transfer_is_stopped_once_and_ends_once() -> None:
     again = engine.step(PrefillFailed(transfer=1, error="gone"))
     assert (again.transfers, told(again), again.microbatch) == ((), [], None)
     assert engine.step(PagesReceived(transfer=1, pages=7)).microbatch is not None
-    assert engine.scheduler.find_request("a").prefill_at is None
+    assert not engine.scheduler.find_request("a").may_be_received
 
 
 def test_the_gate_is_told_when_the_first_transfer_is_late() -> None:
@@ -271,7 +271,7 @@ def test_a_death_leaves_no_transfer(is_aborted: bool) -> None:
         engine.step(Abort(rid="a"))
     died = engine.step(PipelineFailed(process="stage-0", cause="killed"))
     assert ends(died)["b"] is FinishReason.ERROR
-    assert (engine.held, [*engine.scheduler.transfers.requests()], died.deadline) == (0, [], None)
+    assert (engine.held, [*engine.scheduler.features.transfers.in_flight()], died.deadline) == (0, [], None)
 
 
 # -- a prefill engine --
@@ -387,6 +387,6 @@ def test_the_audit_finds_a_delivery_of_which_nothing_is_on_its_way() -> None:
     engine.step(delivery("a"))
     for _ in range(3):
         engine.land()
-    engine.scheduler.transfers.give_up()
+    engine.scheduler.features.transfers.lose_pipeline()
     with pytest.raises(IntegrityError, match="delivering"):
         audit(engine.scheduler)

@@ -9,6 +9,7 @@ from engine.core.errors import ConfigError, IntegrityError
 from engine.core.memory import KVMemory
 from engine.core.messages import ContinueGeneration, PauseGeneration, PauseMode
 from engine.core.recording.checkpoint import checkpoint_of, restored
+from engine.core.scheduler.window_layers import WindowLayers
 
 SMALL = {"page_size": 4, "chunked_prefill_size": 16, "window": 12, "max_total_tokens": 1024}
 LONG = generate("long", prompt(300), 60)
@@ -64,7 +65,7 @@ def test_window_page_of_another_changes_what_a_request_says(monkeypatch: pytest.
     """B18: the simulated pipeline reads through the window table."""
     slide = KVMemory.slide
     monkeypatch.setattr(KVMemory, "slide", lambda memory, lease, position: slide(memory, lease, position + 12))
-    monkeypatch.setattr("engine.core.audit.scheduler._check_window", lambda *_: None)
+    monkeypatch.setattr(WindowLayers, "check", lambda *_: None)
     engine = SimulatedEngine(**SMALL, max_window_tokens=32)
     engine.run(LONG, generate("other", prompt(200, 1), 60))
     assert any("window page" in corruption for corruption in engine.pipeline.corruptions)

@@ -121,5 +121,6 @@ def _is_as_new(engine: FleetEngine) -> bool:
     run, scheduler = engine.run, engine.run.scheduler
     books = scheduler.books
     is_at_rest = scheduler.is_fully_idle and books.is_awake and books.paused is None and run.failure is None
-    is_changed = scheduler.counters.weights_version or scheduler.loras.resident or scheduler.memory.pages.cached
+    loras = scheduler.features.loras.resident
+    is_changed = scheduler.counters.weights_version or loras or scheduler.memory.pages.cached
     return bool(is_at_rest and not is_changed)

@@ -1,0 +1,80 @@
+"""The whole state of a scheduler that is fully idle, as plain data: what a recording may begin with."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import msgspec
+
+from engine.core.memory import PLAIN, KvKey
+from engine.core.messages import Grammar
+from engine.core.stats import EngineStats
+
+
+class CachedRun(msgspec.Struct, frozen=True, array_like=True):
+    """One node: ``tokens`` are the ids of its own pages, ``parent`` is the id of the node that they continue."""
+
+    id: int
+    parent: int
+    tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    hit_count: int
+    last_used: int
+    kv_key: KvKey = PLAIN
+
+
+class TreeSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """``runs`` are all nodes but the root, parents before children, siblings in order of insertion."""
+
+    root: int
+    generation: int
+    next_id: int
+    tick: int
+    runs: tuple[CachedRun, ...]
+
+
+class LoraState(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    path: str
+    version: int
+    used: int
+
+
+class KeptPage(msgspec.Struct, frozen=True, array_like=True):
+    """A page of the second tier; with a ``source`` it is still to be copied from that page."""
+
+    number: int
+    key: bytes
+    source: int | None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
+    """A scheduler after step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free.
+
+    ``window`` has the pages of the tree with a window page, each with it, in the order of eviction. ``grammars`` are
+    those that are kept, with their ids, and whether they are compiled; no later one has an id up to ``last_grammar``.
+    ``host`` are the pages of the second tier. ``weights`` is what ``Books.weights`` is, ``transfers`` how many began.
+    """
+
+    now: float
+    stats: EngineStats
+    tree: TreeSnapshot
+    window: tuple[tuple[int, int], ...] = ()
+    last_grammar: int = 0
+    grammars: tuple[tuple[int, Grammar, bool], ...] = ()
+    loras: tuple[LoraState, ...] = ()
+    host: tuple[KeptPage, ...] = ()
+    weights: str = ""
+    transfers: int = 0
+
+
+class CheckpointParts(TypedDict, total=False):
+    """The fields of a checkpoint that belong to features of the scheduler."""
+
+    window: tuple[tuple[int, int], ...]
+    last_grammar: int
+    grammars: tuple[tuple[int, Grammar, bool], ...]
+    loras: tuple[LoraState, ...]
+    host: tuple[KeptPage, ...]
+    weights: str
+    transfers: int

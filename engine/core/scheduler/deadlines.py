@@ -1,0 +1,8 @@
+"""Deadlines: times in seconds, None for none."""
+
+from __future__ import annotations
+
+
+def earliest(*deadlines: float | None) -> float | None:
+    """The first of these deadlines; None when there is none."""
+    return min([deadline for deadline in deadlines if deadline is not None], default=None)

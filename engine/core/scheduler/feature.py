@@ -1,0 +1,208 @@
+"""A feature of the scheduler as a slice: its state, its rules at each stage of a step, its checks and its counters.
+
+LoRA, grammars, drafts, window layers, the host tier, transfers, sleep, profiles and prompt logprobs are one file and
+one class each. The core calls the hooks of a feature and knows none of them by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from engine.core.checkpoint import Checkpoint, CheckpointParts
+from engine.core.messages import Completion, Generate, Refusal
+from engine.core.plan import Control, Copies, SegmentShare
+from engine.core.scheduler.books import Launched
+from engine.core.scheduler.ports import StepShare
+from engine.core.scheduler.request import Request
+
+
+class Feature:
+    """The hooks of a feature, in the order of a request's life. Each has a neutral default.
+
+    A hook that a feature leaves out is never called for it, and none is called for a feature that is not ``is_on``.
+    ``control`` is the kind of microbatch that the feature launches without tokens, if it launches one.
+    """
+
+    is_on: bool = True
+    control: ClassVar[type[Control] | None] = None
+    # When a step is due for the feature even if nothing happens, in seconds. An attribute, because every step asks.
+    deadline: float | None = None
+
+    # -- messages --
+
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        """The events that the feature takes, also while it is off."""
+        return {}
+
+    # -- admission --
+
+    def refusal_of(self, message: Generate) -> Refusal | None:
+        """Why a request may not enter the queue; None when the feature has nothing against it. Asked while off, too."""
+        del message
+        return None
+
+    def enter(self, request: Request, message: Generate) -> None:
+        """Note what the feature needs of a request that is about to enter the queue."""
+
+    # -- planning --
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next microbatch is the feature's to decide: it launches its own, or none."""
+        return True
+
+    def launch(self, number: int) -> Control | None:
+        """The microbatch that the feature launches now, under this number; None when it must wait."""
+        del number
+        return None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the feature could launch another microbatch at once."""
+        return False
+
+    def startable(self, waiting: Sequence[Request]) -> Sequence[Request]:
+        """The requests of a queue that may start and may be overtaken, in its order."""
+        return waiting
+
+    def holds_back(self, request: Request) -> bool:
+        """Whether a waiting request cannot start yet. It is passed over, which counts as overtaking it."""
+        del request
+        return False
+
+    def start(self, request: Request) -> None:
+        """Act on a request that has just got its memory. It may be moved to another place than ``CHUNKED``."""
+
+    def draft(self, request: Request, *, spare_pages: int) -> tuple[int, ...]:
+        """Guesses of a decoding request's next tokens, with pages for them, ``spare_pages`` left free."""
+        del request, spare_pages
+        return ()
+
+    def fill(self, request: Request, start: int, end: int, first_page: int, share: SegmentShare) -> None:
+        """Add the feature's fields to a segment from ``start`` to ``end`` that tells pages from ``first_page`` on."""
+
+    def copies(self) -> Copies | None:
+        """The copies that the forward pass which is launched now carries out; None when none are due."""
+
+    # -- landing --
+
+    def land(self, launched: Launched, *, failed: bool) -> None:
+        """Act on a microbatch that is back, before its result is looked at."""
+
+    def finish(self, error: str | None) -> None:
+        """All stages have carried out the feature's oldest ``control``, or with ``error`` none has."""
+
+    def take_result(self, launched: Launched, completion: Completion) -> None:
+        """Take the feature's part of a result, before its tokens are given to the requests."""
+
+    def confirm(self, request: Request, tokens: int) -> None:
+        """Act on a part of a prompt that has come back: the KV of the first ``tokens`` is confirmed."""
+
+    def verify(self, request: Request, drafts: int, held: int) -> None:
+        """Act on the verification of a request's drafts, of which the first ``held`` were right."""
+
+    def after_result(self, launched: Launched) -> None:
+        """Act after all tokens of a result were given to the requests."""
+
+    def flush(self) -> None:
+        """An operator has flushed the cache."""
+
+    def change_weights(self) -> None:
+        """The stages have other weights."""
+
+    # -- the end of a request --
+
+    def call_back(self, request: Request) -> None:
+        """A request in flight is to go back to the queue when nothing with it is in flight any more."""
+
+    def retract(self, request: Request) -> None:
+        """A request goes back to the queue, and has lost its memory."""
+
+    def end(self, request: Request) -> None:
+        """A request has ended. It may still be in flight."""
+
+    def forget(self, request: Request) -> None:
+        """A request is gone: nothing with it is alive or in flight."""
+
+    def lose_pipeline(self) -> None:
+        """The stages are gone, and nothing that is in flight will come back."""
+
+    def give_up(self, why: str) -> None:
+        """Refuse every call that is open: nothing can be launched any more."""
+        del why
+
+    # -- the step --
+
+    def on_time(self, now: float) -> None:
+        """Act on a deadline. Called in each step while ``deadline`` is set, also before its time."""
+
+    def report(self, share: StepShare) -> bool:
+        """Add the feature's fields to the result of a step. True if they may let the next step do more."""
+        del share
+        return False
+
+    # -- statistics, audit, checkpoint --
+
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes that belong to the digest of each step."""
+        return ()
+
+    def stats(self) -> dict[str, int]:
+        """The feature's fields of ``EngineStats``, other than counters."""
+        return {}
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing of the feature is open, so that a checkpoint could be taken."""
+        return True
+
+    def in_flight(self) -> Iterable[Request]:
+        """The request of each order that the stages have not ended, once for each."""
+        return ()
+
+    def check(self, live: Sequence[Request]) -> None:
+        """Raise IntegrityError if the feature's state does not fit the requests that live, or the memory."""
+
+    def snapshot(self, parts: CheckpointParts) -> None:
+        """Add the feature's fields to a checkpoint. Only for a scheduler that is idle and at rest."""
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Become what a checkpoint says. Only for a feature that is new."""
+
+
+class Hooks:
+    """For each hook of a step the features that define it, in their order. The others are not called."""
+
+    enter: tuple[Feature, ...]
+    launch: tuple[Feature, ...]
+    has_more: tuple[Feature, ...]
+    startable: tuple[Feature, ...]
+    holds_back: tuple[Feature, ...]
+    start: tuple[Feature, ...]
+    draft: tuple[Feature, ...]
+    fill: tuple[Feature, ...]
+    copies: tuple[Feature, ...]
+    land: tuple[Feature, ...]
+    take_result: tuple[Feature, ...]
+    confirm: tuple[Feature, ...]
+    verify: tuple[Feature, ...]
+    after_result: tuple[Feature, ...]
+    flush: tuple[Feature, ...]
+    change_weights: tuple[Feature, ...]
+    call_back: tuple[Feature, ...]
+    retract: tuple[Feature, ...]
+    end: tuple[Feature, ...]
+    forget: tuple[Feature, ...]
+    lose_pipeline: tuple[Feature, ...]
+    give_up: tuple[Feature, ...]
+    on_time: tuple[Feature, ...]
+    report: tuple[Feature, ...]
+    sizes: tuple[Feature, ...]
+    in_flight: tuple[Feature, ...]
+    check: tuple[Feature, ...]
+
+    def __init__(self, features: Sequence[Feature] = ()) -> None:
+        for hook in type(self).__annotations__:
+            having = [one for one in features if one.is_on and getattr(type(one), hook) is not getattr(Feature, hook)]
+            setattr(self, hook, tuple(having))
