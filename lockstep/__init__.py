@@ -1,4 +1,4 @@
-"""What the commands ``engine`` and ``scripted`` share: exit statuses, files they write, the words for wrong input.
+"""Parts that the commands ``engine`` and ``scripted`` share: exit statuses, output files, errors for wrong input.
 
-A scheduler of another project is searched with this package and ``scripted`` alone: the engine is not imported.
+Imports neither: a search of another project's scheduler needs this package and ``scripted`` alone.
 """

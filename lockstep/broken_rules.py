@@ -1,7 +1,7 @@
-"""The words for a value that breaks a rule: one sentence for each kind of error that the validator knows.
+"""Error texts for a value that breaks a rule: one sentence for each kind of error that the validator has.
 
-Owns the rule's words, in the vocabulary of JSON and of numbers, and the nearest name to a misspelled one. Which field
-it was is the caller's to say. None of the validator's own words gets through.
+Owns the rules' wording, in the vocabulary of JSON and of numbers, and the nearest name to a misspelt one. The caller
+names the field. The validator's own wording never gets through.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import UserDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-# No field has a longer name, and a search for the nearest one takes a time that grows with the square of the length.
+# No field has a longer name, and the time of the search grows with the square of the length.
 _MAX_COMPARED_CHARS = 64
-# How much more than this a misspelt name is like the one that it stands for: each word, or all together; 1 is equal.
+# A misspelt name is more similar than this to the one it stands for: each word, or all together; 1 is equal.
 _ALIKE = 0.5
 _NEARLY_EQUAL = 0.95
 
@@ -24,7 +24,7 @@ _TEXT = "must be a string"
 _LIST = "must be a list"
 _OBJECT = "must be an object"
 
-# By the validator's type of error; what is in braces comes with the error.
+# By the validator's type of error, whose context fills the braces.
 RULES = {
     "missing": "must be given",
     "none_required": "must be null or left out",
@@ -73,7 +73,7 @@ RULES = {
 
 
 def broken_rule(kind: str, context: Mapping[str, Any] | None) -> str:
-    """The rule that a value broke, as 'must be ...', by the validator's type of error and its context."""
+    """Return the broken rule as 'must be ...', from the validator's type of error and its context."""
     template = RULES.get(kind, f"must pass the check {kind.replace('_', ' ')!r}")
     return template.format_map(_Shown({} if context is None else context))
 
@@ -87,7 +87,7 @@ class _Shown(UserDict[str, Any]):
 
 
 def joined_rules(rules: Iterable[str]) -> str:
-    """Rules of which a value had to keep one only, such as the branches of a union, in one."""
+    """Join alternative rules, such as the branches of a union, into one."""
     different = tuple(dict.fromkeys(rules))
     if len(different) > 1 and all(rule.startswith("must be ") for rule in different):
         return "must be " + _alternatives([rule.removeprefix("must be ") for rule in different])
@@ -99,7 +99,7 @@ def _alternatives(parts: Sequence[str]) -> str:
 
 
 def nearest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like this one; None when none is as like it as ``cutoff``, 1 for equal names.
+    """Return the most similar known name; None below the similarity ``cutoff``, which is 1 for equal names.
 
     Case makes no difference.
     """
@@ -111,7 +111,7 @@ def nearest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | 
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The remedy for a name that is not known: the nearest one, or all."""
+    """Return the remedy for an unknown name: the nearest one, or all."""
     if not known:
         return "there are no fields; leave it out"
     near = nearest(name, known)
@@ -119,7 +119,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def _means_the_same(name: str, near: str) -> bool:
-    """Whether a name is another one misspelt: ``tp_size`` is not ``pp_size``, though but a letter is between them."""
+    """True if one name is the other misspelt: ``tp_size`` is not ``pp_size``, although one letter differs."""
     words, others = name.split("_"), near.split("_")
     is_a_beginning = near.startswith(name) or name.startswith(near)
     whole = difflib.SequenceMatcher(None, "".join(words), "".join(others)).ratio()

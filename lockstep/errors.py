@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class LockstepError(Exception):
-    """Base of the errors of ``engine`` and of those of ``scripted``; a command shows its text and nothing else."""
+    """Base of all errors of ``engine`` and ``scripted``; a command shows its text and nothing else."""
 
 
 class UnwritableFileError(LockstepError, ValueError):
-    """A file that a command is to write cannot be written; the text names the flag, the file, and why."""
+    """A command cannot write its output file; the text names the flag, the file and the reason."""

@@ -1,6 +1,6 @@
-"""The extras: whether what they bring is installed, and what a command says that needs it.
+"""Optional extras: whether their packages are installed, and the error of a command that needs a missing one.
 
-The harness and the simulated tier do without it. Imports none of what it looks for.
+The harness and the simulated tier need none. Imports no package that it looks for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MODULES: Final = frozenset(
 
 
 def is_importable(module: str) -> bool:
-    """Whether a module can be found; no module is. Only the packages that it is in are imported."""
+    """True if a module can be found; an empty name always is. Imports its parent packages alone."""
     try:
         return not module or importlib.util.find_spec(module) is not None
     except ImportError:
@@ -45,13 +45,13 @@ def is_importable(module: str) -> bool:
 
 @functools.cache
 def serve_is_installed() -> bool:
-    """Whether servers can be started here."""
+    """True if a server can be started here."""
     return all(importlib.util.find_spec(name) is not None for name in _MODULES)
 
 
 @contextmanager
 def naming_the_extra(command: str) -> Iterator[None]:
-    """Run a command of this name. Raises SystemExit, with one line on stderr, when it lacks a package of the extra."""
+    """Run the command ``command``. Exits with one line on stderr if a package of the extra is missing."""
     try:
         yield
     except ModuleNotFoundError as exc:

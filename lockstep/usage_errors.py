@@ -1,4 +1,4 @@
-"""What a command says of words that it cannot take: the rule and the remedy in our words, not in the library's."""
+"""Errors for wrong arguments of a command: rule and remedy in our wording, not the library's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from lockstep.broken_rules import broken_rule
 
-# By what the library's own sentence begins with or has in it.
+# Keyed by a part of the library's own sentence.
 _REMEDIES: Final = {
     "Got unexpected extra argument": "a flag takes one value: give the flag again for another",
     "does not take a value": "a switch is --name or --no-name",
@@ -18,10 +18,10 @@ _REMEDIES: Final = {
 
 
 class WordedGroup(typer.core.TyperGroup):
-    """A command with commands below it, all of whose errors have a remedy."""
+    """A group of commands whose errors all have a remedy."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run what is asked for. The library's errors are of another class in each version of it."""
+        """Run the command. Each version of the library has another class of errors."""
         try:
             return super().invoke(ctx)
         except Exception as exc:

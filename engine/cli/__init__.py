@@ -1,4 +1,4 @@
-"""The ``engine`` command: one module a command, each of which hands over to the layer that does the work."""
+"""The ``engine`` command: one module a command, which calls the layer that does the work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ app = typer.Typer(
     cls=WordedGroup,
     help="Lockstep: an LLM serving engine with a scheduler that can be frozen, stepped and replayed.",
     no_args_is_help=True,
-    # Plain text: boxes cut off the longer flags in a narrow terminal.
+    # Plain text: boxes would cut long flags in a narrow terminal.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,

@@ -1,8 +1,8 @@
-"""Flags of the settings: one for each field of the one definition, and the file that may set them too.
+"""Flags of the settings: one for each field, and one for the file that may set them too.
 
-``--help`` shows those that people use, ``--help-all`` all, in groups, whose names are owned here, each with its type or
-its choices and its range. A flag that is not given is not passed on: no default is owned here. Errors are printed as
-sentences, with exit status 2.
+``--help`` shows the common ones, ``--help-all`` all, in groups that are named here, each with its type or choices and
+its range. A flag that is not given is not passed on: defaults belong to the settings. Errors are sentences, with exit
+status 2.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from lockstep.errors import UnwritableFileError
 
 EXIT_USAGE = 2
 CONFIG_HELP = "file that sets fields, by its ending toml, yaml or json"
-# Flags that may be given several times, for fields whose values are separated by commas.
+# Flags that may be repeated, for fields with values separated by commas.
 REPEATED = ("lora", "prefill_engines")
 
 SettingsCommand = Callable[[TracedSettings], None]
 
 
 def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
-    """A command with one flag a field of the settings, which is given the settings that result."""
+    """Make a command with one flag for each field of the settings, which it gets as one object."""
 
     def run(path: str | None, config: Path | None, **flags: Any) -> None:
         if path is not None:
@@ -69,7 +69,7 @@ def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
 
 @contextmanager
 def refuse_bad_configuration() -> Iterator[None]:
-    """Print what is wrong, a line each, and end the command."""
+    """Print each error on a line, and end the command."""
     try:
         yield
     except (ConfigError, UnwritableFileError) as exc:
@@ -78,7 +78,7 @@ def refuse_bad_configuration() -> Iterator[None]:
 
 
 def warn_of_unread_variables() -> None:
-    """Say which variables of the environment look like settings and are none."""
+    """Warn of environment variables that look like settings and are none."""
     sys.stderr.write("".join(f"warning: {sentence}\n" for sentence in unread_variables(os.environ)))
 
 
@@ -88,7 +88,7 @@ def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     option = "--" + name.replace("_", "-")
-    # The settings check types and ranges, with one wording for flags and environment; the command line parses booleans.
+    # The settings check types and ranges, with one wording for flags and environment; here only booleans are parsed.
     kind: Any = bool | None if field.annotation is bool else str | None
     if name in REPEATED:
         kind = list[str] | None
@@ -106,7 +106,7 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     return _parameter(name, kind, info)
 
 
-# The field that each group begins with, in the order in which the settings define their fields.
+# The first field of each group, in the order of the settings' definition.
 _BEGINS = {
     "model": "Model",
     "pp_size": "Pipeline",
@@ -125,7 +125,7 @@ _BEGINS = {
 }
 
 
-# What most people set.
+# The flags of ``--help``.
 USUAL = {
     "path",
     "config",
@@ -164,9 +164,9 @@ _KINDS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretSt
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    # Which library's context, formatter and errors these are depends on the version of typer.
+    # The library of these contexts, formatters and errors depends on the version of typer.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take flags of other engines. Guess none that means something else than the one that there is not."""
+        """Accept flags of other engines. Suggest no flag that means something else than the unknown one."""
         ctx.meta[HELP_ALL] = HELP_ALL in args
         try:
             ours = ["--help"] if HELP_ALL in args else translated(args)
@@ -189,7 +189,7 @@ class GroupedCommand(typer.core.TyperCommand):
             raise
 
     def _require_values(self, ctx: Any, args: list[str]) -> None:
-        """Raise typer.BadParameter for a flag without its value: the next flag would be taken for it."""
+        """Raise typer.BadParameter for a flag without a value: the next flag would become its value."""
         flags = {flag: one for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)}
         for flag, value in itertools.pairwise([*args, ""]):
             needs = flag in flags and flag.startswith("--") and not getattr(flags[flag], "is_flag", False)
@@ -211,7 +211,7 @@ class GroupedCommand(typer.core.TyperCommand):
 
 
 def kind_of(field: FieldInfo) -> str:
-    """What stands for a flag's value: its choices, or its type."""
+    """Return the placeholder of a flag's value: its choices, or its type."""
     kind = _without_none(field.annotation)
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
@@ -219,7 +219,7 @@ def kind_of(field: FieldInfo) -> str:
 
 
 def range_of(field: FieldInfo) -> str:
-    """The numbers that a field takes, such as '1 to 64' or '>= 1'; empty without a bound."""
+    """Return a field's range, such as '1 to 64' or '>= 1'; empty without a bound."""
     bounds = {type(bound): bound for bound in field.metadata}
     low, above = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Gt)
     high, below = bounds.get(annotated_types.Le), bounds.get(annotated_types.Lt)
@@ -231,7 +231,7 @@ def range_of(field: FieldInfo) -> str:
 
 
 def _without_none(annotation: Any) -> Any:
-    """The type of a value that is given; every flag has one type only."""
+    """Return the type of a given value; every flag has one type."""
     if get_origin(annotation) not in (Union, UnionType):
         return annotation
     (kind,) = (part for part in get_args(annotation) if part is not NoneType)

@@ -1,7 +1,7 @@
 """Flags of vLLM and SGLang that mean the same as one of ours, or that change nothing here.
 
-Owns the translation, before the command line is parsed. A flag of theirs that means something else stays as it is: it
-is refused with the sentence that ``engine.core.config.ELSEWHERE`` has for it.
+Translates them before the command line is parsed. A flag with another meaning stays, and is refused with its sentence
+in ``engine.core.config.ELSEWHERE``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 
 from engine.core.config import ELSEWHERE
 
-# Theirs to ours, with the same values.
+# Their flag to ours, with equal values.
 SAME: Final = {
     "block-size": "page-size",
     "generation-config": "sampling-defaults",
@@ -31,7 +31,7 @@ SAME: Final = {
     "scheduling-policy": "schedule-policy",
     "speculative-draft-model-path": "speculative-draft-model",
 }
-# Switches, which have no value of their own; those of nothing say what is the case here.
+# Switches, which have no value. An empty translation states what is always so here.
 SWITCHES: Final = {
     "disable-cuda-graph": ("--cuda-graphs", "off"),
     "disable-custom-all-reduce": (),
@@ -56,7 +56,7 @@ SWITCHES: Final = {
     "no-enable-prefix-caching": ("--no-radix-cache",),
     "skip-server-warmup": (),
 }
-# Their only values here.
+# The one value that each may have here.
 NEUTRAL: Final = {
     "chat-template-content-format": ("auto",),
     "data-parallel-size": ("1",),
@@ -76,7 +76,7 @@ NEUTRAL: Final = {
     "tp-size": ("1",),
 }
 _ABBREVIATED: Final = {"dp": "dp_size", "tp": "tp_size"}
-# What values of ours are called there, by our flag.
+# Their names of our values, by our flag.
 VALUES: Final = {
     "generation-config": {"auto": "model", "vllm": "openai"},
     "dtype": {"half": "float16", "float": "float32"},
@@ -97,9 +97,9 @@ _LONG_WITH_ONE_DASH: Final = re.compile(r"-[a-zA-Z_]{2,}")
 
 
 def translated(args: Sequence[str]) -> list[str]:
-    """The arguments of a command in our own words, those of others left out or translated.
+    """Return the arguments with flags of others translated or left out.
 
-    Raises typer.BadParameter for one whose only value here is another one.
+    Raises typer.BadParameter for a value that is not available here.
     """
     ours: list[str] = []
     rest = list(args)
@@ -117,7 +117,7 @@ def translated(args: Sequence[str]) -> list[str]:
         elif name in SAME:
             ours.append(f"--{SAME[name]}{equals}{value}")
             while SAME[name] == "lora" and len(rest) > 1 and "=" in rest[1] and not rest[1].startswith("-"):
-                ours += [rest.pop(0), "--lora"]  # they list several after one flag
+                ours += [rest.pop(0), "--lora"]  # they list several values after one flag
         elif name in SWITCHES and not equals:
             ours += SWITCHES[name]
         elif name in NEUTRAL and (given := value if equals else "".join(rest[:1])):

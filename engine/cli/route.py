@@ -17,7 +17,7 @@ RULES = Rules()
 
 
 class Policy(StrEnum):
-    """By what an engine is chosen."""
+    """How an engine is chosen."""
 
     PREFIX = "prefix"
     ROUND_ROBIN = "round-robin"
@@ -40,9 +40,9 @@ def route(
     update_patience_s: Annotated[float, typer.Option(min=0.1, help="the same, for the change itself")] = 600.0,
     period_s: Annotated[float, typer.Option(min=0.05, help="seconds between two looks at each engine")] = 1.0,
 ) -> None:
-    """Route requests to engines by what they have cached. Keys and limits come from the environment, as for serve."""
+    """Route requests to engines by their cached prefixes. Keys and limits come from the environment, as for serve."""
     from engine.cluster.router.engines import RouterPlan
-    from engine.cluster.router.process import run_router  # --help and bad flags need none of it
+    from engine.cluster.router.process import run_router  # slow imports, which --help and wrong flags do not need
 
     warn_of_unread_variables()
     with refuse_bad_configuration():

@@ -1,5 +1,5 @@
-"""``engine serve``: from settings to a supervised server, and its exit status. ``engine config``: which settings are in
-force and where each of them came from. Keys are masked.
+"""``engine serve``: from settings to a supervised server, and its exit status. ``engine config``: the settings in force
+and the origin of each. Keys are masked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLAIN_WIDTH_COLUMNS: Final = 1000
 
 def serve(traced: TracedSettings) -> None:
     """Serve a model over HTTP. With no arguments: the embedded model, which needs no download."""
-    from engine.server.launch.supervisor import supervise  # --help and bad flags need none of it
+    from engine.server.launch.supervisor import supervise  # slow imports, which --help and wrong flags do not need
 
     try:
         status = supervise(traced.settings)
@@ -29,9 +29,9 @@ def serve(traced: TracedSettings) -> None:
 
 
 def show_configuration(traced: TracedSettings) -> None:
-    """Print the settings of `engine serve`, and where each came from. Starts nothing."""
+    """Print the settings of `engine serve` and their origins. Starts nothing."""
     values = traced.settings.model_dump(mode="json")
-    # A name is what the reader types next: it is never cut.
+    # The reader types a name next: it is never cut.
     table = Table(Column("field", no_wrap=True, min_width=max(map(len, values))), box=None)
     for title in ("value", "from"):
         table.add_column(title, overflow="fold")
@@ -39,8 +39,8 @@ def show_configuration(traced: TracedSettings) -> None:
     for name, origin in traced.origins.items():
         value = values[name]
         shown = "unset" if value is None or value == "" else str(value)
-        # What was set stands out among the defaults.
+        # Highlight what was set among the defaults.
         table.add_row(name, shown, origin, style="" if origin != "default" else "dim")
-    # A line a field for other programs; a terminal folds what is too long for it.
+    # One line a field for other programs; a terminal folds long ones.
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS)
     console.print(table)

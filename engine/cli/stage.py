@@ -1,4 +1,4 @@
-"""``engine stage``: one stage of a server on this machine, until that ends."""
+"""``engine stage``: one stage of a server on this machine, until the server ends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stage(
     ] = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Run one stage of a server on this machine. The server was started with `engine serve --placement join`."""
-    from engine.server.launch.agent import run_agent  # --help and bad flags need none of it
+    from engine.server.launch.agent import run_agent  # slow imports, which --help and wrong flags do not need
 
     with refuse_bad_configuration():
         _check_node(node)

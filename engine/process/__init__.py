@@ -1,1 +1,1 @@
-"""What all processes of one server share: the pipe to the supervisor, the private folder, signals, the death report."""
+"""Parts of every process of a server: the pipe to the supervisor, the private folder, signals, the death report."""

@@ -1,4 +1,4 @@
-"""Where time comes from: the monotonic clock in production; the harness has a clock that only a script moves.
+"""Clocks: the monotonic one in production; the harness has one that only a script advances.
 
 The scheduler core never asks a clock; its gate does and hands ``now`` to each step.
 """
@@ -10,13 +10,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Anything that tells the time in seconds since an arbitrary start."""
+    """Tells the time, in seconds since an arbitrary start."""
 
     def now(self) -> float:
-        """Seconds since this clock's start; never goes back."""
+        """Return the seconds since this clock's start; they never go back."""
 
 
 class MonotonicClock:
     def now(self) -> float:
-        """Seconds of the machine's monotonic clock."""
+        """Return the machine's monotonic clock, in seconds."""
         return time.monotonic()

@@ -1,7 +1,7 @@
 """The control pipe between the supervisor and each of its processes: its messages, and the child's end of it.
 
-Typed msgpack messages, never pickle. The pipe closing is a message too: it means that the process at the other end is
-gone. Carries no request of any client.
+Carries typed msgpack messages, never pickle, and no client's request. An end of file is a message too: the process at
+the other end is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUPERVISOR = "supervisor"
 STAGE_PREFIX = "stage-"
 MAX_TRACEBACK_CHARS = 32_768
 MAX_ERROR_CHARS = 8_192
-# Room for two tracebacks in which every character takes four bytes; what says that it is longer is no message.
+# Room for two tracebacks whose characters take four bytes each; a frame that claims to be longer is damaged.
 MAX_CONTROL_BYTES = 1 << 20
 
 logger = logging.getLogger(__name__)
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process has loaded everything that it needs and can work. Never sent by one that failed.
 
-    ``about`` is what it found out that an operator wants to see, by name.
+    ``about`` has findings for the operator, by name.
     """
 
     about: dict[str, str] = {}
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How far a process is with its part of the model, and where and in which type it holds it.
+    """A process's progress in loading its part of the model, with its device and dtype.
 
-    ``doing`` says what it is at; ``done`` of ``total`` are the tensors that it has read, both 0 for anything else.
+    ``doing`` names the phase; ``done`` of ``total`` tensors are read, both 0 in any other phase.
     """
 
     done: int
@@ -60,7 +60,7 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     ``error`` is the exception in one line; ``expected`` says that it is one of the engine's own errors, whose text,
     ``refusal``, is enough for a user; ``victim_of`` names the process whose death caused it, if one did, and
-    ``victim_cause`` says what is known of that.
+    ``victim_cause`` is what is known about that death.
     """
 
     error: str
@@ -72,7 +72,7 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @classmethod
     def of(cls, exc: BaseException) -> Dying:
-        """Describe an exception. The end of a long traceback is kept, because the error stands there."""
+        """Describe an exception. A long traceback keeps its end, which has the error."""
         text = "".join(traceback.format_exception(exc))
         return cls(
             error="".join(traceback.format_exception_only(exc)).strip()[:MAX_ERROR_CHARS],
@@ -87,7 +87,7 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Serving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Every process is ready: the server is open at ``base_url``. ``pids`` are the engine's processes by name.
 
-    ``nodes`` are the machines of those that are not on the server's.
+    ``nodes`` are the machines of the processes that run elsewhere.
     """
 
     base_url: str
@@ -104,9 +104,9 @@ class Gathering(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ProcessDied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A process of the engine died; everything is about to end. ``cause`` is its traceback, signal or status.
+    """A process of the engine died, and the server is about to end. ``cause`` is its traceback, signal or status.
 
-    ``node`` is the name of its machine, empty where that is the server's.
+    ``node`` is the name of its machine, empty for the server's own.
     """
 
     process: str
@@ -115,17 +115,17 @@ class ProcessDied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the front end: take no more requests, finish those that are live, say Drained. A Shutdown may come first."""
+    """Tells the front end to refuse new requests, finish live ones and answer Drained. A Shutdown may come first."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End now, in order; no process is to blame."""
+    """Tells a process to end in order; no process is to blame."""
 
 
 ChildMessage = Ready | Loading | Drained | Dying
 SupervisorMessage = Serving | ProcessDied | Drain | Shutdown
 
-# Raises BadFrameError for anything else, as the one below.
+# Both decoders raise BadFrameError for anything else.
 decode_child_message: Callable[[bytes], ChildMessage] = decoder_of(ChildMessage)
 _supervisor_message_of: Callable[[bytes], SupervisorMessage] = decoder_of(SupervisorMessage)
 
@@ -133,7 +133,7 @@ _supervisor_message_of: Callable[[bytes], SupervisorMessage] = decoder_of(Superv
 class Control:
     """A process's end of its control pipe. ``fileno()`` is readable when the supervisor spoke or is gone.
 
-    ``is_cut`` says that it is gone, and clears up nothing any more.
+    ``is_cut`` is set once the supervisor is gone; nothing is cleaned up then.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -144,14 +144,14 @@ class Control:
         return self._connection.fileno()
 
     def send(self, message: ChildMessage) -> None:
-        """Send the supervisor a message. No error when it is gone: the next receive() shows that."""
+        """Send the supervisor a message. A supervisor that is gone is no error here: the next receive() raises."""
         try:
             self._connection.send_bytes(msgspec.msgpack.encode(message))
         except OSError:
             return
 
     def receive(self, timeout_s: float | None = None) -> SupervisorMessage | None:
-        """The next message; None when ``timeout_s`` seconds (None: no limit) passed, or for what is no message.
+        """Return the next message; None after ``timeout_s`` seconds (None: no limit), or for a damaged frame.
 
         Raises ProcessDiedError when the supervisor is gone.
         """
@@ -184,5 +184,5 @@ class Control:
         raise TimeoutError(f"not every process was ready within {timeout_s} s; the supervisor's log names which")
 
     def close(self) -> None:
-        """Close this end; the supervisor takes that for the end of this process."""
+        """Close this end, which the supervisor takes as the end of this process."""
         self._connection.close()

@@ -1,4 +1,4 @@
-"""The report of a server's death: which process died first, of what, and when.
+"""The report of a server's death: the process that died first, the cause, and the time.
 
 Owns the report's shape and its file; decides nothing. It is the last thing that a broken server writes.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 DEATH_FILE = "death.json"
-# The exit status of a process of the engine that could not go on; its reason is on stderr.
+# Exit status of a process that could not go on; stderr has the reason.
 EXIT_FAILED = 1
 
 
@@ -20,9 +20,9 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``cause`` is a traceback, or a sentence about a signal or a status. One of ``exit_code`` and ``signal`` (its
     number) is set where the supervisor saw the end. ``when`` is in seconds since the epoch.
-    ``pid`` is 0 where it is not known. ``node`` is the name of the process's machine and ``place`` that machine's
-    address and what ran there, both empty where it is the server's. ``refusal`` is why it could not begin, where an
-    error of the engine's own says all that a user needs.
+    ``pid`` is 0 if unknown. ``node`` is the name of the process's machine, and ``place`` that machine's address and
+    processes; both are empty for the server's own. ``refusal`` is the reason of a failed start, if an error of the
+    engine says all that a user needs.
     """
 
     process: str
@@ -50,7 +50,7 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_death_report(folder: Path) -> DeathReport | None:
-    """The report in a server's folder, or None when it left none."""
+    """Read the report in a server's folder; None if it left none."""
     try:
         data = (folder / DEATH_FILE).read_bytes()
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def read_death_report(folder: Path) -> DeathReport | None:
 
 
 def describe_status(status: int) -> str:
-    """A sentence for an exit status as subprocess counts it: negative is a signal, zero or more an exit code."""
+    """Describe an exit status as subprocess counts it: negative is a signal, zero or more an exit code."""
     if status >= 0:
         return f"it exited with status {status} although it was not told to"
     try:

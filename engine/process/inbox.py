@@ -1,4 +1,4 @@
-"""Where client messages wait until a gate takes them into a step.
+"""The queue of client messages that wait for a step.
 
 Owns the socket and the bound on what one step takes; decides nothing about any message. A frame that is no message is
 logged and dropped: it must never take the loop down.
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Client messages in arrival order. ``socket`` is what to wait on."""
+    """Client messages in arrival order. A gate waits on ``socket``."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self.socket = context.socket(zmq.PULL)
@@ -33,7 +33,7 @@ class Inbox:
         self._poller.register(self.socket, zmq.POLLIN)
 
     def drain(self, limit: int = MAX_MESSAGES_A_STEP) -> list[ClientMessage]:
-        """All messages that have arrived, up to ``limit`` frames, without waiting."""
+        """Return all messages that have arrived, up to ``limit`` frames, without waiting."""
         messages: list[ClientMessage] = []
         for _ in range(limit):
             # Asked first: most steps find nothing, and an empty socket's exception costs three times as much.
@@ -48,9 +48,9 @@ class Inbox:
         return messages
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until a message is there; False when ``timeout_s`` seconds (None: no limit) passed without one."""
+        """Wait for a message; False if none came within ``timeout_s`` seconds (None: no limit)."""
         return bool(self.socket.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
-        """Close the socket; what was not drained is lost."""
+        """Close the socket; messages that were not drained are lost."""
         self.socket.close(linger=0)

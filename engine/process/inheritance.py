@@ -1,6 +1,6 @@
-"""How a forked process treats its inheritance: its parent's files, its parent's death, its parent's name.
+"""First acts of a forked process: about its parent's files, death and name.
 
-Owns no process; called by every one that the engine forks, before anything else.
+Owns no process. Every process that the engine forks calls it before anything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STANDARD_FILES = (0, 1, 2)
 def close_inherited_files(keep: Sequence[int]) -> None:
     """Close every file descriptor above the standard ones except those to keep.
 
-    An end of another process's pipe that stayed open here would hide that process's death.
+    A pipe end of another process that stayed open here would hide that process's death.
     """
     kept = sorted({*STANDARD_FILES, *keep})
     for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
@@ -35,7 +35,7 @@ def die_with_parent(parent_pid: int, number: signal.Signals) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's children leave behind, instead of the system's first process."""
+    """Become the parent of orphaned descendants, instead of the system's first process."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

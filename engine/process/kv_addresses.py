@@ -1,6 +1,6 @@
-"""Where the stages of a decode engine take KV: how such an address is written, noted by its stage, and found.
+"""Addresses at which the stages of a decode engine receive KV: their spelling, and the files that announce them.
 
-Imports no torch. Opens nothing: ports do.
+Imports no torch and opens nothing: ports do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KVAddress(msgspec.Struct, frozen=True):
 
 
 def parse_kv_address(text: str) -> KVAddress:
-    """Raises ConfigError for a text that is none."""
+    """Read an address. Raises ConfigError for any other text."""
     kind, colon, rest = text.partition(":")
     place, mark, run = rest.rpartition("#")
     if not (colon and mark and place and run) or kind not in (_UNIX, _TCP):
@@ -38,7 +38,7 @@ def parse_kv_address(text: str) -> KVAddress:
 
 
 def kv_socket(private_dir: Path, stage: int) -> Path:
-    """Where a stage listens for KV on its machine."""
+    """Return the path of the socket at which a stage listens for KV on its machine."""
     return private_dir / f"kv-{stage}"
 
 
@@ -55,9 +55,9 @@ def forget_kv_address(private_dir: Path, stage: int) -> None:
 
 
 def kv_addresses(private_dir: Path, stages: int) -> tuple[str, ...]:
-    """The address of each stage of a decode engine, once all stages have said that they are ready.
+    """Return the address of each stage of a decode engine. Call it once all stages are ready.
 
-    Raises FileNotFoundError where a stage takes no KV.
+    Raises FileNotFoundError if a stage receives no KV.
     """
     return tuple(_note(private_dir, stage).read_text(encoding="utf-8") for stage in range(stages))
 

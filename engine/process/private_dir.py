@@ -1,7 +1,7 @@
-"""The server's private folder: the one place where the sockets between its processes live.
+"""The server's private folder, which holds the sockets between its processes.
 
-Owns the folder's permissions, the names of the front end's sockets in it, and what is left of it at the end. Everything
-else that needs an address in it appends a short name of its own.
+Owns the folder's permissions, the names of the front end's sockets, and the removal at the end. Everything else that
+needs an address in it appends a short name of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MAX_PATH_BYTES = 85
 # The processes start in any order, and a socket may be connected before it is bound. zmq's own pause between attempts
 # would hold up the first message for longer than a start takes.
 RECONNECT_INTERVAL_MS = 5
-# Where the stages note how far they are.
+# The stages' progress.
 PROGRESS_FILE = "progress"
-# What stages on other machines prove themselves with.
+# The secret of stages on other machines.
 SECRET_FILE = "secret"  # noqa: S105 - a name
-# What the names of files end with in which stages note where they take KV.
+# Suffix of the files that announce a stage's KV address.
 ADDRESS_SUFFIX = ".address"
 
 
@@ -49,7 +49,7 @@ class PrivateDir:
         self.path.chmod(0o700)
 
     def remove(self) -> None:
-        """Remove the folder, or from a lent one what the processes made there: killed ones cannot remove it."""
+        """Remove the folder, or the processes' files from a lent one: killed processes leave theirs."""
         if not self.lent:
             shutil.rmtree(self.path, ignore_errors=True)
             return

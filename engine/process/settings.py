@@ -1,7 +1,7 @@
-"""What a server needs beyond the engine's configuration: where it listens, which gate it runs, how long it waits.
+"""Settings of a server beyond the engine's configuration: addresses, keys, the gate, time limits.
 
-The one definition of every field, wherever its value comes from: a flag, the environment, a file, the default. Changes
-nothing that the engine computes.
+Defines every field once, whatever its source: a flag, the environment, a file, the default. No field changes what the
+engine computes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _VISIBLE = re.compile(r"[!-~]+")
 _HOST = re.compile(r"[^\s:/]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%[\w.-]+)?")
 _EVENTS = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}|ipc://.+")
 _ORIGIN = re.compile(r"[\w.+-]+://[^\s/?#]+/?")
-# The context of a dump that has the keys in it, for a process that is to serve with them.
+# Context of a dump that includes the keys, for a process that serves with them.
 REVEAL_KEYS = {"reveal_keys": True}
 
 
 class ServerSettings(EngineConfig):
     """An engine's configuration and its server's. Raises ConfigError for a bad value, as EngineConfig does."""
 
-    # The cause of an error must not show a key either.
+    # An error's cause must not show a key either.
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    # No stream waits for a long prompt. A script has it off: it says itself what is in a microbatch.
+    # On, so that no stream waits for a long prompt. Off in scripts, which choose what a microbatch holds.
     mixed_chunk: bool = Field(
         True, description="decode beside prompts: decodes first, prompts get the rest of the budget"
     )
@@ -210,7 +210,7 @@ class ServerSettings(EngineConfig):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names under which a server on loopback may be asked."""
+        """Return the names under which a server on loopback may be addressed."""
         return (self.host, *_listed(self.allowed_hosts))
 
     @property
@@ -224,7 +224,7 @@ class ServerSettings(EngineConfig):
     @field_validator("api_key", "admin_key", mode="before")
     @classmethod
     def _key_can_be_sent(cls, key: object) -> object:
-        # Everything is judged here, because the framework's own errors show the value.
+        # All checks are here, because the framework's own errors show the value.
         text = key.get_secret_value() if isinstance(key, SecretStr) else key
         if text is not None and not (isinstance(text, str) and _VISIBLE.fullmatch(text)):
             raise ValueError(
@@ -343,7 +343,7 @@ class ServerSettings(EngineConfig):
 
 
 def _place(endpoint: Endpoint) -> tuple[str, int]:
-    """The same for all names of loopback."""
+    """Map all names of loopback to one."""
     return "localhost" if endpoint.is_loopback or endpoint.is_wildcard else endpoint.host, endpoint.port
 
 

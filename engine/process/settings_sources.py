@@ -1,6 +1,6 @@
-"""Where settings come from: flags over environment over a file over defaults, and which of them set each field.
+"""Sources of settings: flags over environment over a file over defaults, with the origin of each field.
 
-Owns the order, and errors that name the origin. Defines no field: that is the settings' own.
+Owns the order, and errors that name the origin. Defines no field.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNREADABLE = (OSError, ValueError, TypeError, tomllib.TOMLDecodeError, yaml.YAM
 
 @dataclass(frozen=True)
 class TracedSettings:
-    """Settings, and for each field where its value came from: a flag, a variable, a file, or the default."""
+    """Settings with the origin of each field: a flag, a variable, a file, or the default."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
@@ -48,7 +48,7 @@ class TracedSettings:
 
 @dataclass(frozen=True)
 class _Source:
-    """Values by field. ``name_of`` says how an origin is called, ``blame`` how it begins an error about a field."""
+    """Values by field. ``name_of`` gives an origin's name, ``blame`` the beginning of its error about a field."""
 
     values: Mapping[str, Any]
     name_of: Callable[[str], str]
@@ -56,9 +56,9 @@ class _Source:
 
 
 def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> ServerSettings:
-    """Settings from flags (None: not given) over environment variables over a file over defaults.
+    """Read settings from flags (None: not given) over environment variables over a file over defaults.
 
-    Without ``file`` the one that the variable ENGINE_CONFIG names, if any. Raises ConfigError, which names the origin.
+    Without ``file`` it reads the one that ENGINE_CONFIG names, if any. Raises ConfigError, which names the origin.
     """
     return trace_settings(flags, environment, file).settings
 
@@ -66,7 +66,7 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
 def trace_settings(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
 ) -> TracedSettings:
-    """The same, with the origin of each field."""
+    """Read settings with the origin of each field."""
     set_by: dict[str, _Source] = {}
     sources = (_environment_source(environment), _flag_source(flags))
     for source in (_standard_source(environment), *_file_sources(environment, file), *sources):
@@ -85,10 +85,10 @@ def _flag_source(flags: Mapping[str, Any]) -> _Source:
 
 
 def _environment_source(environment: Mapping[str, str]) -> _Source:
-    """The fields that the environment sets, stripped; an empty variable counts as unset.
+    """Return the fields that the environment sets, stripped; an empty variable counts as unset.
 
-    Raises ConfigError for a variable that is nearly one of ours: ignored, it would leave a default in silence. Others
-    with our prefix may belong to another program.
+    Raises ConfigError for a misspelt variable of ours: ignored, it would silently leave a default. Others with our
+    prefix may belong to another program.
     """
     for variable in _unknown(environment):
         near = nearest(variable.upper(), _ours(), cutoff=NEARLY_OURS)
@@ -100,16 +100,16 @@ def _environment_source(environment: Mapping[str, str]) -> _Source:
 
 
 def _standard_source(environment: Mapping[str, str]) -> _Source:
-    """What variables set that other programs read too."""
+    """Return the fields set by variables that other programs read too."""
     given = {field: environment.get(name, "").strip() for field, name in STANDARD_VARIABLES.items()}
     name_of = STANDARD_VARIABLES.__getitem__
     return _Source({field: text for field, text in given.items() if text}, name_of, name_of)
 
 
 def unread_variables(environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that has our prefix and sets nothing: it may be meant for another program, or not.
+    """Return a sentence for each variable with our prefix that sets nothing: another program may need it.
 
-    Those that Kubernetes sets, and those of the application under Ray Serve, are others' own.
+    Variables of Kubernetes and of the application under Ray Serve are left out.
     """
     sentences = []
     for variable in _unknown(environment):
@@ -120,7 +120,7 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def _unknown(environment: Mapping[str, str]) -> list[str]:
-    """The variables with our prefix, in any case, that are neither ours nor known to be others'."""
+    """Return the variables with our prefix, in upper or lower case, that neither we nor a known program read."""
     ours = set(_ours())
     names = [name for name in environment if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in ours]
     return sorted(name for name in names if _OF_OTHERS.fullmatch(name.upper()) is None)
@@ -158,7 +158,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _with_origin(line: str, set_by: Mapping[str, _Source]) -> str:
-    """An error line that starts with a field, starting with what set the field."""
+    """Put the origin before an error line that starts with a field."""
     name = line.partition(" ")[0]
     return f"{set_by[name].blame(name)}{line.removeprefix(name)}" if name in set_by else line
 

@@ -1,6 +1,6 @@
-"""Signals as something to wait on: a file descriptor that is readable when the user asks for a stop, or a child stops.
+"""Signals on a file descriptor, which is readable when the user asks for a stop, or a child stops.
 
-Owns the supervisor's handlers while it runs and puts the former ones back.
+Owns the supervisor's handlers while it runs, and restores the former ones.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Self
 
-# Asks a process of the engine for its stacks.
+# A process of the engine prints its stacks.
 STACK_SIGNAL = signal.SIGUSR1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_PENDING_SIGNALS = 64
 
 
 def leave_stops_to_the_supervisor() -> None:
-    """Ignore what asks for a stop, in a process that is told of it, or killed.
+    """Ignore the signals that ask for a stop: the supervisor passes the stop on, or kills this process.
 
     A whole group gets such a signal at once: by Ctrl-C, by a terminal that is closed, by a service manager that stops.
-    A front end that ended then would cut what the supervisor drains.
+    A front end that ended then would cut the streams that the supervisor drains.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -30,7 +30,7 @@ def leave_stops_to_the_supervisor() -> None:
 class SignalWatch:
     """Turns signals into bytes on a socket; a handler itself does nothing, so no code is interrupted.
 
-    Besides those that ask for an ``end``, if any, it watches SIGCHLD: a child ended, was stopped or goes on.
+    Besides the ``end`` signals, if any, it watches SIGCHLD: a child ended, was stopped or continued.
     """
 
     def __init__(self, end: Sequence[signal.Signals] = STOP_SIGNALS) -> None:
@@ -41,12 +41,12 @@ class SignalWatch:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        # Under nohup a hangup is ignored on purpose, and stays so.
+        # Under nohup a hangup stays ignored on purpose.
         hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         asked = [number for number in self._end if not (hangup_ignored and number is signal.SIGHUP)]
         watched = [*asked, signal.SIGCHLD]
         self._former = {number: signal.signal(number, _note) for number in watched}
-        # A process that was started by a thread which blocks signals, as Ray's do, would never see them.
+        # A process started by a thread that blocks signals, as Ray's do, would never see them.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
         return self
 
@@ -61,7 +61,7 @@ class SignalWatch:
         return self._reader.fileno()
 
     def take(self) -> list[int]:
-        """The numbers of the signals that came since the last look."""
+        """Return the numbers of the signals since the last call."""
         try:
             return list(self._reader.recv(MAX_PENDING_SIGNALS))
         except BlockingIOError:

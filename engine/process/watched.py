@@ -1,7 +1,7 @@
-"""What the supervisor knows of a process of the engine, wherever it runs: what it said, whether it lives.
+"""The supervisor's view of a process of the engine on any machine: its messages, its life, its death.
 
-Owns what is common to a process that was forked here and one on another machine, and which of several deaths caused
-the others; reaches none.
+Owns what a process forked here and one on another machine have in common, and which of several deaths caused the
+others. Contacts no process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.process.death import EXIT_FAILED, DeathReport, describe_status
 
 
 class WatchedProcess(ABC):
-    """One process. ``fileno()`` is readable when it spoke or ended; ``pid`` is a number of the machine it runs on.
+    """One process. ``fileno()`` is readable when it spoke or ended; ``pid`` is its number on its own machine.
 
     ``status`` is its exit status as subprocess counts it, None while it lives. ``stopped_since`` is on the monotonic
     clock.
@@ -40,7 +40,7 @@ class WatchedProcess(ABC):
 
     @property
     def who(self) -> str:
-        """Its name, with the machine that it is on if that is not this one."""
+        """Its name, with its machine if that is not this one."""
         return self.name
 
     @abstractmethod
@@ -49,19 +49,19 @@ class WatchedProcess(ABC):
 
     @abstractmethod
     def send(self, message: SupervisorMessage) -> None:
-        """Send it a message; that a process is gone shows in ``listen``, not here."""
+        """Send it a message. ``listen`` shows whether it is gone."""
 
     @abstractmethod
     def listen(self) -> ChildMessage | None:
-        """Read what it said; note its end. Called when ``fileno()`` is readable. The message, if one was read here."""
+        """Read a message and note its end. Call it when ``fileno()`` is readable. None if no message came."""
 
     @abstractmethod
     def look_for_stop(self) -> None:
-        """Note since when it is stopped by a signal. Called after SIGCHLD."""
+        """Note when a signal stopped it. Call it after SIGCHLD."""
 
     @abstractmethod
     def end(self, why: str) -> None:
-        """Kill it, for a reason that is its cause of death."""
+        """Kill it, and note the reason as its cause of death."""
 
     @abstractmethod
     def signal(self, number: signal.Signals) -> None:
@@ -69,7 +69,7 @@ class WatchedProcess(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the supervisor's end of what joins the two."""
+        """Close the supervisor's end of the connection."""
 
     @property
     def node(self) -> str:
@@ -78,7 +78,7 @@ class WatchedProcess(ABC):
 
     @property
     def place(self) -> str:
-        """Its machine, with its address and what runs there, for people; empty if it is this one."""
+        """Its machine with address and processes, for people; empty if it is this one."""
         return ""
 
     def _take(self, message: ChildMessage) -> None:
@@ -94,21 +94,21 @@ class WatchedProcess(ABC):
 
 
 def is_cause(child: WatchedProcess) -> bool:
-    """A process that ended in order, or names another one as its reason, is a victim."""
+    """True unless the process ended in order or names another one as its reason."""
     return child.status != 0 and (child.dying is None or child.dying.victim_of is None)
 
 
 def first_death(ended: Sequence[WatchedProcess], alive: Sequence[WatchedProcess]) -> DeathReport:
-    """The first of these ends that is not the consequence of another one, or the process that the victims name."""
+    """Return the first of these deaths that no other one caused, or else the process that the victims name."""
     child = next(filter(is_cause, ended), None)
     blame = {one.dying.victim_of: one.dying.victim_cause for one in ended if one.dying is not None}
     blamed = next(filter(None, blame), None)
     if child is None and blamed is not None:
-        # This process is not dead yet, but the others cannot wait for it any longer.
+        # It is not dead yet, but the others cannot wait for it any longer.
         stuck = next((one for one in alive if one.name in blame), None)
         if stuck is not None:
             return _report_of(stuck, blame[stuck.name])
-        if blamed not in {one.name for one in ended}:  # The process of a victim, as the reader is the front end's.
+        if blamed not in {one.name for one in ended}:  # It belongs to a victim, as the reader does to the front end.
             return DeathReport(process=blamed, pid=0, cause=blame[blamed], when=time.time())
     child = child or ended[0]
     status = child.status if child.status is not None else EXIT_FAILED

@@ -1,4 +1,4 @@
 """A load generator for any server of the OpenAI protocol: plans, runs, measures and compares.
 
-Never imports the engine that it measures: all that it knows of a server comes over HTTP.
+Never imports the engine that it measures: it knows a server by HTTP alone.
 """

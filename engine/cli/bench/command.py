@@ -22,7 +22,7 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 DEFAULT_CLIENTS = 8
 
 bench_app = typer.Typer(
-    help="Measure a server of the OpenAI protocol, ours or another's. Loads it, and shows what its clients see.",
+    help="Measure a server of the OpenAI protocol, ours or another: put load on it, and show what clients see.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -52,7 +52,7 @@ def bench(
     api_key: Annotated[str | None, typer.Option(envvar="ENGINE_API_KEY", help="bearer key to send")] = None,
     json: Annotated[Path | None, typer.Option(help="also write plan, versions, numbers and records there")] = None,
 ) -> None:
-    """Measure a server of the OpenAI protocol, ours or another's. Loads it, and shows what its clients see."""
+    """Measure a server of the OpenAI protocol, ours or another: put load on it, and show what clients see."""
     if context.invoked_subcommand is not None:
         return
     warn_of_unread_variables()
@@ -85,7 +85,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="a result of engine bench --json")],
     second: Annotated[Path, typer.Argument(help="another one")],
 ) -> None:
-    """Show two results side by side, and the change between them."""
+    """Show two results side by side, with the change between them."""
     with refuse_bad_configuration():
         table = comparison_table(read_result(first), read_result(second), (first.name, second.name))
     Console().print(table)
@@ -93,7 +93,7 @@ def compare(
 
 def _run(plan: BenchPlan, api_key: str | None) -> BenchResult:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # On stderr, so that the tables alone go into a pipe.
+    # On stderr, so that a pipe gets the tables alone.
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("requests", total=plan.requests)
         try:

@@ -1,4 +1,4 @@
-"""What a benchmark is to do: which server, what requests, when they arrive. Checked before anything is sent.
+"""The plan of a benchmark: the server, the requests, their arrivals. Checked before anything is sent.
 
 Owns the absolute arrival schedule, which depends on the plan alone, never on how fast answers come; and the prompts,
 synthetic ones from a seed or those of a recording: equal plans give equal requests.
@@ -19,7 +19,7 @@ MAX_REQUESTS = 1_000_000
 
 
 class Arrivals(StrEnum):
-    """When requests arrive: at random or even distances, as recorded, or whenever one of N clients is free."""
+    """Arrivals of requests: at random or even intervals, as recorded, or whenever one of N clients is free."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -30,7 +30,7 @@ class Arrivals(StrEnum):
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A benchmark. Raises ConfigError for a value that breaks a rule.
 
-    ``rate_per_s`` belongs to poisson and constant arrivals, ``clients`` to closed ones; words are those of synthetic
+    ``rate_per_s`` belongs to poisson and constant arrivals, ``clients`` to closed ones; word counts to synthetic
     prompts. With a ``recording`` the requests come from that file.
     """
 
@@ -83,7 +83,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrival_times(plan: BenchPlan, count: int) -> list[float]:
-    """When each of ``count`` requests is due, in seconds from the start. Only for arrivals with a rate."""
+    """Return when each of ``count`` requests is due, in seconds from the start. For arrivals with a rate alone."""
     assert plan.rate_per_s is not None, "only arrivals with a rate have a schedule of their own"
     if plan.arrivals is Arrivals.CONSTANT:
         return [number / plan.rate_per_s for number in range(count)]
@@ -116,7 +116,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def requests_of(plan: BenchPlan) -> tuple[list[BenchRequest], list[BenchRequest]]:
-    """The warm-up's requests and the measured ones. Raises ConfigError for a recording that cannot be used."""
+    """Return the warm-up's requests and the measured ones. Raises ConfigError for an unusable recording."""
     warmup = _synthetic(plan, plan.warmup, plan.seed + WARMUP_SEED_OFFSET)
     measured = _recorded(plan, plan.recording) if plan.recording else _synthetic(plan, plan.requests, plan.seed)
     if plan.rate_per_s is not None:
@@ -126,12 +126,12 @@ def requests_of(plan: BenchPlan) -> tuple[list[BenchRequest], list[BenchRequest]
 
 
 def _synthetic(plan: BenchPlan, count: int, seed: int) -> list[BenchRequest]:
-    """Prompts that share their first ``prefix_words`` words and nothing after them."""
+    """Make prompts that share their first ``prefix_words`` words and nothing after them."""
     prefix = random.Random(plan.seed).choices(WORDS, k=plan.prefix_words)  # noqa: S311 - a workload, no secret
     generator = random.Random(seed)  # noqa: S311
     return [
         BenchRequest(
-            # The number comes first, so that no two prompts share a prefix that was not asked for.
+            # The number comes first, so that no two prompts share a longer prefix.
             prompt=" ".join([*prefix, f"{seed}.{number}", *generator.choices(WORDS, k=plan.input_words)]),
             max_tokens=plan.output_tokens,
         )

@@ -1,5 +1,4 @@
-"""From records to numbers, their file and their tables: latencies at their percentiles, throughput, errors, which are
-counted and never timed.
+"""Results: latencies at percentiles, throughput, and errors, which are counted and never timed; their file and tables.
 
 TTFT: due to first text. ITL: between events with text. TPOT: first to last text over the tokens between. E2E: due to
 last text. Lateness: due to sent, which is the load generator's own fault.
@@ -21,10 +20,10 @@ from lockstep.output_files import write_output
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """What came of a request; times are in seconds from the benchmark's start.
+    """The outcome of a request; times are in seconds from the benchmark's start.
 
-    ``due_s`` is when it should have been sent, and what its latencies are counted from. ``gaps_s`` lie between events
-    with text. With ``error`` set nothing else is a measurement.
+    ``due_s`` is when it should have been sent; its latencies count from there. ``gaps_s`` lie between events with text.
+    With ``error`` set nothing else is a measurement.
     """
 
     due_s: float
@@ -39,7 +38,7 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Values in milliseconds; ``count`` of them."""
+    """The distribution of ``count`` values in milliseconds."""
 
     count: int
     mean: float
@@ -50,7 +49,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values_s: Sequence[float]) -> Distribution | None:
-        """The distribution of values in seconds; None when there are none."""
+        """Summarize values in seconds; None without any."""
         if not values_s:
             return None
         values = sorted(value * 1000 for value in values_s)
@@ -65,7 +64,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a benchmark found. Rates are of successes, over the time from the first due request to the last text."""
+    """The numbers of a benchmark. Rates count successes, from the first due request to the last text."""
 
     succeeded: int
     failed: int
@@ -119,7 +118,7 @@ def summarize(records: Sequence[Record]) -> Summary:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value at a percentile of ordered values, between its neighbours where it falls between them."""
+    """Return the value at a percentile of ordered values, interpolated between neighbours."""
     place = (len(ordered) - 1) * percent / 100
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -127,9 +126,9 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A benchmark's result, as a file has it in JSON.
+    """A benchmark's result, as its JSON file stores it.
 
-    ``began_at`` is in seconds since the epoch. ``versions`` are those of client and server.
+    ``began_at`` is in seconds since the epoch. ``versions`` has the client's and the server's.
     """
 
     plan: BenchPlan
@@ -145,7 +144,7 @@ def write_result(result: BenchResult, path: Path) -> None:
 
 
 def read_result(path: Path) -> BenchResult:
-    """Read a result. Raises ConfigError for a file that is none."""
+    """Read a result. Raises ConfigError for any other file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=BenchResult)
     except (OSError, ValueError) as exc:
@@ -168,12 +167,12 @@ PERCENTILES = ("p50", "p95", "p99")
 
 
 def result_tables(result: BenchResult) -> list[Table]:
-    """The tables of one benchmark: latencies, totals, and errors if there were any."""
+    """Make the tables of one benchmark: latencies, totals, and any errors."""
     return [_latencies(result), _totals(result), *([_errors(result.summary)] if result.summary.failed else [])]
 
 
 def comparison_table(first: BenchResult, second: BenchResult, names: tuple[str, str]) -> Table:
-    """Two results and the change from the first to the second; what differs between the plans is in the caption."""
+    """Make a table of two results and the change between them; the caption has the plans' differences."""
     table = Table("", *names, "change", title="Benchmarks compared", caption=_differences(first, second))
     for column in table.columns[1:]:
         column.justify = "right"

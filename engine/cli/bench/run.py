@@ -1,7 +1,7 @@
-"""Runs a benchmark: warm-up, then every request at its time or as clients become free, then the sum of it.
+"""Runs a benchmark: the warm-up, every request at its time or as clients become free, the summary.
 
-Owns the order of things, and the times of a request as its client sees them: each event's time is noted, every way in
-which it can fail told apart. An answer that did not end in order is an error, whatever came before.
+Owns the order, and a request's times as its client sees them: it notes the time of each event and tells all failures
+apart. An answer that did not end in order is an error, whatever came before.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RequestSender:
         self._started_s = started_s
 
     def now_s(self) -> float:
-        """Seconds from the benchmark's start."""
+        """Return the seconds since the benchmark's start."""
         return time.perf_counter() - self._started_s
 
     async def send(self, request: BenchRequest, due_s: float | None = None) -> Record:
@@ -108,7 +108,7 @@ class RequestSender:
             record.error = "the answer has no text"
         else:
             record.end_s = last_s
-            # A server that counts nothing is taken to send a token an event.
+            # A server that reports no usage is assumed to send one token an event.
             record.output_tokens = record.output_tokens or len(record.gaps_s) + 1
 
     def _body(self, request: BenchRequest) -> dict[str, Any]:
@@ -132,20 +132,20 @@ def _has_text(choice: _Choice) -> bool:
 
 
 CONNECT_TIMEOUT_S = 10.0
-# Where servers of the field tell their version.
+# Routes at which servers report their version.
 VERSION_PATHS = ("/server_info", "/version")
 
 Progress = Callable[[Record], None]
 
 
 class BenchError(EngineError):
-    """The benchmark could not be run: the server does not answer, or not in the OpenAI protocol."""
+    """The benchmark could not run: the server does not answer in the OpenAI protocol, or not at all."""
 
 
 async def run_bench(plan: BenchPlan, api_key: str | None = None, progress: Progress | None = None) -> BenchResult:
     """Run a benchmark. ``progress`` is called with each record of the measured part.
 
-    Raises ConfigError for a recording that cannot be used, BenchError when the server cannot be reached at all.
+    Raises ConfigError for an unusable recording, BenchError if the server cannot be reached.
     """
     warmup, measured = requests_of(plan)
     async with _client(plan, api_key) as client:
@@ -177,7 +177,7 @@ def _client(plan: BenchPlan, api_key: str | None) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=plan.url.rstrip("/").removesuffix("/v1"),
         timeout=httpx.Timeout(plan.request_timeout_s, connect=CONNECT_TIMEOUT_S),
-        # The schedule decides how many requests are open, never the client's pool.
+        # The schedule bounds the number of open requests, never the client's pool.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         headers={"authorization": f"Bearer {api_key}"} if api_key else {},
     )
@@ -186,7 +186,7 @@ def _client(plan: BenchPlan, api_key: str | None) -> httpx.AsyncClient:
 async def _on_schedule(
     sender: RequestSender, requests: Sequence[BenchRequest], progress: Progress | None
 ) -> list[Record]:
-    """Each request at its time, however many are open by then."""
+    """Send each request at its time, however many are open by then."""
 
     async def one(request: BenchRequest) -> Record:
         record = await sender.send(request, request.at_s)
@@ -201,7 +201,7 @@ async def _on_schedule(
 
 async def _due(sender: RequestSender, requests: Sequence[BenchRequest]) -> AsyncIterator[BenchRequest]:
     for request in requests:
-        # Slept until an absolute time: a late one does not make the next ones late.
+        # Sleep until an absolute time: a late request does not delay the next ones.
         await asyncio.sleep(max(0.0, (request.at_s or 0.0) - sender.now_s()))
         yield request
 
@@ -209,7 +209,7 @@ async def _due(sender: RequestSender, requests: Sequence[BenchRequest]) -> Async
 async def _in_closed_loop(
     sender: RequestSender, requests: Sequence[BenchRequest], clients: int, progress: Progress | None
 ) -> list[Record]:
-    """``clients`` clients, each of which sends its next request when its last one is answered."""
+    """Run ``clients`` clients, each of which sends its next request after the last answer."""
     left = iter(requests)
     records: list[Record] = []
 

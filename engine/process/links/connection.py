@@ -1,4 +1,4 @@
-"""The connecting end: opens a connection, proves the run's secret, and makes sure that the listener has it too.
+"""The connecting end: opens a connection, proves the run's secret, and checks that the listener has it too.
 
 Blocks, with a bound. Sends nothing but its proof before the listener has confirmed.
 """
@@ -19,7 +19,7 @@ _PROBES: Final = 4
 
 @dataclass(frozen=True)
 class LinkAddress:
-    """Where a peer listens, and the claim and the secret with which this end proves itself."""
+    """A peer's address, with the claim and the secret by which this end proves itself."""
 
     endpoint: Endpoint
     secret: Secret
@@ -27,9 +27,9 @@ class LinkAddress:
     silence_s: float
 
     def connect(self) -> socket.socket:
-        """A connection whose two ends have proved the secret. Raises OSError where nothing listens (yet).
+        """Return a connection whose two ends have proved the secret. Raises OSError if nothing listens (yet).
 
-        Raises LinkError when the listener is not of this run, or does not take this peer for one of it.
+        Raises LinkError if the listener belongs to another run, or refuses this peer.
         """
         connection = socket.create_connection((self.endpoint.host, self.endpoint.port), CONNECT_TIMEOUT_S)
         try:
@@ -73,13 +73,13 @@ class LinkAddress:
 
 
 def _require_open(connection: socket.socket) -> None:
-    """Raise ConnectionResetError for a peer that closes unheard, as a relay does whose target does not listen."""
+    """Raise ConnectionResetError for a peer that closes without a word, as a relay without a target does."""
     if not connection.recv(1, socket.MSG_PEEK):
         raise ConnectionResetError("it closed the connection before it sent anything")
 
 
 def tune(connection: socket.socket, silence_s: float) -> None:
-    """Send small frames at once, and let the connection fail when its peer acknowledges nothing for ``silence_s``."""
+    """Send small frames at once, and fail the connection if its peer acknowledges nothing for ``silence_s``."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     pause_s = max(1, round(silence_s / _PROBES))

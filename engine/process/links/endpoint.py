@@ -1,4 +1,4 @@
-"""An endpoint of TCP as users write it: HOST:PORT, [HOST]:PORT for IPv6, and the URL of an engine.
+"""TCP endpoints as users write them: HOST:PORT, [HOST]:PORT for IPv6, and the URL of an engine.
 
 Owns the spelling and its error; opens nothing.
 """
@@ -21,12 +21,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it, as far as its spelling tells."""
+        """True if, judged by its spelling, only this machine reaches it."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for all addresses of this machine: to listen on, not to connect to."""
+        """True for all addresses of this machine: one can listen there, not connect."""
         return self.host in _WILDCARDS
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def parse_endpoint(text: str, name: str) -> Endpoint:
-    """The endpoint that a user wrote. Raises ConfigError, which mentions ``name``, for any other text."""
+    """Parse a user's endpoint. Raises ConfigError, which mentions ``name``, for any other text."""
     host, colon, port = text.strip().rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host
@@ -45,7 +45,7 @@ def parse_endpoint(text: str, name: str) -> Endpoint:
 
 
 def parse_engine_url(url: str, name: str) -> Endpoint:
-    """Where an engine's server listens. Raises ConfigError, which begins with ``name``, for what is no such URL."""
+    """Parse the URL of an engine's server. Raises ConfigError, which begins with ``name``, for any other text."""
     parts = urlsplit(url)
     try:
         port = parts.port or 80

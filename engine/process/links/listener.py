@@ -1,6 +1,6 @@
-"""The listening end: takes connections, and hands on only those whose peers have proved the run's secret.
+"""The listening end: accepts connections, and hands on those whose peers have proved the run's secret.
 
-Never waits for a peer: any number of them may be slow, silent or malformed, each within bounds of time and bytes.
+Never waits for a peer: any number may be slow, silent or malformed, each within bounds of time and bytes.
 A peer without proof is dropped, with at most one line a minute in the log of a server.
 """
 
@@ -22,7 +22,7 @@ from engine.process.links.secret import Secret
 
 # A peer sends its answer at once; the rest is the network's.
 PROOF_TIMEOUT_S: Final = 5.0
-# More than the machines of any engine. Beyond it the oldest gives way, so that silent peers keep no other out.
+# More than any engine has machines. Beyond it the oldest gives way, so that silent peers keep nobody out.
 MAX_UNPROVED: Final = 64
 _BACKLOG: Final = 64
 _SERVER_BACKLOG: Final = 2048
@@ -40,7 +40,7 @@ class Link:
     peer: str
 
 
-# Where another port would not help, or not any other.
+# Errors for which another port is no remedy, or only some other port is.
 _REMEDIES: Final = {
     errno.EADDRNOTAVAIL: "no interface of this machine has it; use 127.0.0.1 for this machine alone, 0.0.0.0 for all",
     errno.EACCES: "ports below 1024 are the administrator's; choose a higher one",
@@ -48,7 +48,7 @@ _REMEDIES: Final = {
 
 
 def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> socket.socket:
-    """A TCP socket that has its port. Without ``backlog`` it does not listen yet: a peer is refused, and may try again.
+    """Bind a TCP socket to its port. Without ``backlog`` it does not listen yet: a peer is refused, and may try again.
 
     Port 0 takes any free one. Raises StartupError, which mentions ``name``, when the socket cannot be bound.
     """
@@ -63,7 +63,7 @@ def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> so
         ) from exc
     listener = socket.socket(family, kind, protocol)
     if endpoint.port:
-        # Not for any free port: while neither listens, two sockets could be given the same.
+        # Not with port 0: while neither listens, two sockets could get the same one.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -80,7 +80,7 @@ def bound_at(endpoint: Endpoint, name: str, *, backlog: int | None = None) -> so
 
 
 def bind_server(host: str, port: int) -> socket.socket:
-    """The listening socket of a server, bound before anything else starts: a port in use costs no loading time.
+    """Bind the listening socket of a server before anything else starts: a port in use costs no loading time.
 
     Port 0 takes any free one. Raises StartupError, which names host and port.
     """
@@ -89,7 +89,7 @@ def bind_server(host: str, port: int) -> socket.socket:
 
 def base_url(listener: socket.socket) -> str:
     here = Endpoint(*listener.getsockname()[:2])
-    if here.is_wildcard:  # Clients cannot connect to it.
+    if here.is_wildcard:  # A client could not connect to port 0.
         here = Endpoint("::1" if ":" in here.host else "127.0.0.1", here.port)
     return f"http://{here}"
 
@@ -119,12 +119,12 @@ class LinkListener:
         return Endpoint(*self._listener.getsockname()[:2])
 
     def take(self, now: float) -> list[Link]:
-        """The connections that were proved since the last call, without waiting. ``now`` is on the monotonic clock."""
+        """Return the connections proved since the last call, without waiting. ``now`` is on the monotonic clock."""
         links: list[Link] = []
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept(now)
-            # One that was found readable may have given way to a new one in the same look.
+            # A readable peer may have given way to a new one in the same look.
             elif (one := self._unproved.get(fd)) is not None and (link := self._hear(one)) is not None:
                 links.append(link)
         for late in [one for one in self._unproved.values() if one.due <= now]:
@@ -132,7 +132,7 @@ class LinkListener:
         return links
 
     def due(self) -> float | None:
-        """When ``take`` must be called at the latest, to drop a peer that is slow; None when no peer is waited for."""
+        """Return when ``take`` must be called at the latest, to drop a slow peer; None while no peer is awaited."""
         return min((one.due for one in self._unproved.values()), default=None)
 
     def wait_for(self, wanted: Claim) -> socket.socket:
@@ -147,7 +147,7 @@ class LinkListener:
                 link.connection.close()
 
     def close(self) -> None:
-        """Close all that is not handed on; idempotent."""
+        """Close every socket that was not handed on; idempotent."""
         for one in self._unproved.values():
             one.connection.close()
         self._unproved.clear()
@@ -158,7 +158,7 @@ class LinkListener:
         try:
             connection, address = self._listener.accept()
         except OSError as exc:
-            # It is gone already, or there is no descriptor for it. It would keep the listener readable for ever.
+            # The peer is gone, or no descriptor is free. Left there, it would keep the listener readable for ever.
             if exc.errno in _NO_DESCRIPTOR and self._unproved:
                 self._drop_oldest()
                 self._accept(now)
@@ -176,7 +176,7 @@ class LinkListener:
             self._drop(one, f"it is gone: {exc}")
 
     def _hear(self, one: _Unproved) -> Link | None:
-        """Read what is missing of its answer, and not a byte more."""
+        """Read the rest of its answer, and not a byte more."""
         try:
             data = one.connection.recv(ANSWER_BYTES - len(one.answer))
         except BlockingIOError:
@@ -215,7 +215,7 @@ class LinkListener:
 
 @dataclass(eq=False, slots=True)
 class _Unproved:
-    """A peer that has connected, until it has proved the secret."""
+    """A connected peer that has not proved the secret yet."""
 
     connection: socket.socket
     peer: str

@@ -1,4 +1,4 @@
-"""How two peers of one run prove to each other that both have its secret: three messages of fixed size.
+"""The proof by which two peers of a run show each other that both have its secret: three messages of fixed size.
 
 The listener greets with a nonce; the connecting peer answers with its role, a nonce and a code over both messages; the
 listener returns a code of its own. Pure: opens no socket and waits for nothing.
@@ -16,7 +16,7 @@ import msgspec
 from engine.core.errors import EngineError
 from engine.process.links.secret import MAC_BYTES, Secret
 
-# Counted up whenever the messages between machines change.
+# Goes up whenever the messages between machines change.
 PROTOCOL: Final = 2
 _MAGIC: Final = b"LOCKSTEP"
 _NONCE_BYTES: Final = 32
@@ -24,13 +24,13 @@ _GREETING: Final = struct.Struct(f"<8sH{_NONCE_BYTES}s")
 _CLAIM: Final = struct.Struct(f"<8sHBh{_NONCE_BYTES}s")
 GREETING_BYTES: Final = _GREETING.size
 ANSWER_BYTES: Final = _CLAIM.size + MAC_BYTES
-# What each side's code begins with: a code of one side is never one of the other.
+# Prefixes of each side's code: no code of one side is valid for the other.
 _CONNECTING: Final = b"connects"
 _LISTENING: Final = b"listens."
 
 
 class LinkError(EngineError):
-    """A connection between two machines of an engine cannot be made, or its peer does not prove what it says."""
+    """Two machines of an engine cannot be connected, or the peer does not prove its claim."""
 
 
 class Role(IntEnum):
@@ -41,21 +41,21 @@ class Role(IntEnum):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a peer is, as it has proved. ``stage`` is its number; -1 for one that is to be given a number."""
+    """A peer's proved role. ``stage`` is its number, -1 for a stage that is still to get one."""
 
     role: Role
     stage: int
 
 
 class Challenge:
-    """The listener's side, for one connection. A nonce is used once, so that an answer cannot be played again."""
+    """The listener's side of one connection. A nonce is used once, so an answer cannot be replayed."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
         self.greeting = _GREETING.pack(_MAGIC, PROTOCOL, secrets.token_bytes(_NONCE_BYTES))
 
     def judge(self, answer: bytes) -> tuple[Claim, bytes]:
-        """What the peer claims, and the confirmation for it. Raises LinkError when it has not proved the secret."""
+        """Return the peer's claim and its confirmation. Raises LinkError if the peer has not proved the secret."""
         said, mac = answer[: _CLAIM.size], answer[_CLAIM.size :]
         magic, protocol, role, stage, _ = _CLAIM.unpack(said)
         if magic != _MAGIC:
@@ -71,7 +71,7 @@ class Challenge:
 
 
 def answer_to(greeting: bytes, secret: Secret, claim: Claim) -> bytes:
-    """The connecting peer's answer. Raises LinkError for a greeting of something else, or of another protocol."""
+    """Return the connecting peer's answer. Raises LinkError for a greeting that is not of this protocol."""
     magic, protocol, _ = _GREETING.unpack(greeting)
     if magic != _MAGIC:
         raise LinkError("it is no listener of this engine")
@@ -81,7 +81,7 @@ def answer_to(greeting: bytes, secret: Secret, claim: Claim) -> bytes:
 
 
 def confirms(confirmation: bytes, secret: Secret, greeting: bytes, answer: bytes) -> bool:
-    """Whether the listener has the secret too."""
+    """True if the listener has the secret too."""
     return secret.is_mac(confirmation, _LISTENING, greeting, answer[: _CLAIM.size])
 
 

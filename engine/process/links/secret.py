@@ -1,6 +1,6 @@
-"""The secret of one run, which every machine of the engine has: made, read from a file, written to one.
+"""The secret of one run, shared by every machine of the engine: made, read from a file, written to one.
 
-It is shown nowhere: neither in arguments nor in logs, nor when it is printed by mistake.
+It appears nowhere: not in arguments, not in logs, not when printed by mistake.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Secret:
         return cls(secrets.token_hex(_NEW_SECRET_BYTES))
 
     def mac(self, *parts: bytes) -> bytes:
-        """The code of these parts, which only one that has the secret can make. The parts have fixed lengths."""
+        """Return the code of these parts, which only a holder of the secret can make. The parts have fixed lengths."""
         return hmac.digest(self._text.encode(), b"".join(parts), "sha256")
 
     def is_mac(self, mac: bytes, *parts: bytes) -> bool:
-        """Whether this is the code of these parts, in a time that says nothing of where it differs."""
+        """True if this is the code of these parts; the time taken does not tell where it differs."""
         return hmac.compare_digest(self.mac(*parts), mac)
 
     def write(self, path: Path) -> None:
-        """Write it to a new file that only this user can read; a file that is there is replaced."""
+        """Write it to a file that only this user can read, in place of any older one."""
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as target:
@@ -58,9 +58,9 @@ class Secret:
 
 
 def read_secret(path: Path) -> Secret:
-    """The secret in a file, without white space around it. Raises ConfigError when there is none.
+    """Read the secret from a file, without surrounding white space. Raises ConfigError if there is none.
 
-    A file that other users can read is refused. A pipe or a terminal is taken as it is.
+    Refuses a file that other users can read. A pipe or a terminal is taken as it is.
     """
     try:
         with path.open("rb") as file:
