@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from safetensors import safe_open
 
 from engine.core.errors import CheckpointError
 
+# More than the longest index of a checkpoint. A file may come with a LoRA that anybody made.
+MAX_JSON_BYTES: Final = 64 * 2**20
+
 
 def read_json(path: Path, kind: type = dict, *, remedy: str = "fetch the file again") -> Any:
     """The content of a file. Raises CheckpointError, with a remedy, for one that is not there or of another kind."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+        with path.open("rb") as file:
+            data = file.read(MAX_JSON_BYTES + 1)
+        content = json.loads(data[:MAX_JSON_BYTES].decode())
+    except (OSError, ValueError, RecursionError) as exc:
         raise CheckpointError(f"{path} must be JSON, but: {exc}; {remedy}") from exc
     if not isinstance(content, kind):
         raise CheckpointError(f"{path} must hold a {kind.__name__}, got {content!r:.200}; {remedy}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,6 +24,12 @@ from engine.model.transfer import sent
 # Each architecture is a class of its own whose parts no common type declares.
 _Transformer = Any
 
+# Of a safetensors file: the size of its header, which describes a tensor in about 200 bytes and may have metadata.
+_SIZE_BYTES: Final = 8
+TENSOR_BYTES: Final = 512
+HEADER_BYTES: Final = 2**16
+_LAYER_DIGITS: Final = 6
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _KEY: Final = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 
 
@@ -110,9 +117,12 @@ class StageLoras:
         folder = lora_folder(path)
         config = LoraConfig(folder)
         file = folder / WEIGHTS_FILE
+        self._require_small_header(file)
         try:
             with safe_open(file, framework="pt") as tensors:
                 modules = self._modules_of(str(file), list(tensors.keys()))
+                for module, (_, keys) in modules.items():
+                    _require_floats(str(file), module, [tensors.get_slice(key).get_dtype() for key in keys])
                 pairs = {
                     place: self._pair(str(file), module, place, config, *[tensors.get_tensor(key) for key in keys])
                     for module, (place, keys) in modules.items()
@@ -124,6 +134,23 @@ class StageLoras:
         ]
 
     # -- inside --
+
+    def _require_small_header(self, file: Path) -> None:
+        """Raise CheckpointError for a header that lists more than all layers have: a stage does nothing else meanwhile.
+
+        A million tensors without a number took 34 s.
+        """
+        most = HEADER_BYTES + TENSOR_BYTES * 2 * self._total * max(map(len, self._shapes), default=0)
+        try:
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(_SIZE_BYTES), "little")
+        except OSError as exc:
+            raise CheckpointError(f"{file} must be a whole safetensors file, but: {exc}; save it again") from exc
+        if size > most:
+            raise CheckpointError(
+                f"{file} must list the matrices of {self._total} layers in at most {most} bytes, got a list of {size}; "
+                "save the LoRA without other tensors"
+            )
 
     def _hook(self, layer: int, product: int) -> Any:
         def add(_module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -150,7 +177,7 @@ class StageLoras:
             match = _KEY.fullmatch(key)
             if match is None:
                 raise CheckpointError(
-                    f"{file} must hold lora_A and lora_B of linear layers alone, got {key!r}; train the LoRA "
+                    f"{file} must hold lora_A and lora_B of linear layers alone, got {key!r:.200}; train the LoRA "
                     "without it, or merge it into the model and serve that"
                 )
             found.setdefault(match[1], {})[match[2]] = key
@@ -167,11 +194,11 @@ class StageLoras:
 
     def _place_of(self, file: str, module: str) -> tuple[int, str] | None:
         """The layer of this stage and the name in it; None for a layer of another stage."""
-        match = re.fullmatch(rf"{re.escape(self._prefix)}\.(\d+)\.(.+)", module)
+        match = re.fullmatch(rf"{re.escape(self._prefix)}\.([0-9]{{1,{_LAYER_DIGITS}}})\.(.+)", module)
         if match is None or int(match[1]) >= self._total:
             raise CheckpointError(
                 f"{file}: a LoRA must be of linear layers in {self._prefix}.0 to {self._prefix}.{self._total - 1}, "
-                f"got {module!r}; train it without that module, or serve the model that it was trained on"
+                f"got {module!r:.200}; train it without that module, or serve the model that it was trained on"
             )
         layer, name = int(match[1]) - self._first, match[2]
         if not 0 <= layer < len(self._shapes):
@@ -179,7 +206,7 @@ class StageLoras:
         if name not in self._shapes[layer]:
             raise CheckpointError(
                 f"{file}: a LoRA's modules must be linear layers of this model ({', '.join(self._shapes[layer])}), "
-                f"got {module!r}; serve the model that it was trained on"
+                f"got {module!r:.200}; serve the model that it was trained on"
             )
         return layer, name
 
@@ -192,10 +219,10 @@ class StageLoras:
         down: torch.Tensor,
         up: torch.Tensor,
     ) -> Pair:
-        rank = down.shape[0]
+        rank = down.shape[0] if down.dim() else 0
         layer, name = place
         inputs, outputs = self._shapes[layer][name]
-        if (tuple(down.shape), tuple(up.shape)) != ((rank, inputs), (outputs, rank)):
+        if not rank or (tuple(down.shape), tuple(up.shape)) != ((rank, inputs), (outputs, rank)):
             raise CheckpointError(
                 f"{file}: {module} of this model has {inputs} inputs and {outputs} outputs, the LoRA's matrices are "
                 f"{tuple(down.shape)} and {tuple(up.shape)}; serve the model that it was trained on"
@@ -231,6 +258,14 @@ class StageLoras:
             up[rank : rank + pair.up.shape[0], left : left + pair.up.shape[1]] = pair.up
             rank += pair.up.shape[0]
         return Pair(down, up)
+
+
+def _require_floats(file: str, module: str, types: Sequence[str]) -> None:
+    if not _FLOATS.issuperset(types):
+        raise CheckpointError(
+            f"{file}: the matrices of {module} must be of {', '.join(sorted(_FLOATS))}, got {' and '.join(types)}; "
+            "save the LoRA in one of these types"
+        )
 
 
 def _linears_of(layer: nn.Module) -> dict[str, tuple[int, int]]:

@@ -333,6 +333,73 @@ def test_a_damaged_file_is_refused(
     assert expected[damage] in str(error)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (torch.bool, "must be of BF16, F16, F32, F64, got BOOL and F32"),
+        (torch.int64, "must be of BF16, F16, F32, F64, got I64 and F32"),
+        ("scalar", "has 96 inputs and 64 outputs, the LoRA's matrices are () and (64, 4)"),
+        ("no rank", "the LoRA's matrices are (0, 96) and (64, 4)"),
+    ],
+)
+def test_a_matrix_of_another_kind_is_refused_by_name(
+    kind: torch.dtype | str,
+    said: str,
+    checkpoint_of: Callable[[str], Path],
+    loras: Callable[[str], tuple[Path, Path]],
+) -> None:
+    folder = loras("qwen3")[0]
+    weights = load_file(folder / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"
+    if isinstance(kind, torch.dtype):
+        weights[name] = weights[name].to(kind)
+    else:
+        weights[name] = torch.zeros(()) if kind == "scalar" else weights[name][:0]
+    save_file(weights, folder / "adapter_model.safetensors")
+    (error,) = stages(checkpoint_of("qwen3")).change(LoraChange("a", 1, str(folder)))
+    assert "layers.0.mlp.down_proj" in str(error)
+    assert said in str(error)
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "\u0661", "\u00b2", "0x1", "-1", "1_0"])
+def test_a_layer_whose_number_is_none_is_refused_by_name(
+    number: str, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
+) -> None:
+    """Python reads other digits too, and no number of more than 4,300."""
+    folder = loras("qwen3")[0]
+    weights = load_file(folder / "adapter_model.safetensors")
+    pair = [weights[f"base_model.model.model.layers.0.mlp.down_proj.lora_{side}.weight"] for side in "AB"]
+    odd = [f"base_model.model.model.layers.{number}.mlp.down_proj.lora_{side}.weight" for side in "AB"]
+    save_file(
+        weights | dict(zip(odd, (one.clone() for one in pair), strict=True)), folder / "adapter_model.safetensors"
+    )
+    (error,) = stages(checkpoint_of("qwen3")).change(LoraChange("a", 1, str(folder)))
+    assert "a LoRA must be of linear layers in model.layers.0 to" in str(error)
+    assert len(str(error)) < 1000
+
+
+def test_a_list_of_more_tensors_than_the_model_has_is_not_read(
+    checkpoint_of: Callable[[str], Path],
+    loras: Callable[[str], tuple[Path, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A million empty ones took 34 s, in which a stage computes nothing."""
+    folder = loras("qwen3")[0]
+    save_file({f"t{number}": torch.zeros(0) for number in range(20_000)}, folder / "adapter_model.safetensors")
+    monkeypatch.setattr("engine.model.lora.safe_open", lambda *_, **__: pytest.fail("the list is read"))
+    (error,) = stages(checkpoint_of("qwen3")).change(LoraChange("a", 1, str(folder)))
+    assert "save the LoRA without other tensors" in str(error)
+
+
+def test_a_configuration_nested_without_end_is_refused(
+    checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
+) -> None:
+    folder = loras("qwen3")[0]
+    (folder / "adapter_config.json").write_text("[" * 200_000)
+    (error,) = stages(checkpoint_of("qwen3")).change(LoraChange("a", 1, str(folder)))
+    assert "must be JSON" in str(error)
+
+
 def _assert_equal(logits: torch.Tensor, expected: list[torch.Tensor]) -> None:
     difference = float((logits - torch.stack(expected)).abs().max())
     assert difference < TOLERANCE, f"logits differ from transformers' with merged weights by {difference}"
