@@ -40,6 +40,7 @@ from engine.process.clock import MonotonicClock
 from engine.process.control import Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.process.death import DeathReport
 from engine.process.kv_addresses import kv_addresses
+from engine.process.links.listener import SERVER_BACKLOG
 from engine.process.logs import failure_line
 from engine.process.private_dir import PrivateDir
 from engine.process.settings import ServerSettings
@@ -59,6 +60,8 @@ LOOKS = 50
 # Longer than clients keep an idle connection (httpx 5 s, aiohttp 15 s): one that the server closes first may be closed
 # just as the next request is on its way.
 KEEP_ALIVE_S = 75
+# A turn that accepted 2,048 connections took 71 to 299 ms.
+ACCEPTS_A_TURN = 32
 # What forks a process for each long body.
 READER = "reader"
 
@@ -127,6 +130,11 @@ class EventServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Touch no signal handler."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(SERVER_BACKLOG)
 
     async def main_loop(self) -> None:
         """Called by uvicorn once it listens; returns when the server is to stop."""
@@ -275,6 +283,8 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         http=Connection.under(ConnectionBounds(settings)),
         ws="none",
         lifespan="off",
+        # asyncio accepts as many connections in one turn of the loop as it asks the system to queue. See EventServer.
+        backlog=ACCEPTS_A_TURN,
         log_config=None,
         access_log=False,
         # Set once a second by the loop that this server does without.

@@ -25,7 +25,7 @@ PROOF_TIMEOUT_S: Final = 5.0
 # More than any engine has machines. Beyond it the oldest gives way, so that silent peers keep nobody out.
 MAX_UNPROVED: Final = 64
 _BACKLOG: Final = 64
-_SERVER_BACKLOG: Final = 2048
+SERVER_BACKLOG: Final = 2048
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def bind_server(host: str, port: int) -> socket.socket:
 
     Port 0 takes any free one. Raises StartupError, which names host and port.
     """
-    return bound_at(Endpoint(host, port), "--host and --port", backlog=_SERVER_BACKLOG)
+    return bound_at(Endpoint(host, port), "--host and --port", backlog=SERVER_BACKLOG)
 
 
 def base_url(listener: socket.socket) -> str:
