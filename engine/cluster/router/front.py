@@ -62,7 +62,7 @@ MAX_EVENT_BYTES: Final = 2**28
 # Names an engine: in an answer the one that it comes from, in a request the one that it is for.
 ENGINE_HEADER: Final = "x-engine"
 # The number of an event of a response.
-_NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)', re.MULTILINE)
+_NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d{1,15})\b', re.MULTILINE)
 _REFUSALS: Final = frozenset({421, 429, 503})
 # Finds the prompt in the body of a request to a path.
 PromptReader = Callable[[str, bytes], Awaitable[Prompt]]
