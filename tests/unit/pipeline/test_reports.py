@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.core.messages import (
@@ -128,6 +130,60 @@ def test_a_result_that_does_not_fit_fails_its_microbatch(wired: Wired, wrong: Co
     assert failed.token_ids == ()
 
 
+DRAFTED = Forward(
+    5,
+    ForwardMode.DECODE,
+    (
+        Segment("r0", 0, 4, (1, 2, 3), 0, (), True, drafts=2),
+        Segment("r1", 1, 4, (1, 2), 0, (), True, drafts=1),
+        Segment("r2", 2, 4, (1,), 0, (), True),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "accepted"),
+    [
+        (6, (3, 0)),  # One more than was guessed.
+        (6, (0, 3)),
+        (6, (1, 2)),  # As many in all as were guessed, and another request's.
+        (4, (2, 0)),  # Fewer tokens than hold.
+        (6, (2, 0)),
+        (3, ()),
+        (3, (0,)),
+        (4, (0, 0, 1)),
+    ],
+)
+def test_more_than_was_drafted_is_not_believed(wired: Wired, tokens: int, accepted: tuple[int, ...]) -> None:
+    """A05: tokens that nobody guessed would go to a request, or one request's to another."""
+    pipeline, stages = wired
+    pipeline.launch(DRAFTED)
+    stages[2].send(encode(Completion(microbatch_id=5, token_ids=(7,) * tokens, accepted=accepted)))
+    failed = pipeline.next_completion(WAIT_S)
+    assert isinstance(failed, Completion)
+    assert f"for each of (2, 1) drafts that holds, and no logprobs or one for each, got {tokens}" in str(failed.error)
+    assert (failed.token_ids, failed.accepted) == ((), ())
+
+
+@pytest.mark.parametrize("accepted", [(0, 0), (2, 1), (1, 0), (0, 1)])
+def test_what_was_drafted_may_hold(wired: Wired, accepted: tuple[int, ...]) -> None:
+    pipeline, stages = wired
+    pipeline.launch(DRAFTED)
+    right = Completion(microbatch_id=5, token_ids=(7,) * (3 + sum(accepted)), accepted=accepted)
+    stages[2].send(encode(right))
+    assert pipeline.next_completion(WAIT_S) == right
+
+
+def test_a_count_below_zero_is_no_report(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline, stages = wired
+    pipeline.launch(DRAFTED)
+    stages[2].send(encode(Completion(microbatch_id=5, token_ids=(7, 7), accepted=(-1, 0))))
+    right = Completion(microbatch_id=5, token_ids=(7, 7, 7), accepted=(0, 0))
+    stages[2].send(encode(right))
+    assert pipeline.next_completion(WAIT_S) == right
+    assert "no report of a stage" in caplog.text
+
+
 def test_a_stage_that_cannot_be_read_any_more_is_a_failure_of_the_pipeline(wired: Wired) -> None:
     """A06: told like a death, with the stage's name."""
     pipeline, stages = wired
@@ -153,6 +209,32 @@ def test_a_control_is_done_by_all_stages_or_by_none(
         stages[stage].send(encode(ControlDone(microbatch_id=6, stage=stage, error=error)))
     assert pipeline.next_completion(WAIT_S) == Completion(microbatch_id=6, error="cannot")
     assert [_messages(stage) for stage in stages] == [[Launch(control), Settle(6, commit=False)]] * STAGES
+
+
+@pytest.mark.parametrize("order", list(permutations(range(STAGES))))
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [(("a", "b", "c"), "a"), ((None, "b", "c"), "b"), (("a", None, "c"), "a"), (("", "b", None), "")],
+)
+def test_of_several_errors_that_of_the_first_stage_is_told(
+    wired: Wired, order: tuple[int, ...], errors: tuple[str | None, ...], told: str
+) -> None:
+    """A05: not of the first one to answer, which is another one each time."""
+    pipeline, stages = wired
+    pipeline.launch(UPDATE)
+    for stage in order:
+        stages[stage].send(encode(ControlDone(microbatch_id=6, stage=stage, error=errors[stage])))
+        if stage != order[-1]:
+            assert pipeline.next_completion(SOON_S) is None
+    assert pipeline.next_completion(WAIT_S) == Completion(microbatch_id=6, error=told)
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
+def test_views_are_by_stage_whoever_answers_first(wired: Wired, order: tuple[int, ...]) -> None:
+    pipeline, stages = wired
+    for stage in order:
+        stages[stage].send(encode(msgspec.structs.replace(VIEW, stage=stage)))
+    assert [view.stage for view in pipeline.describe(timeout_s=WAIT_S)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("control", [UPDATE, CHANGE])
