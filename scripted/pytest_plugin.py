@@ -388,6 +388,7 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
             device=_option(config, "device"),
             placement=_option(config, "placement"),
             long_options=long_options,
+            isolates=not (config.getoption("usepdb", False) or config.getoption("trace", False)),
         )
         set_session(session)
         config.stash[_session] = session

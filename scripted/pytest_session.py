@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import shlex
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,11 +24,13 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ServerDied, ServerDirty
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
+from scripted.script.isolation import run_isolated
 from scripted.script.on_adapters import ScriptEnded, script_runner
 
 # How long this process computes to vet the scripts of one session, and one of them.
 _VETTING_S = 20.0
 _VETTING_ONE_S = 5.0
+_DEBUG_S = 1e6
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -57,11 +60,12 @@ class ScriptedSession:
     device: str | None = None
     placement: str = "local"
     long_options: Collection[str] = ()
+    isolates: bool = True
     node_id: str = field(default="", init=False)
     # Why no script can run in this process; None when they can.
     refusal: str | None = field(default=None, init=False)
-    # How the script of the present test ended, if it passed.
-    ended: ScriptEnded | None = field(default=None, init=False)
+    # What the script of the present test compared and left, if it passed.
+    counts: dict[str, int] | None = field(default=None, init=False)
     # The scripts that passed and can run in sim, by what vetting knows them by; of a parametrized one the first.
     _passed: dict[str, tuple[ScriptedTest, dict[str, Any]]] = field(default_factory=dict, init=False)
     _pool: ServerPool | None = field(default=None, init=False)
@@ -81,16 +85,25 @@ class ScriptedSession:
         options = msgspec.structs.replace(
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
-        if test.adapter != OWN:
-            self.ended = self._run_on_adapter(test, tier, options, arguments)
+        if test.adapter == OWN:
+            check_plain(arguments)
+        if tier == "sim":
+            self.counts = self._run_in_sim(test, options, arguments)
             return
-        check_plain(arguments)
+        if test.adapter != OWN:
+            self.counts = (
+                self._live_servers()
+                .lend(adapter_named(test.adapter), test.config)
+                .run(test, arguments, options, self._mutant_of(test))
+                .counts()
+            )
+            return
         with self.harness(test.config, tier, placement=test.placement) as harness:
             # The failure of the script before this was reported. What it left may be more than a reset can clear.
             again = getattr(harness, "has_failed", False)
             before, harness.used_by = getattr(harness, "used_by", ""), self.node_id
             try:
-                self.ended = harness.run(test.script, options=options, **arguments)
+                self.counts = harness.run(test.script, options=options, **arguments).counts()
             except (ServerDirty, ServerDied) as exc:
                 left_broken = before and not getattr(exc.report, "begun", True)
                 if not left_broken and not (again and isinstance(exc, ServerDirty)):
@@ -101,30 +114,38 @@ class ScriptedSession:
             fresh.used_by = self.node_id
             ended = fresh.run(test.script, options=options, **arguments)
         blame = {f"servers that {before} left broken, found before other scripts": 1} if left_broken else {}
-        self.ended = msgspec.structs.replace(ended, loose_ends=ended.loose_ends | blame)
+        self.counts = ended.counts() | blame
 
-    def _run_on_adapter(
-        self, test: ScriptedTest, tier: str, options: ScriptOptions, arguments: dict[str, Any]
-    ) -> ScriptEnded:
+    def _run_in_sim(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> dict[str, int]:
         __tracebackhide__ = True
-        adapter = adapter_named(test.adapter)
-        mutant = self.adapter_mutant if self.adapter_mutant in mutant_names_of(adapter) else None
-        if tier == "server":
-            if self._live is None:
-                from scripted.sdk.live.server import LiveServers
+        runner, mutant = script_runner(test.adapter), self._mutant_of(test)
+        if not self.isolates:  # for a debugger, whose user takes time
+            options = msgspec.structs.replace(options, timeout_s=_DEBUG_S)
 
-                self._live = LiveServers()
-            return self._live.lend(adapter, test.config).run(test, arguments, options, mutant)
-        return script_runner(test.adapter).run_script(
-            test.script, arguments, config=test.config, options=options, mutant=mutant
-        )
+        def run() -> ScriptEnded:
+            return runner.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
+
+        # A tracer measures coverage, or is a debugger: both need the script in this process.
+        if self.isolates and sys.gettrace() is None:
+            return run_isolated(test, options, run)
+        return run().counts()
+
+    def _mutant_of(self, test: ScriptedTest) -> str | None:
+        if test.adapter == OWN:
+            return self.mutant
+        return self.adapter_mutant if self.adapter_mutant in mutant_names_of(adapter_named(test.adapter)) else None
+
+    def _live_servers(self) -> LiveServers:
+        if self._live is None:
+            from scripted.sdk.live.server import LiveServers
+
+            self._live = LiveServers()
+        return self._live
 
     def take_counts(self) -> dict[str, int] | None:
         """What the script of the present test compared and left, by name; None when none has passed."""
-        ended, self.ended = self.ended, None
-        if ended is None:
-            return None
-        return ended.counts()
+        counts, self.counts = self.counts, None
+        return counts
 
     def vet(self, known: Mapping[str, Any], *, is_whole: bool = False) -> dict[str, tuple[str, dict[str, int]]]:
         """What the scripts that passed would notice: by their names, the digest of the file, and counts by name.

@@ -20,7 +20,7 @@ from scripted.report.step_log import FleetLog, Note, StepLog
 SHOWN_STEPS = 16
 # The script's own line in the stack of the process that it runs in, while it is between two yields.
 _IN_THE_SCRIPT = re.compile(
-    r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/script/execution\.py", line \d+ in _run_code$',
+    r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/script/execution\.py", line \d+ in _go_on$',
     re.MULTILINE,
 )
 

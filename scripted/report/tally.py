@@ -21,6 +21,8 @@ NOTICES_NOTHING: Final = "scripts that notice no bug but those that every script
 REPEATS_WAITS: Final = "scripts that assert only what they have waited for"
 NOT_VETTED: Final = "scripts that were not vetted yet (each session vets new ones for a while; --scripted-vet all: all)"
 NEVER_FAILS: Final = "never fails: "
+# Begins the name of a count of servers that a script has changed; the changes follow.
+REPLACED: Final = "servers that were replaced, because a script had changed: "
 
 # Tests named for each count; with verbose all are.
 _NAMED: Final = 3

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import inspect
 import io
-import sys
+import signal
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -21,18 +20,15 @@ from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
-from scripted.script.deadline import Deadline
 from scripted.script.decorator import ScriptFunction
 from scripted.script.interruptions import error_text, no_departure, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
-from scripted.script.process_state import ProcessState
 from scripted.script.source import code_of
-from scripted.script.watchdog import watchdog
+from scripted.script.watchdog import Struck, watchdog
 
 # A ``finally`` that yields needs another one.
 _MOST_CLOSES: Final = 100
-_BUILTINS: Final = vars(builtins)
 # Scripts that yield whenever they are closed. They are kept, so that nobody collects them.
 _never_ending: Final[list[Generator[Any, None, Any]]] = []
 
@@ -81,22 +77,18 @@ class ScriptExecution:
         self.context: BaseContext | None = None
         self.script: Generator[Any, None, Any] | None = None
         self.started = time.perf_counter()
+        # Whether the watchdog of this process has struck.
+        self.is_late: Callable[[], bool] = lambda: False
         self.steps = 0
         self.loose_ends: dict[str, int] = {}
-        # Where the script runs in the process of its test; a process of its own can be ended.
-        self.deadline: Deadline | None = None
         self._asked = Measured(function) if options.must_assert else None
-        self._builtins: dict[str, Any] = {}
         self._args = args
         self._kwargs = kwargs
         self._printed = io.StringIO() if keeps_output else None
-        # The output that was there when it went on is not the one that it left.
-        self.has_replaced_output = False
 
     def begin(self, context: BaseContext) -> None:
         """Make the generator; its body starts with the first step."""
         self.context = context
-        self._builtins = _BUILTINS.copy()
         self.script = self.function(context, *self._args, **self._kwargs)
 
     def end(self, steps: int) -> None:
@@ -143,11 +135,6 @@ class ScriptExecution:
     def _go_on(self, on: Callable[[Generator[Any, None, Any]], Any]) -> Any:
         script = self.script
         assert script is not None
-        if self.deadline is None:
-            return self._run_code(on, script)
-        return self.deadline.run(lambda: self._run_code(on, script))
-
-    def _run_code(self, on: Callable[[Generator[Any, None, Any]], Any], script: Generator[Any, None, Any]) -> Any:
         with ExitStack() as stack:
             if self._printed is not None:
                 stack.enter_context(contextlib.redirect_stdout(self._printed))
@@ -155,17 +142,26 @@ class ScriptExecution:
             if self._asked is not None:
                 stack.enter_context(self._asked)
             with no_departure():
-                before = sys.stdout
                 try:
-                    return on(script)
+                    result = on(script)
                 except StopIteration:
+                    self._check_time()
                     raise
-                except BaseException:
-                    # Whoever hears of it calls those that the script may have replaced.
-                    _BUILTINS.update(self._builtins)
-                    raise
-                finally:
-                    self.has_replaced_output = sys.stdout is not before
+                except (Overdue, Struck) as exc:
+                    signal.setitimer(signal.ITIMER_REAL, 0)  # another strike would meet the report
+                    if isinstance(exc, Overdue):
+                        raise
+                    raise self._overdue().with_traceback(exc.__traceback__) from None
+                self._check_time()
+                return result
+
+    def _check_time(self) -> None:
+        if self.is_late():
+            raise self._overdue()
+
+    def _overdue(self) -> Overdue:
+        limit = f"timeout_s={self.options.timeout_s:g}"
+        return Overdue(f"the script did not end within {limit}, and caught what ends it")
 
     def take_printed(self) -> str:
         """What the script has printed since the last call."""
@@ -214,10 +210,6 @@ class ScriptSource:
         """Wait for the next script; None when there will be none."""
         raise NotImplementedError
 
-    def left(self) -> list[str]:
-        """The script came to its end: put back what it has changed in its process, and say what that was."""
-        raise NotImplementedError
-
     def progress(self, run: Any, script: Any) -> None:
         """A step is about to run; the records of all steps before it are in the run."""
 
@@ -242,38 +234,23 @@ def kind_of(exc: BaseException) -> FailureKind:
 
 
 class OneScript(ScriptSource):
-    """A source of one script, which keeps how it ended: what it raised, and the report of that, as it was then.
+    """A source of one script, which keeps how it ended: what it raised, and the report of that, as it was then."""
 
-    ``new_state`` notes what a test may not change in its process for those after it; None where there are none.
-    """
-
-    def __init__(
-        self, script: ScriptExecution, mutant: str | None, new_state: Callable[[], ProcessState] | None
-    ) -> None:
+    def __init__(self, script: ScriptExecution, mutant: str | None) -> None:
         self.script = script
         self.error: BaseException | None = None
         self.report: FailureReport | None = None
         self._mutant = mutant
         self._next: ScriptExecution | None = script
-        self._new_state = new_state
-        self._state: ProcessState | None = None
 
     def close(self) -> None:
-        self.left()
+        """Nothing is open."""
 
     def next_script(self) -> ScriptExecution | None:
-        # The scheduler is made by now: what it sets for its whole process, as vLLM does when it is imported, stays.
         script, self._next = self._next, None
-        if script is not None and script.options.must_assert and self._new_state is not None:
-            self._state = self._new_state()
         return script
 
-    def left(self) -> list[str]:
-        state, self._state = self._state, None
-        return [] if state is None else state.put_back()
-
     def failed(self, run: Any, script: Any, exc: Exception) -> None:
-        self.left()  # before it is reported, with what it may have replaced
         self.error, self.report = exc, script.report(run, exc, kind_of(exc), self._mutant)
 
     def crashed(self, run: Any, script: Any, exc: BaseException) -> None:
@@ -290,8 +267,7 @@ def run_one(
     timeout_s = source.script.options.timeout_s
     with ExitStack() as stack:
         stack.enter_context(switched_on)
-        stack.enter_context(watchdog(timeout_s))
-        source.script.deadline = stack.enter_context(Deadline(timeout_s))
+        source.script.is_late = stack.enter_context(watchdog(timeout_s))
         try:
             drive(source)
         except Exception:

@@ -14,7 +14,7 @@ from typing import Final
 
 from scripted.core.errors import BadCall
 from scripted.core.phrases import nearest, text_of
-from scripted.script.deadline import Overrun
+from scripted.script.watchdog import Struck
 
 _NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
 # Of a chain of exceptions, those that are named.
@@ -50,7 +50,7 @@ class no_departure:  # noqa: N801 - a context manager that is read as a phrase
         pass
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
-        if exc is not None and not isinstance(exc, (Exception, KeyboardInterrupt, Overrun)):
+        if exc is not None and not isinstance(exc, (Exception, KeyboardInterrupt, Struck)):
             raise Departure(exc).with_traceback(exc.__traceback__) from exc
 
 

@@ -18,7 +18,6 @@ from scripted.core.schedule import Schedule
 from scripted.script.context import BaseContext
 from scripted.script.execution import ScriptExecution, ScriptSource
 from scripted.script.handles import Handles
-from scripted.script.process_state import LeftChanged
 from scripted.script.state import MicrobatchInFlight
 from scripted.script.wait import Steps, words_of_yielded
 
@@ -127,9 +126,6 @@ class ScriptedRun(Run, ABC):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if exc is not None:
-            # First: what the script has put in place of builtins is no ground for a report.
-            if changes := self._source.left():
-                exc.add_note(f"before this, the script had changed its process: {'; '.join(changes)}")
             self.note_death(exc)
             self._source.crashed(self, self.script, exc)
             if self.script is not None and not isinstance(exc, KeyboardInterrupt):
@@ -192,8 +188,6 @@ class ScriptedRun(Run, ABC):
         context = self._context = self.context_type(self, must_reach=script.options.must_reach)
         script.begin(context)
         yield from self._script_steps(script, context)
-        if changes := self._source.left():
-            self._refuse(LeftChanged(changes))
         context.check_waits()
         if script.options.must_step and not self.step:
             self._refuse(BadCall("the script ended without a step, so nothing was tested; a yield lets one step run"))

@@ -30,7 +30,7 @@ _TURNS_LIMIT: Final = 12
 _unwatched_s = 0.0
 
 
-class _Struck(BaseException):
+class Struck(BaseException):
     """The second strike."""
 
 
@@ -70,8 +70,10 @@ def watchdog(
     *,
     is_busy: bool = False,
     is_meant: Callable[[FrameType | None], bool] = lambda _: True,
-) -> Iterator[None]:
+) -> Iterator[Callable[[], bool]]:
     """Raise Overdue in this thread after ``timeout_s`` seconds. Only the main thread can be watched; others are not.
+
+    Yields a function that says whether it has been raised: the code under it may have caught it.
 
     ``is_busy``: what is watched computes all the time. If it has not for half of the time, its process was stopped or
     starved: it gets the same time once more, and again while it computes at all; and what catches Overdue is struck
@@ -79,7 +81,7 @@ def watchdog(
     pytest-timeout, goes on afterwards.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
+        yield lambda: False
         return
 
     turns, ran_before, looks, said = 0, 0.0, 0, ""
@@ -87,7 +89,7 @@ def watchdog(
     def overdue(_signum: int, frame: FrameType | None) -> None:
         nonlocal turns, ran_before, looks, said
         if said:
-            raise _Struck
+            raise Struck
         spent = _watched_s() - computed
         ran = _ran_or_waited_s()
         goes_on = not turns or ran - ran_before > _LEAST_SHARE * timeout_s
@@ -100,15 +102,14 @@ def watchdog(
             signal.setitimer(signal.ITIMER_REAL, _LOOK_EVERY_S)
             return
         said = what.format(timeout_s, name="" if frame is None else frame.f_code.co_qualname)
-        if is_busy:
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
         raise Overdue(said)
 
     before, started, computed = signal.signal(signal.SIGALRM, overdue), time.monotonic(), _watched_s()
     left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
-        yield
-    except _Struck as exc:
+        yield lambda: bool(said)
+    except Struck as exc:
         raise Overdue(said).with_traceback(exc.__traceback__) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

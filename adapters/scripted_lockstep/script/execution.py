@@ -16,7 +16,6 @@ from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.step_log import FleetLog
 from scripted.report.tally import NOT_COMPARED
 from scripted.script.execution import ScriptExecution, ScriptOutcome
-from scripted.script.process_state import LeftChanged
 from scripted_lockstep.oracle.growth import Grown
 from scripted_lockstep.script.solo_runs import Compared
 from scripted_lockstep.step_words import call_names, log_of
@@ -62,12 +61,8 @@ class EngineExecution(ScriptExecution):
     _fleet: FleetLog | None = None
 
     def note_end(self, run: Any) -> None:
-        """Note how far the engine got, before the harness goes on with its own work. Raises LeftChanged."""
-        if self._changed_limits(run):
-            raise LeftChanged(["the engine's limits (t.scheduler.limits)"])
-        if self._kind not in (None, type(run.scheduler)):
-            raise LeftChanged(["the class of t.scheduler"])
-        self._spent = run.failure is not None or run.is_dead
+        """Note how far the engine got, before the harness goes on with its own work."""
+        self._spent = run.failure is not None or run.is_dead or self._has_changed_engine(run)
         self._digest, self._plan_digest = run.scheduler.digests.digest, run.scheduler.digests.plan_digest
         if self.options.record:
             self._records, self._limits = tuple(run.records), run.scheduler.limits
@@ -78,9 +73,11 @@ class EngineExecution(ScriptExecution):
         self._limits_before = copy.deepcopy(context.scheduler.limits)
         super().begin(context)
 
-    def _changed_limits(self, run: Any) -> bool:
-        """Whether the script has changed what the engine was started with; nothing takes that back."""
-        return self._limits_before is not None and run.scheduler.limits != self._limits_before
+    def _has_changed_engine(self, run: Any) -> bool:
+        """Whether the script has changed what the engine was started with, which no reset takes back."""
+        if self._limits_before is None:
+            return False
+        return run.scheduler.limits != self._limits_before or type(run.scheduler) is not self._kind
 
     def succeeded(self) -> ScriptSucceeded:
         return ScriptSucceeded(
@@ -108,7 +105,7 @@ class EngineExecution(ScriptExecution):
             "log": log_of(kept, run.scheduler.limits, call_names(run.records)),
             "fleet": None if run.fleet is None else run.fleet.log(None if self.options.record else REPORTED_STEPS),
             # A server that has lost a stage ends in a moment: the next script must not meet it.
-            "spent": bool(run.is_dead or run.failure or isinstance(exc, Grown) or self._changed_limits(run)),
+            "spent": bool(run.is_dead or run.failure or isinstance(exc, Grown) or self._has_changed_engine(run)),
             "begun": self.context is not None,
         }
         if died and isinstance(exc, ProcessDiedError):

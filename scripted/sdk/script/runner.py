@@ -6,7 +6,6 @@ defect of the adapter or of the harness, and is raised as that.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from traceback import extract_tb
 from typing import Any
@@ -25,7 +24,6 @@ from scripted.report.frames import Frame
 from scripted.report.step_log import log_of_adapter
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome, run_one
 from scripted.script.options import ScriptOptions
-from scripted.script.process_state import ProcessState
 from scripted.sdk.script.run import SdkRun
 
 
@@ -64,9 +62,7 @@ def run_script(
 ) -> ScriptOutcome:
     """Run a generator function of ``t``, on ``parts`` if any. Raises ScriptFailed, ScriptTimeout or HarnessError."""
     execution = _SdkExecution(script, (), arguments, options)
-    # In a live server a script runs beside the engine's main thread, whose process is not that of other tests.
-    is_of_a_test = threading.current_thread() is threading.main_thread()
-    source = OneScript(execution, mutant, ProcessState if is_of_a_test else None)
+    source = OneScript(execution, mutant)
     runs: list[SdkRun] = []
 
     def drive(source: OneScript) -> None:

@@ -1,90 +1,50 @@
-"""A script that leaves its process changed fails by name, and the process is as it was for the next one."""
+"""Nothing that a script does to its process reaches the next one, and nothing that it started goes on."""
 
 from __future__ import annotations
 
-import builtins
+import asyncio
 import contextlib
-import faulthandler
+import logging
 import os
 import random
-import socket
+import signal
+import subprocess
 import sys
 import threading
-import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-from damages import DAMAGES, DESCRIPTORS, OPTIONS, STOP, do, finds_a_whole_engine
+from damages import DAMAGES, do, finds_a_whole_engine, isolated
 
 from engine import EngineConfig
-from scripted import ScriptedSim, ScriptError, ScriptFailed
+from scripted import ScriptError, ScriptFailed
+from scripted.core.refusals import HarnessError
 from scripted.script.process_state import ProcessState
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: str) -> None:
+def test_a_damage_stays_in_the_child(damage: str) -> None:
+    """D02: whether or not the script comes to its end."""
+
     def script(t):
         yield from finds_a_whole_engine(t)
         do(damage, t=t)
 
-    before = ProcessState(standard_files=True)
-    try:
-        with ScriptedSim.start(EngineConfig()) as sim:
-            with pytest.raises(ScriptFailed, match=f"the script left its process changed: .*{DAMAGES[damage]}"):
-                sim.run(script, options=OPTIONS)
-            STOP.set()
-            sim.run(finds_a_whole_engine, options=OPTIONS)
-        assert before.put_back() == []
-    finally:
-        before.put_back()
-        STOP.clear()
-        while DESCRIPTORS:
-            os.close(DESCRIPTORS.pop())
+    state, draws = ProcessState(), (random.getstate(), np.random.get_state()[1].tolist())
+    with contextlib.suppress(ScriptError, HarnessError):  # some damages keep it from its end
+        isolated(script)
+    assert state.changes() == []
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == draws
 
 
-def _replaces_builtins(t):
-    # None that a thread of pytest's workers needs meanwhile.
-    builtins.sorted = builtins.zip = builtins.enumerate = None
-
-
-def _fills_descriptors(t):
-    for number in range(3, 100):
-        os.dup2(0, number)
-
-
-@pytest.mark.parametrize("damage", [_replaces_builtins, _fills_descriptors])
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_failure_is_reported_from_a_process_that_is_put_back(damage: Any, steps: int) -> None:
-    """What a report is made with, and the copies that all is put back from, may be what the script has replaced."""
-
-    def script(t):
-        r = t.start_req(prompt_len=4, max_new_tokens=2)
-        yield
-        with contextlib.suppress(OSError):
-            damage(t)
-        for _ in range(steps):
-            yield
-        assert r.finish_reason == "stop"
-
-    before = ProcessState(standard_files=True)
-    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptError) as failed:
-        sim.run(script, options=OPTIONS)
-    assert "damage(t)" in str(failed.value) or "yield" in str(failed.value) or "assert r" in str(failed.value)
-    assert before.put_back() == []
-
-
-@pytest.mark.parametrize("call", [(sys, "addaudithook"), (os, "register_at_fork")], ids=lambda call: call[1])
-def test_what_nobody_can_take_back_is_refused(call: tuple[Any, str]) -> None:
-    def script(t):
-        yield
-        getattr(*call)(lambda *_: None)
-
-    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptFailed, match=f"{call[1]} cannot be taken back"):
-        sim.run(script, options=OPTIONS)
-
-
-def test_a_changed_configuration_is_named_and_put_back() -> None:
+def test_a_changed_configuration_stays_in_the_child() -> None:
     config = EngineConfig()
 
     def script(t):
@@ -92,107 +52,152 @@ def test_a_changed_configuration_is_named_and_put_back() -> None:
         assert t.state.step == 1
         object.__setattr__(config, "page_size", 7)
 
-    with ScriptedSim.start(config) as sim, pytest.raises(ScriptFailed, match=r"its configuration \(page_size\)"):
-        sim.run(script, options=OPTIONS)
+    assert isolated(script, config)["steps"] == 1
     assert config == EngineConfig()
 
 
-def test_what_a_destructor_raises_is_named() -> None:
-    class Raises:
-        def __del__(self) -> None:
-            raise ValueError
+def test_what_a_first_use_starts_is_no_failure() -> None:
+    """46.11: threads of a pool, of asyncio, and what an import of torch sets."""
+
+    def script(t):
+        ThreadPoolExecutor(1).submit(int).result()
+        assert asyncio.run(asyncio.to_thread(int)) == 0
+        import torch
+
+        assert torch.get_num_threads() > 0
+        yield from finds_a_whole_engine(t)
+
+    assert isolated(script)["compared"] == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (lambda: os._exit(3), "the script's process left with status 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "the script's process was killed by SIGSEGV"),
+    ],
+    ids=["exits", "crashes"],
+)
+def test_a_script_that_ends_its_process_fails_alone(tmp_path: Path, end: Any, says: str) -> None:
+    """And what it has started, in a session of its own too, ends with it."""
+    pid_file = tmp_path / "pid"
 
     def script(t):
         yield
-        assert t.state.step == 1
-        Raises()
-
-    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptFailed, match=r"Raises.__del__ raised Val"):
-        sim.run(script, options=OPTIONS)
-
-
-def test_what_a_script_puts_back_is_no_damage() -> None:
-    def script(t):
-        os.environ["LEFT_BEHIND"] = "1"
-        try:
-            yield
-        finally:
-            del os.environ["LEFT_BEHIND"]
-        assert "LEFT_BEHIND" not in os.environ
-
-    with ScriptedSim.start(EngineConfig()) as sim:
-        assert sim.run(script, options=OPTIONS).steps == 1
-
-
-def test_a_thread_that_spins_is_ended() -> None:
-    def script(t):
-        yield
-        threading.Thread(target=lambda: [None for _ in iter(int, 1)], name="spins", daemon=True).start()
-        assert t.state.step == 1
-
-    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptFailed, match="a thread, spins, still runs"):
-        sim.run(script, options=OPTIONS)
-    for thread in threading.enumerate():
-        if thread.name == "spins":
-            thread.join(10)
-            assert not thread.is_alive()
-
-
-def test_what_one_script_left_open_is_not_closed_by_the_next() -> None:
-    """The collector closes it, whenever that is."""
-    left = []
-
-    def leaves(t):
-        left.append(socket.create_server(("127.0.0.1", 0)))
-        yield
+        if not (child := os.fork()):
+            os.setsid()
+            signal.pause()
+        pid_file.write_text(str(child))
+        end()
         assert t.state.step == 1
 
-    def innocent(t):
-        yield
-        left.pop().close()
-        assert t.state.step == 1
-
-    with ScriptedSim.start(EngineConfig()) as sim:
-        sim.run(leaves, options=OPTIONS)
-        sim.run(innocent, options=OPTIONS)
-        assert not left
+    with pytest.raises(ScriptFailed, match=says):
+        isolated(script)
+    assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
-def test_a_failing_script_is_put_back_as_well() -> None:
+def test_what_it_says_is_heard_by_the_parent(capfd: Any, caplog: Any) -> None:
     def script(t):
-        yield
-        os.environ["LEFT_BEHIND"] = "1"
-        assert t.state.step == 7
+        print("printed")  # noqa: T201
+        print("to stderr", file=sys.stderr)  # noqa: T201
+        logging.getLogger("of.a.script").warning("logged %d", 5)
+        warnings.warn("warned", DeprecationWarning, stacklevel=1)
+        thread = threading.Thread(target=lambda: 1 // 0)
+        thread.start()
+        thread.join()
+        yield from finds_a_whole_engine(t)
 
-    with ScriptedSim.start(EngineConfig()) as sim, pytest.raises(ScriptFailed, match="7"):
-        sim.run(script, options=OPTIONS)
-    assert "LEFT_BEHIND" not in os.environ
+    with pytest.warns() as caught:
+        isolated(script)
+    assert {str(one.message).rpartition(">.")[2] for one in caught} == {
+        "warned",
+        "<lambda> raised ZeroDivisionError where nothing can catch it",
+    }
+    assert {one.category for one in caught} == {DeprecationWarning, RuntimeWarning}
+    assert capfd.readouterr() == ("printed\n", "to stderr\n")
+    assert [(one.name, one.getMessage()) for one in caplog.records] == [("of.a.script", "logged 5")]
 
 
-def test_a_dump_that_ends_the_process_is_called_off() -> None:
-    """It cannot be seen, so nobody is told."""
-
+def test_a_copy_of_a_script_says_nothing() -> None:
     def script(t):
-        t.smoke()
-        faulthandler.dump_traceback_later(0.3, exit=True)
-        yield
+        yield from finds_a_whole_engine(t)
+        os.fork()
 
-    with ScriptedSim.start(EngineConfig()) as sim:
-        sim.run(script, options=OPTIONS)
-    time.sleep(0.6)
+    assert isolated(script)["steps"] > 1
 
 
-def test_the_next_script_draws_what_it_would_have_drawn() -> None:
-    def seeds(t):
+def test_a_report_is_made_in_the_child_with_its_assertion() -> None:
+    def script(t):
         r = t.start_req(prompt_len=4, max_new_tokens=2)
         yield from t.run_until_finished(r)
-        assert r.finish_reason == "length"
-        random.seed(1)
-        np.random.seed(1)
+        assert len(r.output_ids) == 7
 
-    random.seed(7)
-    np.random.seed(7)
-    expected = random.Random(7).random(), np.random.RandomState(7).random()
-    with ScriptedSim.start(EngineConfig()) as sim:
-        sim.run(seeds, options=OPTIONS)
-    assert (random.random(), np.random.random()) == expected
+    with pytest.raises(ScriptError, match=r"assert 2 == 7\nE +.*where 2 = len\(") as failed:
+        isolated(script)
+    assert failed.value.report.log is not None
+
+
+SESSION = """
+import json
+from pathlib import Path
+
+import pytest
+
+from engine import EngineConfig
+from scripted import scripted
+
+
+@pytest.fixture
+def length():
+    return 5
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@scripted(EngineConfig(), tiers=("sim",))
+def test_stops(t, length, tokens):
+    r = t.start_req(prompt_len=length, max_new_tokens=tokens)
+    yield from t.run_until_finished(r)
+    if tokens == 2:
+        breakpoint()
+    assert len(r.output_ids) == tokens
+"""
+
+
+@pytest.mark.parametrize("options", [["-s"], ["--pdb"], []], ids=["no capture", "pdb", "captured"])
+def test_a_debugger_has_its_time_and_its_terminal(tmp_path: Path, options: list[str]) -> None:
+    """46.11: the time of a script is not over while its user looks at it."""
+    (tmp_path / "test_it.py").write_text(SESSION.replace('tiers=("sim",)', 'tiers=("sim",), timeout_s=1'))
+    command = [sys.executable, "-m", "pytest", "-q", "--vet", "off", "-p", "no:cacheprovider", *options, str(tmp_path)]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as session:
+        assert session.stdin is not None
+        said, _ = session.communicate("import time\ntime.sleep(2.5)\np tokens * 1000 + length\ncontinue\n", timeout=100)
+    assert "2005" in said, said
+    assert "2 passed" in said, said
+
+
+def test_pytest_s_own_choices_of_tests_go_on(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        SESSION.replace("breakpoint()", "tokens = 7").replace('tiers=("sim",)', 'tiers=("sim",), must_reach=[]')
+    )
+
+    def session(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "--vet", "off", "--rootdir", str(tmp_path), *options]
+        env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(
+            [*command, str(tmp_path)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=100
+        ).stdout
+
+    assert "1 failed, 1 passed" in session()
+    junit = tmp_path / "report.xml"
+    said = session("--lf", f"--junit-xml={junit}")
+    assert "1 failed" in said
+    assert "passed" not in said
+    assert "assert 2 == 7" in said
+    assert "assert 2 == 7" in junit.read_text()

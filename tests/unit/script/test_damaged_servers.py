@@ -1,12 +1,15 @@
-"""In a server too a script that leaves its process changed fails by name, and leaves nothing that runs."""
+"""A server whose process a script has changed is replaced and named; nothing that the script started goes on."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -33,12 +36,38 @@ def pool(parent: PreloadedParent) -> Iterator[ServerPool]:
 
 
 @pytest.mark.parametrize("damage", IN_SERVERS)
-def test_in_a_server_too_the_guilty_script_fails_and_the_next_one_finds_nothing(damage: str, pool: ServerPool) -> None:
-    """The next one may get another server."""
-    with pytest.raises(ScriptError, match=IN_SERVERS[damage]), pool.lend(EngineConfig(), None) as server:
+def test_a_changed_server_is_replaced_and_the_next_script_finds_nothing(damage: str, pool: ServerPool) -> None:
+    with pool.lend(EngineConfig(), None) as server:
+        passed = server.run(damages, damage, options=OPTIONS)
+    assert re.search(f"servers that were replaced, .*{IN_SERVERS[damage]}", " ".join(passed.loose_ends))
+    with pool.lend(EngineConfig(), None) as other:
+        assert other is not server
+        other.run(finds_a_whole_engine, options=OPTIONS)
+
+
+def test_a_server_whose_files_a_script_leaves_open_is_replaced(pool: ServerPool) -> None:
+    damage = "DESCRIPTORS.extend(os.open(os.devnull, 0) for _ in range(100))"
+    with (
+        pytest.raises(ScriptError, match=r"it has grown: scheduler has .* open descriptors"),
+        pool.lend(EngineConfig(), None) as server,
+    ):
         server.run(damages, damage, options=OPTIONS)
     with pool.lend(EngineConfig(), None) as server:
         server.run(finds_a_whole_engine, options=OPTIONS)
+
+
+def is_innocent(t):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+    assert asyncio.run(asyncio.to_thread(int)) == 0
+    yield from finds_a_whole_engine(t)
+
+
+def test_threads_of_a_pool_are_no_change(pool: ServerPool) -> None:
+    with pool.lend(EngineConfig(), None) as server:
+        server.run(finds_a_whole_engine, options=OPTIONS)
+        passed = server.run(is_innocent, options=OPTIONS)
+    assert not [name for name in passed.loose_ends if "replaced" in name]
 
 
 def leaves_a_daemon_and_kills_its_server(t, pid_file):

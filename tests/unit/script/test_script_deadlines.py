@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from damages import isolated
 
 from engine import EngineConfig
 from scripted import ScriptedSim, ScriptFailed, ScriptTimeout
@@ -84,6 +85,12 @@ def _handles_every_signal(t):
     yield
 
 
+def _stays_in_a_call_of_c(t):
+    total = sum(range(10**12))
+    assert total
+    yield
+
+
 def _catches_it_at_each_yield(t):
     while True:
         try:
@@ -124,31 +131,32 @@ def _ends(t):
 
 @pytest.fixture
 def sim():
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGVTALRM)}
     with ScriptedSim.start(EngineConfig()) as sim:
-        sim.run(_ends)
         yield sim
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__.strip("_"))
-def test_a_script_ends_in_its_time(sim: ScriptedSim, script: Any) -> None:
+def test_a_script_ends_in_its_time(script: Any) -> None:
     started = time.monotonic()
-    with pytest.raises(ScriptTimeout, match=f"timeout_s={TIMEOUT_S}"):
-        sim.run(script, timeout_s=TIMEOUT_S)
+    with pytest.raises(ScriptTimeout, match=f"timeout_s={TIMEOUT_S}") as failed:
+        isolated(script, timeout_s=TIMEOUT_S)
     assert time.monotonic() - started < 20
-    assert sys.gettrace() is None or "coverage" in repr(sys.gettrace())
-    assert not [thread for thread in threading.enumerate() if thread.name == "scripted-deadline"]
-    assert sim.run(_ends).compared == 1
+    assert f"in {script.__name__}" in str(failed.value)
 
 
-def test_a_script_of_another_thread_ends_in_its_time(sim: ScriptedSim) -> None:
+def test_a_script_that_is_killed_says_where_it_was() -> None:
+    with pytest.raises(ScriptTimeout) as failed:
+        isolated(_stays_in_a_call_of_c, timeout_s=TIMEOUT_S)
+    assert ">       total = sum(range(10**12))" in str(failed.value)
+    assert "The script itself does not come to its next yield" in str(failed.value)
+
+
+def test_a_script_of_another_thread_ends_in_its_time() -> None:
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            sim.run(_catches_everything, timeout_s=TIMEOUT_S)
+            isolated(_catches_everything, timeout_s=TIMEOUT_S)
         except ScriptTimeout as exc:
             errors.append(exc)
 
@@ -156,6 +164,13 @@ def test_a_script_of_another_thread_ends_in_its_time(sim: ScriptedSim) -> None:
     thread.start()
     thread.join(20)
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize("script", [_catches_exceptions, _catches_it_once_and_ends], ids=lambda one: one.__name__)
+def test_by_hand_a_script_that_catches_exceptions_ends_in_its_time(sim: ScriptedSim, script: Any) -> None:
+    with pytest.raises(ScriptTimeout, match=f"timeout_s={TIMEOUT_S}"):
+        sim.run(script, timeout_s=TIMEOUT_S)
+    assert sim.run(_ends).compared == 1
 
 
 def test_a_finally_that_yields_is_run_at_once_and_in_no_other_script(sim: ScriptedSim) -> None:

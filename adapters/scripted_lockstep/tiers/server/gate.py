@@ -27,10 +27,11 @@ from scripted.core.clock import VirtualClock
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import frames_of, position_of
+from scripted.report.tally import REPLACED
 from scripted.script.arguments import unpacked
 from scripted.script.execution import ScriptSource, kind_of
 from scripted.script.loader import load_script
-from scripted.script.process_state import LeftChanged, ProcessState
+from scripted.script.process_state import ProcessState
 from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
 from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of
 from scripted_lockstep.script.fleet import Fleet
@@ -50,6 +51,8 @@ from scripted_lockstep.tiers.server.wire import (
 from scripted_lockstep.tiers.server.world import ServerWorld, ShutdownAsked
 
 _Said = HookReady | Progress | ScriptSucceeded | ScriptFailedReply | EnginesWanted | EnginesKilled
+# Changes that the summary of a session names.
+_MOST_NAMED: Final = 3
 # The final message of a dying scheduler must leave its process.
 FINAL_MESSAGE_LINGER_MS: Final = 1000
 
@@ -83,7 +86,6 @@ class WireSource(ScriptSource):
         self._pid = os.getpid()
         # What the running script may not change for those after it.
         self._state: ProcessState | None = None
-        self._script: EngineExecution | None = None
         values = context.settings.model_dump()
         self._config = EngineConfig(**{name: values[name] for name in EngineConfig.model_fields})
         self._host: FleetHost | None = None
@@ -122,10 +124,7 @@ class WireSource(ScriptSource):
             script = self._load(command)
             if script is not None:
                 self._told = 0
-                configs = configs_of(script.function)
-                must_assert = script.options.must_assert
-                self._state = ProcessState(standard_files=True, settings=configs) if must_assert else None
-                self._script = script
+                self._state = ProcessState(configs_of(script.function)) if script.options.must_assert else None
                 return script
 
     def progress(self, run: EngineRun, script: EngineExecution | None) -> None:
@@ -142,7 +141,14 @@ class WireSource(ScriptSource):
         del run
         if os.getppid() != self._supervisor and os.getpid() == self._pid:
             return  # No message: the test process sees the end of the server and asks why.
-        self._send(HookReady() if script is None else script.succeeded())
+        if script is None:
+            self._send(HookReady())
+            return
+        passed = script.succeeded()
+        if changes := self._changes():
+            loose_ends = passed.loose_ends | {f"{REPLACED}{', '.join(changes[:_MOST_NAMED])}": 1}
+            passed = msgspec.structs.replace(passed, spent=True, loose_ends=loose_ends)
+        self._send(passed)
 
     def failed(self, run: EngineRun, script: EngineExecution | None, exc: Exception) -> None:
         """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
@@ -150,21 +156,18 @@ class WireSource(ScriptSource):
             raise exc
         if self._host is not None:
             self._host.forget()
-        self._fail(run, script, exc, spent=isinstance(exc, LeftChanged) or bool(self.left()))
-
-    def _fail(self, run: EngineRun, script: EngineExecution, exc: Exception, *, spent: bool) -> None:
         report = script.report(run, exc, kind_of(exc), self._mutant)
-        self._send(ScriptFailedReply(report=msgspec.structs.replace(report, spent=report.spent or spent)))
+        self._send(
+            ScriptFailedReply(report=msgspec.structs.replace(report, spent=report.spent or bool(self._changes())))
+        )
 
-    def left(self) -> list[str]:
-        """What the script has changed in this process. It is put back, but the process is of no further use.
+    def _changes(self) -> list[str]:
+        """What the script has changed in this process, which is then of no further use.
 
         The copy of a process that a script has killed ends with this script.
         """
         state, self._state = self._state, None
-        if state is None or self._script is None or os.getpid() != self._pid:
-            return []
-        return [*(["sys.stdout"] if self._script.has_replaced_output else []), *state.put_back()]
+        return [] if state is None or os.getpid() != self._pid else state.changes()
 
     def crashed(self, run: EngineRun, script: EngineExecution | None, exc: BaseException) -> None:
         if script is not None and not isinstance(exc, ShutdownAsked):

@@ -47,8 +47,6 @@ class ScriptedRole(ScriptedSim):
     ``usable`` is false once a script failed or killed a stage.
     """
 
-    _has_clients = True
-
     def __init__(self, config: EngineConfig, *, mutant: str | None, parent: PreloadedParent | None) -> None:
         super().__init__(config, mutant=mutant)
         self.usable = True

@@ -29,11 +29,10 @@ from scripted.core.clock import VirtualClock
 from scripted.script.decorator import ScriptFunction
 from scripted.script.execution import OneScript, run_one
 from scripted.script.options import ScriptOptions
-from scripted.script.process_state import ProcessState
 from scripted_lockstep.bugs import mutant_named
 from scripted_lockstep.configs import limits_of
 from scripted_lockstep.script.context import ScriptContext
-from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of
+from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded
 from scripted_lockstep.script.fleet import Fleet, FleetEngine, config_of
 from scripted_lockstep.script.followed_answers import ByteDecoder
 from scripted_lockstep.script.run import EngineRun
@@ -102,9 +101,6 @@ class SimWorld(World):
 class ScriptedSim(ScriptRunner):
     """Runs scripts in the sim tier. Every script gets its own scheduler and pipeline."""
 
-    # Real ones in this process, with connections of their own.
-    _has_clients = False
-
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
         self._limits = limits_of(config)
@@ -121,9 +117,7 @@ class ScriptedSim(ScriptRunner):
         if not self._open:
             raise EngineError("this sim was shut down; start another one")
         execution = EngineExecution(script, args, kwargs, options)
-        settings = configs_of(script, self.config)
-        new_state = functools.partial(ProcessState, standard_files=self._has_clients, settings=settings)
-        source = OneScript(execution, self.mutant, new_state)
+        source = OneScript(execution, self.mutant)
         switched_on = nullcontext() if self.mutant is None else mutant_named(self.mutant).switched_on()
         run_one(source, self._run_loop, switched_on)
         if source.report is not None:

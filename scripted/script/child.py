@@ -1,0 +1,194 @@
+"""A function in a forked child: its result comes back over a pipe, and nothing else that it does outlives it.
+
+The parent keeps the time and always ends the child, with every process that the child has started. It looks into no
+object of either process.
+"""
+
+from __future__ import annotations
+
+import bdb
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+# The child writes its stacks at this signal, even inside a call of C.
+_SHOW_STACKS: Final = signal.SIGUSR2
+_STACKS_WITHIN_S: Final = 0.5
+_LOOK_EVERY_S: Final = 0.01
+# First byte of a message: the result; a debugger has begun, and waits for its user as long as that takes.
+_RESULT: Final = b"r"
+_DEBUGS: Final = b"d"
+_DEBUGGER: Final = bdb.__file__
+
+
+class ChildLate(Exception):
+    """The child was ended because its time was over. ``stacks`` has its Python stacks, empty where it gave none."""
+
+    def __init__(self, stacks: str) -> None:
+        super().__init__("the child was late")
+        self.stacks = stacks
+
+
+class ChildDied(Exception):
+    """The child ended before it had a result."""
+
+    def __init__(self, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with status {code}"
+        super().__init__(how)
+
+
+def run_in_child(work: Callable[[], bytes], timeout_s: float) -> bytes:
+    """Run ``work`` in a forked child and return its result.
+
+    Raises ChildLate after ``timeout_s`` seconds, unless a debugger runs in it, and ChildDied.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # otherwise both processes would write the rest of the buffer
+    reader, writer = Pipe(duplex=False)
+    stacks = os.memfd_create("stacks")
+    before = set(_children_of(os.getpid()))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a child leaves that ends by itself comes to this process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: their locks are made again in a fork
+            child = os.fork()
+        if not child:
+            _be_child(work, writer, stacks)
+        writer.close()
+        try:
+            result = _await_result(reader, child, stacks, timeout_s)
+        finally:
+            status = _end(child, before)
+        if result is None:
+            raise ChildDied(status)
+        return result
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        reader.close()
+        os.close(stacks)
+
+
+# -- in the parent --
+
+
+def _await_result(reader: Connection, child: int, stacks: int, timeout_s: float) -> bytes | None:
+    """The result; None where the child ends without one."""
+    handler: Any = None
+    left_s: float | None = timeout_s
+    death = os.pidfd_open(child)
+    try:
+        while wait([reader, death], left_s):
+            if not reader.poll():
+                return None
+            try:
+                message = reader.recv_bytes()
+            except EOFError:
+                return None
+            if message != _DEBUGS:
+                return message[1:] if message[:1] == _RESULT else None
+            left_s = None
+            if handler is None and threading.current_thread() is threading.main_thread():
+                handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the debugger
+    finally:
+        os.close(death)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+    raise ChildLate(_stacks_of(child, stacks))
+
+
+def _stacks_of(child: int, stacks: int) -> str:
+    os.kill(child, _SHOW_STACKS)
+    deadline = time.monotonic() + _STACKS_WITHIN_S
+    while not (size := os.fstat(stacks).st_size) and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY_S)
+    time.sleep(_LOOK_EVERY_S)  # the rest of what it has begun to write
+    size = os.fstat(stacks).st_size
+    return os.pread(stacks, size, 0).decode("utf-8", "replace")
+
+
+def _end(child: int, before: set[int]) -> int:
+    """Kill the child, then what it leaves, which this process adopts. Returns its status."""
+    os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    while left := set(_children_of(os.getpid())) - before:
+        for one in left:
+            os.kill(one, signal.SIGKILL)
+            os.waitpid(one, 0)
+    return status
+
+
+def _children_of(process: int) -> Iterator[int]:
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            yield from map(int, task.read_text(encoding="ascii").split())
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+# -- in the child --
+
+
+def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int) -> NoReturn:
+    """Send the result of ``work`` and wait to be killed. Whoever else comes here, such as a fork of it, ends."""
+    child = os.getpid()
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a group in the background may write to the terminal
+        gc.freeze()  # a collection would copy the pages of everything that the parent has made
+        faulthandler.register(_SHOW_STACKS, file=stacks, all_threads=True)
+        sys.addaudithook(_watch_for_debuggers(writer, child))
+        builtin = vars(builtins).copy()
+        result = work()
+        vars(builtins).update(builtin)  # which the script may have replaced, and the rest here calls
+        if os.getpid() == child:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            writer.send_bytes(_RESULT + result)
+            while True:
+                signal.pause()
+    except BaseException:  # noqa: BLE001 - the process must not go on with the work of its parent
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _watch_for_debuggers(writer: Connection, child: int) -> Callable[[str, tuple[Any, ...]], None]:
+    """Tell the parent when a debugger begins. An audit hook, because it adds no frame to where a debugger stops."""
+
+    def hook(event: str, _arguments: tuple[Any, ...]) -> None:
+        is_debugger = event == "builtins.breakpoint" or (
+            event == "sys.settrace" and _is_in_debugger(sys._getframe(1))  # noqa: SLF001 - who calls it
+        )
+        if is_debugger and os.getpid() == child:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.setpgid(0, os.getpgid(os.getppid()))  # which may read from the terminal
+            writer.send_bytes(_DEBUGS)
+
+    return hook
+
+
+def _is_in_debugger(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename == _DEBUGGER
