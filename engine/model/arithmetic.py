@@ -1,4 +1,4 @@
-"""Where a stage computes, and in what. Imports no model: it is asked before one is chosen."""
+"""The device and dtype of a stage. Imports no model: it is asked before one is chosen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.core.errors import CheckpointError
 
 
 def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:
-    """The number of each stage's GPU: its own where there are enough of them, else the first one, or the one named."""
+    """Return the number of each stage's GPU: its own if there are enough, else the first one, or the one named."""
     _, colon, number = name.partition(":")
     if colon and int(number) >= gpus:
         raise CheckpointError(f"device must be one of the {gpus} GPUs that torch sees, got {name!r}; name one of them")
@@ -20,7 +20,7 @@ def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:
 
 
 def relative_difference(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """How far an output is from the expected one, as a part of that; nothing is far from zeros but what is not zero."""
+    """Return an output's distance from the expected one, relative to its norm; from zeros it is 0 or infinite."""
     difference, norm = float((output - expected).norm()), float(expected.norm())
     if not norm:
         return math.inf if difference else 0.0
@@ -28,7 +28,7 @@ def relative_difference(output: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def compute_dtype(stored: torch.dtype, device_type: str = "cpu") -> torch.dtype:
-    """What to compute in when weights are stored as ``stored``.
+    """Return the dtype to compute in for weights that are stored as ``stored``.
 
     AVX2 has no 16-bit arithmetic: there a product of 32 rows took 8 times as long in bf16 as in fp32.
     """

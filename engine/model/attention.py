@@ -22,7 +22,7 @@ IMPLEMENTATION = "lockstep_paged"
 
 
 class StageAttention:
-    """What the layers of one stage share: the pools, and the batch that is being computed."""
+    """State shared by the layers of a stage: the pools, and the batch that is being computed."""
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
@@ -52,7 +52,7 @@ class StageAttention:
 
 
 class Scoring(NamedTuple):
-    """How scores are made of a product: scaled, within a window if there is one, capped if the model does that."""
+    """The scoring of a product: its scale, its window if any, its cap if the model has one."""
 
     scale: float
     window: int | None = None
@@ -69,7 +69,7 @@ class PagedAttention(ABC):
         self.bind()
 
     def bind(self) -> None:
-        """Take the layer's part of the pool that the stage has now."""
+        """Use the layer's part of the stage's current pool."""
         pool = self._stage.pool_of(windowed=self._windowed)
         self._keys, self._values = pool.keys[self._layer], pool.values[self._layer]
 
@@ -85,7 +85,7 @@ class LayerAttention(PagedAttention):
     """Gathers keys and values, then attends. Runs on any device."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        """The pool may be of another type than the query: keys and values are rounded to it, then computed with."""
+        """The pool may have another dtype than the query: keys and values are rounded to it before they are used."""
         batch = self._stage.enter(windowed=self._windowed, window=scoring.window)
         self._keys.index_copy_(1, batch.new_slots, key.transpose(0, 1).to(self._keys.dtype))
         self._values.index_copy_(1, batch.new_slots, value.transpose(0, 1).to(self._values.dtype))
@@ -102,7 +102,7 @@ class LayerAttention(PagedAttention):
         causal = scoring.softcap is None and group.causal(scoring.window)
         mask = None if causal else group.mask(scoring.window, query.dtype)
         if group.queries == 1:
-            # The heads that share a KV head stand where queries usually do, so that K and V need no repeating.
+            # Heads that share a KV head take the place of queries, so that K and V need no repetition.
             query = query.reshape(tokens, kv_heads, shared, size).transpose(0, 1)
             attended = _attention(query, keys, values, mask, scoring)
             return attended.transpose(0, 1).reshape(tokens, heads, size)

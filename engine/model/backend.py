@@ -1,4 +1,4 @@
-"""Which backend computes a stage: torch, or OpenVINO where it is installed and knows the model.
+"""The choice of a stage's backend: torch, or OpenVINO if it is installed and supports the model.
 
 Owns the choice and its reasons; imports OpenVINO only once it is chosen. Asked when a server starts, when a stage
 starts, and for each update of the weights.
@@ -29,7 +29,7 @@ from engine.model.stage_slice import OnLoad, StageFacts
 
 _log = logging.getLogger(__name__)
 
-# The models whose conversion is compared with transformers by the tests.
+# The models whose conversion the tests compare with transformers.
 _MODEL_TYPES: Final = frozenset({"gemma3_text", "llama", "mistral", "qwen2", "qwen3"})
 # Rotary angles that depend on the position alone, so that a converted graph has them for every length.
 _ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
@@ -38,7 +38,7 @@ _Config = TypeVar("_Config", bound=EngineConfig)
 
 
 class ComputingStage(Protocol):
-    """What a runner needs of a backend: the layers of one stage with their weights and their KV pool."""
+    """A backend as a runner uses it: the layers of one stage with their weights and their KV pool."""
 
     backend: str
     facts: StageFacts
@@ -51,7 +51,7 @@ class ComputingStage(Protocol):
         """True if the lean forward of torch computes."""
 
     def batch(self, segments: Sequence[Segment]) -> Batch:
-        """What ``forward`` takes, for segments whose pages are in the pool's tables."""
+        """Make the argument of ``forward``, for segments whose pages are in the pool's tables."""
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
         """Hidden states [tokens, hidden size] for the next stage, or on the last one logits [emitting, vocabulary].
@@ -67,7 +67,7 @@ class ComputingStage(Protocol):
 def make_stage(
     config: EngineConfig, limits: Limits, stage: int, *, lean: bool = True, on_load: OnLoad | None = None
 ) -> ComputingStage:
-    """Load one stage on the backend that the configuration asks for, or that suits it best.
+    """Load one stage on the configured backend, or on the one that suits it best.
 
     Raises CheckpointError when the model cannot be loaded, OpenVINOError when OpenVINO is asked for and cannot.
     """
@@ -84,7 +84,7 @@ def make_stage(
 
 
 def _openvino_stage(config: EngineConfig, limits: Limits, stage: int, on_load: OnLoad | None) -> ComputingStage:
-    """Nothing of OpenVINO is imported unless it computes."""
+    """Import OpenVINO only when it computes."""
     try:
         from engine.model.openvino.stage import OpenVINOStage
     except ImportError as exc:
@@ -95,7 +95,7 @@ def _openvino_stage(config: EngineConfig, limits: Limits, stage: int, on_load: O
 
 
 def takes_openvino(config: EngineConfig) -> bool:
-    """Whether OpenVINO is to compute. Raises ConfigError, with the remedy, when it is asked for and cannot."""
+    """True if OpenVINO will compute. Raises ConfigError, with the remedy, if it is configured and cannot."""
     if config.backend == "torch":
         return False
     reason = why_not_openvino(config)
@@ -108,7 +108,7 @@ def takes_openvino(config: EngineConfig) -> bool:
 
 
 def with_its_pages(config: _Config) -> _Config:
-    """The configuration of a server that is about to start: with OpenVINO's pages, if 'auto' takes it.
+    """Return the configuration of a server that is about to start: with OpenVINO's page size, if 'auto' chooses it.
 
     A configured size of pages stays as it is.
     """
@@ -121,7 +121,7 @@ def with_its_pages(config: _Config) -> _Config:
 
 
 def why_not_openvino(config: EngineConfig) -> str | None:
-    """The reason why torch is to compute, as far as it shows without a weight; None when OpenVINO can."""
+    """Return why torch must compute, as far as that shows without reading weights; None if OpenVINO can."""
     if config.backend == "auto" and embedded_seed(config.model, config.seed) is not None:
         return "the embedded model is the reference, which torch computes"
     found = importlib.util.find_spec("openvino")
@@ -156,7 +156,7 @@ def _why_not_model(config: EngineConfig, model: PreTrainedConfig) -> str | None:
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """The types in a configuration of rotary angles, which some models have once for each kind of layer."""
+    """Return the types in a configuration of rotary angles, which some models have for each kind of layer."""
     if not isinstance(parameters, dict):
         return set()
     nested = [value for value in parameters.values() if isinstance(value, dict)]

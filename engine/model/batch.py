@@ -22,7 +22,7 @@ from engine.model.transfer import sent
 
 
 class Batch(Protocol):
-    """What every backend's batch knows: the plan's segments, and where their tokens go, in the order of the tokens."""
+    """The common part of every backend's batch: the plan's segments, and the slots of their tokens in order."""
 
     segments: Sequence[Segment]
     tokens: int
@@ -59,7 +59,7 @@ class BatchNumbers:
         self.emitting: Slots = np.array(emitting, np.int64)
 
     def slots_in(self, pool: KVPool) -> Slots:
-        """The slot that each token is written to."""
+        """Return the slot that each token is written to."""
         return pool.slots_at(self.rows if self.is_decodes else np.repeat(self.rows, self.counts), self.positions)
 
 
@@ -87,12 +87,12 @@ class AttentionGroup:
 
     @cached_property
     def slots(self) -> torch.Tensor:
-        """The keys' slots [rows * keys], row after row; only a backend that gathers asks for them."""
+        """The keys' slots [rows * keys], row after row, for a backend that gathers."""
         return sent([self._slots_array.ravel()], self._device)[0]
 
     @cached_property
     def lengths(self) -> torch.Tensor:
-        """How many keys each row has, [rows]."""
+        """The number of keys of each row, [rows]."""
         return sent([self._lengths_array], self._device)[0]
 
     def causal(self, window: int | None) -> bool:
@@ -100,7 +100,7 @@ class AttentionGroup:
         return 1 < self.queries == self.keys and (window is None or window >= self.keys)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """What to add to the scores: 0 where a query may look, else -inf; None where every query sees every key.
+        """Return the mask to add to scores: 0 where a query may look, else -inf; None if every query sees every key.
 
         Of shape [1, rows, queries, keys]. A query at position p sees positions p - window + 1 .. p, all up to p without
         a window.
@@ -124,7 +124,7 @@ class AttentionGroup:
 
 
 class PageTable(NamedTuple):
-    """What a kernel that follows page tables is given, one row a segment, as int32.
+    """Arguments of a kernel that follows page tables, one row a segment, as int32.
 
     ``starts`` [rows + 1] are the first queries of the segments and the end, ``lengths`` [rows] how many keys each sees,
     ``pages`` [rows, places] where those are.
@@ -138,7 +138,7 @@ class PageTable(NamedTuple):
 
 
 class LayersView(NamedTuple):
-    """What attention needs to know of a pool: the slots [tokens] that are written, and where the keys are.
+    """A batch's view of one pool: the slots [tokens] that it writes, and the places of its keys.
 
     A kernel that follows page tables reads ``table``, every other attention ``groups``, the rows that attend together.
     """
@@ -149,7 +149,7 @@ class LayersView(NamedTuple):
 
 
 class LayersBatch(NamedTuple):
-    """What the layers of torch need of a batch: ``token_ids`` and ``positions`` of shape [1, tokens].
+    """A batch for torch's layers: ``token_ids`` and ``positions`` have the shape [1, tokens].
 
     ``emitting`` holds the indices of the tokens whose logits choose a next token, in the order of the segments.
     ``last_position`` is no smaller than the position of any token. ``full`` is the view of the layers that see
@@ -168,7 +168,7 @@ class LayersBatch(NamedTuple):
 
 
 class _Places:
-    """Where a batch's tokens and keys lie in one pool, as numbers: ``arrays`` are sent to the device.
+    """The places of a batch's tokens and keys in one pool, as numbers: ``arrays`` go to the device.
 
     A pool that keeps its pages first has a table and no groups: the slots of all keys, which those list, are most of
     the work for a long context, and the kernel does not ask for them.
@@ -226,7 +226,7 @@ class ForwardBatch:
 class DecodeBatch:
     """One token of each of several rows as numbers, padded to ``size`` rows; nothing of it is on the device yet.
 
-    What pads it stands at position 0 of the scratch page of a pool that keeps its pages first.
+    Padding rows stand at position 0 of the scratch page of a pool that keeps its pages first.
     """
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, size: int) -> None:
@@ -255,7 +255,7 @@ class DecodeBatch:
 
 
 def require_hidden(hidden: torch.Tensor | None, tokens: int, hidden_size: int) -> torch.Tensor:
-    """What the stage before has sent. Raises StepFailedError for another shape than a batch's, or for nothing."""
+    """Return the previous stage's hidden states. Raises StepFailedError for a wrong shape, or without any."""
     shape, found = (tokens, hidden_size), None if hidden is None else tuple(hidden.shape)
     if hidden is None or found != shape:
         raise StepFailedError(f"hidden states from the stage before must have shape {shape}, got {found}")
@@ -263,7 +263,7 @@ def require_hidden(hidden: torch.Tensor | None, tokens: int, hidden_size: int) -
 
 
 def emitters_of(segments: Sequence[Segment]) -> list[Segment]:
-    """A segment for each token that is chosen, ending with the token that chooses it: with drafts one has several."""
+    """Make a segment for each token that is chosen, ending with the token that chooses it: drafts make several."""
     emitters: list[Segment] = []
     for segment in segments:
         if segment.drafts:
@@ -291,20 +291,20 @@ def _groups(
 
 
 def _queries_of_a_decode(segment: Segment) -> int:
-    """Its tokens, if it is a decode; neighbours with as many attend together. 0 for a part of a prompt."""
+    """Return its number of tokens if it is a decode; equal neighbours attend together. 0 for a part of a prompt."""
     tokens = len(segment.token_ids)
     return tokens if tokens == 1 or segment.drafts else 0
 
 
 def begins_of(counts: Slots) -> Slots:
-    """Where each of several runs begins, and the last one ends."""
+    """Return the beginning of each run, and the end of the last one."""
     begins = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=begins[1:])
     return begins
 
 
 def _run_of(slots: Slots) -> slice | None:
-    """The slots of a single row as a slice, where its pages follow each other: those keys need no gathering."""
+    """Return the slots of a single row as a slice if its pages are contiguous: such keys need no gathering."""
     if len(slots) > 1 or (np.diff(slots[0]) != 1).any():
         return None
     return slice(int(slots[0, 0]), int(slots[0, -1]) + 1)

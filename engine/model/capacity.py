@@ -1,6 +1,6 @@
 """How many tokens of KV fit beside the weights: measured on the device, before anything is loaded.
 
-Used where the configuration does not set ``max_total_tokens``. Never opens a device context in the calling process,
+Used if the configuration does not set ``max_total_tokens``. Never opens a device context in the calling process,
 which still has to fork.
 """
 
@@ -28,11 +28,11 @@ from engine.model.checkpoint_files import stored_tensors
 KV_SHARE_CUDA: Final = 0.85
 KV_SHARE_CPU: Final = 0.4
 
-# What is kept of each slot besides its KV, and of each page, in all processes together at the least.
+# Bytes beside the KV of each slot and of each page, in all processes together, at least.
 _BOOKS_BYTES_PER_SLOT: Final = 8
 _BOOKS_BYTES_PER_PAGE: Final = 64
 
-# Of the tensors in a checkpoint, those that a LoRA has a pair for.
+# The tensors of a checkpoint for which a LoRA has a pair.
 _LAYER: Final = ".layers."
 _MATRIX: Final = 2
 _BYTES: Final = {"BF16": 2, "F16": 2, "F32": 4}
@@ -43,7 +43,7 @@ _QUANTIZED_BITS: Final = {"F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "I32": _WORD_BITS
 
 
 def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: int | None = None) -> int | None:
-    """KV capacity in tokens; None for the embedded model, which has the same capacity everywhere.
+    """Return the KV capacity in tokens; None for the embedded model, whose capacity is fixed.
 
     No more than what all running requests could use at their full length. ``stages_here`` is how many of the stages
     this machine has, all of them unless said. Raises ConfigError, with the sizes in bytes, when the weights leave no
@@ -66,7 +66,7 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
     weights += _scratch_bytes(Limits.of(config, facts, sys.maxsize), facts)
     if config.most_loras:
         weights += int((config.most_loras + 1) * _lora_bytes(resolve_folder(config), config.max_lora_rank) * part)
-    # Of a GPU's memory the second tier takes nothing.
+    # The second tier takes no GPU memory.
     on_host = 0 if cuda is not None else config.host_kv_tokens * facts.kv_bytes_per_token
     tokens = _tokens_in(int(int((free - weights - on_host) * share) / part), config, facts)
     if tokens < config.page_size:
@@ -86,7 +86,7 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits, *, s
 
     ``stages_here`` is how many of the stages it has, all of them unless said.
 
-    On a GPU only the books are held against the machine's memory; the device says itself what it cannot hold.
+    On a GPU only the books count against the machine's memory; the device itself reports what it cannot hold.
     """
     slots = limits.total_pages * limits.page_size
     books = _BOOKS_BYTES_PER_SLOT * slots + _BOOKS_BYTES_PER_PAGE * limits.total_pages
@@ -123,12 +123,12 @@ def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
 
 
 def _scratch_bytes(limits: Limits, facts: ModelFacts) -> int:
-    """What a draft model's guesses take beyond the pages of requests."""
+    """Return the bytes of a draft model's guesses beyond the pages of requests."""
     return limits.draft_scratch_pages * limits.page_size * facts.draft_kv_bytes_per_token
 
 
 def weight_bytes(folder: Path) -> int:
-    """What the weights take once they are loaded: as in the files, and quantized ones in 16 bits a value."""
+    """Return the size of the loaded weights: as in the files, and quantized ones at 16 bits a value."""
     kept = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     scheme = read_quantization(folder)
     if scheme is None:
@@ -142,7 +142,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def _lora_bytes(folder: Path, rank: int) -> int:
-    """The most that a LoRA of this rank takes: two matrices beside each one of the layers.
+    """Return the most bytes of a LoRA of this rank: two matrices beside each matrix of the layers.
 
     One more than may be held is counted by the caller, for the one that is read before another makes room for it.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
-# What refusals of a model say in the end.
+# The end of every refusal of a model.
 SERVED = "served are decoders of the shape of Llama, Mistral, Qwen, Gemma, Phi-3 or OLMo, with experts or without"
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 # Fields of a configuration that say where it came from or how it was stored, and nothing about what is computed.
@@ -40,7 +40,7 @@ _UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
-# What goes with numbers of 8 bits: two in fp32.
+# Scale and offset of a block of 8-bit numbers: two in fp32.
 _SCALE_AND_OFFSET_BYTES = 8
 _DIGEST_BYTES = 16
 
@@ -70,7 +70,7 @@ def resolve_folder(config: EngineConfig) -> Path:
 
 
 def local_folder(config: EngineConfig) -> Path:
-    """As ``resolve_folder``, for a folder that must be here already: nothing is fetched.
+    """Resolve a folder that must be here already: nothing is fetched.
 
     Raises CheckpointError when it is not.
     """
@@ -97,7 +97,7 @@ def require_files(config: EngineConfig) -> None:
 
 
 def read_facts(config: EngineConfig) -> ModelFacts:
-    """What the scheduler and the front end need to know of the configured model; loads no weight.
+    """Read the facts that scheduler and front end need about the configured model; loads no weight.
 
     Raises CheckpointError for a folder that cannot be served: nothing there, no config, no weights, no tokenizer, not a
     decoder of the usual shape.
@@ -114,13 +114,13 @@ def read_facts(config: EngineConfig) -> ModelFacts:
 
 
 def read_all_facts(config: EngineConfig) -> ModelFacts:
-    """The same, with what a draft model takes beside the model."""
+    """Read the facts, with those of a draft model added."""
     facts = read_facts(config)
     return facts.with_draft(read_facts(config.draft_config())) if config.speculative_draft_model else facts
 
 
 def read_configured_facts(config: EngineConfig) -> ModelFacts:
-    """The same from the folder's configuration alone: it needs no weights and no tokenizer."""
+    """Read the facts from the folder's configuration alone: it needs no weights and no tokenizer."""
     return _facts_of(config, local_folder(config))
 
 
@@ -151,18 +151,18 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
 
 
 def read_quantization(folder: Path) -> Quantization | None:
-    """How the folder's weights are quantized, None where they are plain. Raises CheckpointError when unservable."""
+    """Read the folder's quantization, None for plain weights. Raises CheckpointError for one that is not served."""
     path = folder / "config.json"
     return quantization_of(_said(path), path)
 
 
 def is_text_part(folder: Path) -> bool:
-    """Whether the folder's model takes more than text, of which the part for text is served."""
+    """True if the folder's model takes more than text; its part for text is served."""
     return "text_config" in _said(_require_config(folder))
 
 
 def read_model_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged.
+    """Read the checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged.
 
     Python that comes with the checkpoint is run only when it is trusted, and no question is put to the user.
     """
@@ -202,13 +202,13 @@ def read_never_sampled_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, object]:
-    """What the checkpoint's generation config says of sampling, by the names of a request's fields."""
+    """Read sampling defaults from the checkpoint's generation config, by the names of a request's fields."""
     said = _said(folder / "generation_config.json")
     return {name: said[name] for name in _SAMPLING_FIELDS if said.get(name) is not None}
 
 
 def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str:
-    """The text of the folder's tokenizer.json, or what it would be."""
+    """Return the text of the folder's tokenizer.json, or the text that it would have."""
     path = folder / "tokenizer.json"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -221,7 +221,7 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str:
 def tokenizer_reader(folder: Path, *, trust_remote_code: bool, now: bool) -> Callable[[], str]:
     """What gives the text that ``read_tokenizer`` reads. With ``now`` a file is read at once, and may be lost later.
 
-    What transformers would have to make of other files is made when it is asked for, which takes it seconds.
+    A text that transformers must first build from other files is built on demand, which takes seconds.
     """
     if now and (folder / _TOKENIZER_FILES[0]).is_file():
         text = read_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -239,7 +239,7 @@ def require_tokenizer(folder: Path) -> None:
 
 
 def checkpoint_digest(config: EngineConfig) -> str:
-    """What tells one checkpoint from another without its weights: what is computed, and names, types and shapes of all.
+    """Return a digest of a checkpoint without its weights' values: the computation, and all names, types and shapes.
 
     Two checkpoints of one model with different weights have the same one. Raises CheckpointError for a folder without
     one of them.
@@ -255,7 +255,7 @@ def checkpoint_digest(config: EngineConfig) -> str:
 
 
 def checkpoint_digests(config: EngineConfig) -> tuple[str, str]:
-    """Of the model, and of its draft model, empty without one."""
+    """Return the digests of the model and of its draft model, empty without one."""
     draft = checkpoint_digest(config.draft_config()) if config.speculative_draft_model else ""
     return checkpoint_digest(config), draft
 
@@ -271,7 +271,7 @@ def require_same_model(running: Mapping[str, object], other: Mapping[str, object
 
 
 def dtype_name(config: EngineConfig, model: PreTrainedConfig) -> str:
-    """The resolved dtype of weights and KV: the configured one, or the checkpoint's own for 'auto'."""
+    """Return the dtype of weights and KV: the configured one, or the checkpoint's own for 'auto'."""
     if config.dtype != "auto":
         return config.dtype
     own = str(model.dtype).removeprefix("torch.") if model.dtype is not None else "float32"
@@ -295,9 +295,9 @@ def heads_of(model: PreTrainedConfig, folder: Path) -> tuple[int, int]:
 
 
 def window_layers(model: PreTrainedConfig) -> tuple[int, list[bool]]:
-    """How many tokens the window layers see, 0 without such layers, and for each layer whether it is one.
+    """Return how many tokens the window layers see, 0 without any, and for each layer whether it is one.
 
-    A window that no sequence can outgrow is none.
+    A window that no sequence can outgrow does not count.
     """
     window = getattr(model, "sliding_window", None) or 0
     types = getattr(model, "layer_types", None)
@@ -375,7 +375,7 @@ def _require_decoder(model: PreTrainedConfig, path: Path) -> None:
 
 
 def _size(model: PreTrainedConfig, field: str, path: Path) -> object:
-    """A size that all layers have, None where nothing is said. Raises CheckpointError where layers differ in it."""
+    """Return a size common to all layers, None if it is not given. Raises CheckpointError if layers differ."""
     try:
         return getattr(model, field, None)
     except Exception as exc:  # transformers refuses to name one number for what each layer has of its own
@@ -409,6 +409,6 @@ def _token_ids(path: Path, field: str, value: object) -> tuple[int, ...]:
 
 
 def _said(path: Path) -> dict[str, object]:
-    """What a file says that need not be there."""
+    """Return the content of an optional file."""
     said: dict[str, object] = read_json(path) if path.is_file() else {}
     return said

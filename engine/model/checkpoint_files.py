@@ -1,4 +1,4 @@
-"""What the files of a folder say: JSON of the kind that is expected there, and names, types and shapes of its tensors.
+"""Contents of a folder's files: JSON of the expected kind, and names, types and shapes of tensors.
 
 Never reads a weight. Imports no torch.
 """
@@ -19,7 +19,7 @@ MAX_JSON_BYTES: Final = 64 * 2**20
 
 
 def read_json(path: Path, kind: type = dict, *, remedy: str = "fetch the file again") -> Any:
-    """The content of a file. Raises CheckpointError, with a remedy, for one that is not there or of another kind."""
+    """Read a JSON file. Raises CheckpointError, with a remedy, if it is missing or of another kind."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_JSON_BYTES + 1)

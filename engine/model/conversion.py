@@ -18,7 +18,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 from engine.core.errors import CheckpointError
 
-# What the files hold under a name, read when it is called for.
+# Reads the tensor that the files hold under a name.
 _Reader = Callable[[str], torch.Tensor]
 
 
@@ -34,7 +34,7 @@ class Conversion:
         self.sources = sources
 
     def apply(self, read: _Reader, config: Any) -> torch.Tensor:
-        """The weight. Raises CheckpointError, naming it, when its parts do not make one."""
+        """Make the weight. Raises CheckpointError, naming it, if its parts do not fit."""
         if self._converter is None:
             return read(self.sources[0][0])
         # A converter collects what it is given, and the same one serves every layer.
@@ -55,7 +55,7 @@ class Conversion:
 
 
 def conversions_of(model: Any, names: Iterable[str]) -> dict[str, Conversion]:
-    """By the model's name of a weight, how it is made of ``names``, those that the files hold."""
+    """Return, by the model's name of a weight, how it is made from the files' ``names``."""
     transforms = get_model_conversion_mapping(model)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]

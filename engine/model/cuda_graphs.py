@@ -1,7 +1,7 @@
 """Decode batches as CUDA graphs: recorded once for a few sizes at the start, then replayed by one call a step.
 
 Owns the buffers that the graphs read and the choice of a size; a batch is padded to it with rows of the scratch page,
-which belongs to no request. What records is handed in, so that all but the recording is the same without a GPU.
+which belongs to no request. The recorder is passed in, so that everything but the recording runs without a GPU.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _COPIED: Final = 3
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
-    """The batch sizes that are recorded: the powers of two below ``most``, and ``most`` itself."""
+    """Return the batch sizes to record: the powers of two below ``most``, and ``most`` itself."""
     return (*[1 << power for power in range((most - 1).bit_length())], most)
 
 
 def why_no_graphs(device: torch.device, pool: KVPool, *, lean: bool) -> str | None:
-    """The reason why no decode of a stage can be recorded; None when those of plain batches can.
+    """Return why no decode of a stage can be recorded; None if plain batches can.
 
-    Only what is known to ask the GPU for nothing and to have shapes that follow from the batch's size is recorded.
+    Only decodes that never wait for the GPU, and whose shapes follow from the batch's size, are recorded.
     """
     if device.type != "cuda":
         return f"the device is {device}, and graphs are CUDA's"
@@ -82,7 +82,7 @@ class DecodeGraphs:
             self._replays[size] = record(partial(layers, batch, hidden))
 
     def batch(self, segments: Sequence[Segment]) -> DecodeBatch | None:
-        """The padded batch of these segments; None where the eager forward must compute them.
+        """Return the padded batch of these segments; None if the eager forward must compute them.
 
         Recorded are decodes of one token each. Parts of prompts, drafts, prompt logprobs and LoRAs are not.
         """
@@ -91,7 +91,7 @@ class DecodeGraphs:
         return DecodeBatch(segments, self._pool, self.sizes[bisect.bisect_left(self.sizes, len(segments))])
 
     def forward(self, batch: DecodeBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """What the layers make of a batch: [its tokens, ...]. The next call overwrites it."""
+        """Compute a batch: [its tokens, ...]. The next call overwrites the result."""
         self._buffers.fill(batch, hidden)
         return self._replays[batch.size]()[: batch.tokens]
 
@@ -105,7 +105,7 @@ class DecodeGraphs:
 
 
 class _Buffers:
-    """What the graphs of all sizes read: each the first rows of the same tensors."""
+    """Inputs of all graphs: each reads the first rows of the same tensors."""
 
     def __init__(self, pool: KVPool, most: int, device: torch.device, dtype: torch.dtype, hidden_size: int) -> None:
         assert pool.scratch_page is not None, "graphs need a pool with a scratch page"

@@ -17,7 +17,7 @@ import torch
 from engine.core.errors import CheckpointError
 from engine.model.quantization import Quantization
 
-# What the files hold under a name.
+# Reads the tensor that the files hold under a name.
 _Reader = Callable[[str], torch.Tensor]
 
 # What stands beside weights for activations and KV, which are computed here in the model's own type.
@@ -45,7 +45,7 @@ _KEPT_BITS: Final = (4, 8)
 
 @dataclass(frozen=True)
 class Integers:
-    """A weight as a scheme keeps it: ``(values - zeros) * scales``.
+    """A weight as a scheme stores it: ``(values - zeros) * scales``.
 
     ``values`` [out, in] have ``bits`` bits each. ``zeros`` (None: 0, and values are signed) and ``scales`` are [out,
     groups]; ``groups`` is the group of each input, None where groups are neighbours, all of one size.
@@ -58,7 +58,7 @@ class Integers:
     groups: torch.Tensor | None = None
 
     def whole(self) -> torch.Tensor:
-        """The weight in fp32. Raises ValueError for groups that do not divide its inputs."""
+        """Return the weight in fp32. Raises ValueError for groups that do not divide its inputs."""
         columns, count = self.values.shape[1], self.scales.shape[1]
         groups = self.groups
         if groups is None:
@@ -78,7 +78,7 @@ class QuantizedWeight:
     scheme: Quantization
 
     def read(self, read: _Reader) -> torch.Tensor:
-        """The weight in fp32, [out, in]. Raises CheckpointError, naming it, when its parts do not fit together."""
+        """Read the weight in fp32, [out, in]. Raises CheckpointError, naming it, if its parts do not fit together."""
         made = self._made(read)
         return made.whole() if isinstance(made, Integers) else made
 

@@ -26,7 +26,7 @@ from engine.model.sampling import Sampler
 
 @dataclass(slots=True)
 class _Guessing:
-    """One request's guesses in the making: ``token`` goes to ``position``."""
+    """A request whose guesses are being made: ``token`` goes to ``position``."""
 
     segment: Segment
     token: int
@@ -42,7 +42,7 @@ class DraftModel:
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, *, never: Sequence[int], device: torch.device) -> None:
-        # It guesses without LoRAs: what is said does not depend on it.
+        # It guesses without LoRAs: the output does not depend on its guesses.
         alone = msgspec.structs.replace(limits, pp_size=1, window_tokens=0, window_pages=0, max_loras=0, loras=())
         placed = config.draft_config().model_copy(update={"device": str(device)})
         with_scratch = msgspec.structs.replace(alone, total_pages=limits.total_pages + limits.draft_scratch_pages)
@@ -52,7 +52,7 @@ class DraftModel:
         self._limits = limits
 
     def adopt(self, microbatch: Microbatch) -> None:
-        """Bring the page tables up to date, also for a microbatch that is not computed."""
+        """Update the page tables, also for a microbatch that is not computed."""
         for segment in microbatch.segments:
             self._model.pool.adopt(segment)
             if segment.sampling is not None:

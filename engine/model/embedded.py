@@ -1,7 +1,7 @@
 """The embedded checkpoint: a tiny Qwen3 with seeded random weights and a byte-level tokenizer, written at first use.
 
-Owns what is in its folder and where the folder lies. It becomes an ordinary checkpoint folder and is loaded by the same
-code as any other; never imports torch. Made before the first request exists.
+Owns the folder's place and contents. It is an ordinary checkpoint folder, loaded by the same code as any other. Never
+imports torch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _CHAT_TEMPLATE = (
 
 
 def embedded_folder(seed: int, *, windowed: bool = False) -> Path:
-    """The folder of the embedded checkpoint for ``seed``, with window layers or without, made if it is not there yet.
+    """Return the embedded checkpoint's folder for ``seed``, with window layers or without; make it if missing.
 
     Several processes may ask at once: each writes its own folder and the first rename wins. Raises CheckpointError when
     the cache folder cannot be written.
@@ -80,7 +80,7 @@ def embedded_folder(seed: int, *, windowed: bool = False) -> Path:
 
 
 def kept_folder(name: str, recipe: Path, write: Callable[[Path], None]) -> Path:
-    """A folder that ``write`` fills at first use. Raises CheckpointError when it cannot be written.
+    """Return a folder that ``write`` fills at first use. Raises CheckpointError if it cannot be written.
 
     It is also named after the file with its recipe, so that a changed one is never served from an old folder.
     """

@@ -1,6 +1,6 @@
 """Memory given back to the system: pages of mapped files that this process has read, and garbage.
 
-Owns no file. What is given back of one is read from it again when it is needed.
+Owns no file. Pages of a file that were given back are read from it again on demand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Places = list[tuple[int, int]]
 
 
 def mapped_places(files: Collection[Path], *, writable: bool = False) -> Places:
-    """Where in memory files are mapped, named as the system does: resolved.
+    """Return where in memory these files are mapped; their names are resolved, as the system's are.
 
     ``writable`` takes in places that could be written into, for a caller who knows that none was: what was written
     would be lost.

@@ -25,7 +25,7 @@ from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 _Transformer = Any
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-# Those whose angles depend on the position alone, not on how long the sequence has become.
+# Types whose angles depend on the position alone, not on the length of the sequence.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 _FIRST_ANGLES = 1024
 # The linears of each matrix product of a layer, side by side.
@@ -39,7 +39,7 @@ _QUERY_KEY_VALUE, _OUTPUT, _GATE_UP, _DOWN = range(len(PRODUCTS))
 
 
 def why_not_lean(model: _Transformer) -> str | None:
-    """The reason why a stage's model must be computed by transformers; None when ``LeanDecoder`` equals it."""
+    """Return why transformers must compute a stage's model; None if ``LeanDecoder`` equals it."""
     name = type(model).__name__
     if name not in _ARCHITECTURES or not type(model).__module__.startswith("transformers."):
         return f"{name} is none of {', '.join(sorted(_ARCHITECTURES))}"
@@ -232,7 +232,7 @@ class _LeanLayer:
         return states
 
     def _attend(self, projected: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """What attention makes of queries, keys and values side by side: [tokens, heads * head size]."""
+        """Attend with queries, keys and values side by side: [tokens, heads * head size]."""
         tokens, size = projected.shape[0], cos.shape[-1]
         if self.bias is not None:
             projected += self.bias

@@ -1,6 +1,6 @@
 """A stage's pages of host memory: the second tier of its KV, and the copies between it and the KV pool.
 
-Owns the bytes. Which page is copied, when and where to is the plan's.
+Owns the bytes. The plan decides which page is copied when and where.
 """
 
 from __future__ import annotations

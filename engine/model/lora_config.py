@@ -1,4 +1,4 @@
-"""The configuration of a LoRA adapter, as peft saves it: what of it is computed here, and refusals of all the rest.
+"""The configuration of a LoRA, as peft saves it: the fields that are served, and refusals of all others.
 
 Reads ``adapter_config.json`` only. A field that is not known here must be unset: it may change what is computed.
 """
@@ -33,7 +33,7 @@ _CHANGED_BASES: Final = ("corda", "loftq", "olora", "pissa")
 
 
 class LoraConfig:
-    """What ``adapter_config.json`` says. Raises CheckpointError, which names the field, for what is not supported."""
+    """The content of ``adapter_config.json``. Raises CheckpointError, naming the field, if it is not supported."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / CONFIG_FILE
@@ -48,7 +48,7 @@ class LoraConfig:
         self._is_rank_stabilized = bool(self._said.get("use_rslora"))
 
     def scale(self, module: str, rank: int) -> float:
-        """What the product of a module's two matrices is multiplied by."""
+        """The factor of the product of a module's two matrices."""
         alpha = next((alpha for pattern, alpha in self._alphas.items() if pattern.fullmatch(module)), self._alpha)
         return alpha / (math.sqrt(rank) if self._is_rank_stabilized else rank)
 
@@ -81,7 +81,7 @@ class LoraConfig:
 
 
 def lora_folder(path: str) -> Path:
-    """The folder that a path names; one of the embedded model's is made at first use. Raises CheckpointError."""
+    """Return a path's folder; a LoRA of the embedded model is made at first use. Raises CheckpointError."""
     seed = embedded_lora_seed(path)
     if seed is not None:
         return embedded_lora_folder(seed)

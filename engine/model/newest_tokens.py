@@ -1,7 +1,7 @@
 """The newest token of each row, from which a decode goes on that was planned before it was known.
 
-Kept on the host in the order of results, and on the device in the order of launches. Owns no plan; what it does not
-know is a token of a microbatch that failed, whose requests have ended.
+Kept on the host in the order of results, and on the device in the order of launches. Owns no plan. An unknown token
+belongs to a microbatch that failed, whose requests have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.core.messages import Completion
 from engine.core.plan import Segment
 from engine.model.transfer import sent
 
-# Stands for a token that is not known on the host, or that will never be: an id that every vocabulary has.
+# Stands for a token that the host does not know, or never will: an id that every vocabulary has.
 _STAND_IN: Final = (0,)
 
 
@@ -35,7 +35,7 @@ class AheadIds:
 
 
 class DeviceTokens:
-    """What the launches so far choose, by row, as far as they did not fail: the host need not know it yet."""
+    """Tokens chosen by the launches so far, by row, unless they failed: the host need not know them yet."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._newest = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -88,7 +88,7 @@ class NewestTokens:
     def resolve(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         """The segments of the next result with the tokens that they go on from; themselves where none is ahead.
 
-        A token that never came was that of a request which has ended.
+        A token that never came belonged to a request that has ended.
         """
         if not any(segment.is_ahead for segment in segments):
             return segments

@@ -1,6 +1,6 @@
-"""A page of a stage as bytes: its KV, and what the record of slots says of it. What another engine is sent, and takes.
+"""A page of a stage as bytes, for a transfer to another engine: its KV, and its part of the slots' record.
 
-Owns the order of the bytes. Which page is read and written, and when, is for its users to know.
+Owns the order of the bytes. Its users decide which page is read or written, and when.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.model.slot_record import SlotRecord
 
 
 class PageLayout(msgspec.Struct, frozen=True):
-    """What a page of a stage consists of; two stages whose layouts are equal can take each other's pages.
+    """The parts of a stage's page; stages with equal layouts can exchange pages.
 
     ``parts`` are the element types and shapes of its KV. ``sanitizer_root`` is what the fingerprints of the record
     begin with; None where there are none. ``image_bytes`` is the size of all of it.
@@ -33,7 +33,7 @@ class PageLayout(msgspec.Struct, frozen=True):
     image_bytes: int
 
     def difference(self, other: PageLayout) -> str | None:
-        """What differs first, with both values; None when they are equal."""
+        """Return the first difference, with both values; None if they are equal."""
         if self == other:
             return None
         name = next(name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name))

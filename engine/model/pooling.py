@@ -1,4 +1,4 @@
-"""What a folder in the layout of sentence-transformers says of embeddings: how one vector is made of a prompt.
+"""Embedding settings of a folder in the layout of sentence-transformers: how one vector is made of a prompt.
 
 Reads configuration files only, never a weight.
 """
@@ -39,7 +39,7 @@ class Pooling(NamedTuple):
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """How the folder's model embeds; None for one that generates text. Raises CheckpointError for another way."""
+    """Read how the folder's model embeds; None if it generates text. Raises CheckpointError for an unsupported way."""
     path = folder / _MODULES
     if not path.is_file():
         return None

@@ -15,7 +15,7 @@ from engine.core.plan import SamplingSpec, Segment
 
 # With a vocabulary of 150,000 tokens, 128 rows of logits are 77 MB in fp32.
 SLICE_ROWS: Final = 128
-# What JSON cannot say is told as this: the probability of a token that the model rules out is 0.
+# Stands for minus infinity, which JSON lacks: the logprob of a token that the model rules out.
 _LEAST_LOGPROB: Final = -9999.0
 
 # Takes the logits [rows, vocabulary] of the next rows that are asked for.

@@ -1,6 +1,6 @@
-"""What a configuration says of quantized weights: which scheme, and whether it can be made whole when it is loaded.
+"""The quantization in a configuration: its scheme, and whether it can be dequantized when it is loaded.
 
-Owns which schemes are served. Reads no weight and imports no torch; ``dequantization`` makes weights whole.
+Owns the list of served schemes. Reads no weight and imports no torch; ``dequantization`` does the work.
 """
 
 from __future__ import annotations

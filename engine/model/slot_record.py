@@ -1,4 +1,4 @@
-"""What the plans wrote into each KV slot of a stage: token, position, and with the sanitizer a fingerprint.
+"""A record of each KV slot of a stage: token, position, and with the sanitizer a fingerprint.
 
 The record is beside the real KV cache and never read by attention. Penalties read a row's history from it, so that
 tokens of a cached prefix count too; the KV sanitizer checks it before every read.
@@ -38,7 +38,7 @@ class SlotRecord:
         self._window_fingerprints = np.zeros(window_slots, np.uint64)
         # What is on the host, by host page: see ``page``.
         self._kept = [np.zeros((host_pages, *part.shape), part.dtype) for part in self.page(0)]
-        # What every chain begins with; another one for each version of the weights.
+        # The root of every chain; each version of the weights has its own.
         self._root = _ROOT
         # Where each row may go on: the position after its last certain token, and the fingerprints of that token and of
         # each draft after it.
@@ -75,7 +75,7 @@ class SlotRecord:
 
     @property
     def sanitizer_root(self) -> int | None:
-        """What every chain of fingerprints begins with; None without the sanitizer."""
+        """The root of every chain of fingerprints; None without the sanitizer."""
         return self._root if self._sanitize else None
 
     def page(self, number: int) -> Sequence[NDArray[Any]]:
@@ -104,11 +104,11 @@ class SlotRecord:
         return self._tokens[self._pool.slots(segment.row, 0, segment.start + len(segment.token_ids))]
 
     def move_to(self, pool: KVPool) -> None:
-        """The page tables are those of another pool from now on; what was written stays recorded."""
+        """Use the page tables of another pool from now on; the record stays."""
         self._pool = pool
 
     def change_weights(self) -> None:
-        """From now on no request may read what was written before: it was computed with other weights."""
+        """Forbid reads of everything written so far: other weights computed it."""
         self._root = (self._root + 1) * _PRIME & _MASK
         self._tips.clear()
 
@@ -141,7 +141,7 @@ class SlotRecord:
         self._tips[segment.row] = (end, tuple(links[-1 - segment.drafts :]))
 
     def _check(self, segment: Segment) -> None:
-        """Every position is where it should be, and every link follows from the one before: checked for all at once."""
+        """Check that each position is in its slot, and that each link follows from the one before, for all at once."""
         slots = self._slots(segment)
         positions, links = self._positions[slots], self._fingerprints[slots]
         before = np.concatenate([np.array([self._root_of(segment)], np.uint64), links[:-1]])
@@ -158,7 +158,7 @@ class SlotRecord:
             )
 
     def _root_of(self, segment: Segment) -> int:
-        """What the chain of a segment's row begins with: its LoRA has its own KV."""
+        """Return the root of a segment's chain: a LoRA has KV of its own."""
         return (self._root ^ segment.lora * _PRIME) & _MASK
 
     def _write_window(self, segment: Segment, window: KVPool) -> None:
@@ -166,7 +166,7 @@ class SlotRecord:
         self._window_fingerprints[window.slots(*place)] = self._fingerprints[self._pool.slots(*place)]
 
     def _check_window(self, segment: Segment, window: KVPool) -> None:
-        """What the window layers see of a row is what the other layers see of it."""
+        """Check that the window layers see the same row as the other layers."""
         first = max(0, segment.start - window.window_tokens + 1)
         place = segment.row, first, segment.start + len(segment.token_ids)
         slots = window.slots(*place)

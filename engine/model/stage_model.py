@@ -145,7 +145,7 @@ class StageModel:
         self.pool = self._attention.pool = pool
         for layer in self._paged:
             layer.bind()
-        # What was recorded writes into the pool that is let go.
+        # Recorded graphs write into the old pool.
         self._record_decodes()
 
     def batch(self, segments: Sequence[Segment]) -> Batch:
@@ -334,7 +334,7 @@ class StageModel:
     def _record_decodes(self) -> str | None:
         """Record plain decodes, if that is wanted; returns why it cannot be, None when it is done or not wanted.
 
-        What is recorded must compute as the eager forward does. The pages that it is tried in belong to no request.
+        A recorded forward must compute what the eager one does. It is tried in pages that belong to no request.
         """
         self._graphs = None
         if self._graph_choice == "off":
@@ -367,7 +367,7 @@ class StageModel:
         return _TOLERANCE_FP32 if self.dtype == torch.float32 else _TOLERANCE_16_BIT
 
     def _compare_outputs(self) -> torch.Tensor:
-        """What the stage computes for a chunk of a few tokens and for one more token after it, in fp32."""
+        """Compute a chunk of a few tokens and one more token after it, in fp32."""
         count = self._probed_tokens
         outputs = []
         for start, tokens in ((0, count - 1), (count - 1, 1)):
@@ -403,7 +403,7 @@ class StageModel:
 
 
 def _device(name: str, limits: Limits, stage: int) -> torch.device:
-    """The device of one stage: its own GPU where there are enough of them, else the same for all."""
+    """Return the device of one stage: its own GPU if there are enough, else the same for all."""
     gpus = torch.cuda.device_count()
     if name.startswith("cuda") and not gpus:
         raise CheckpointError(f"device must exist, but torch sees no CUDA device for {name!r}; use device='cpu'")

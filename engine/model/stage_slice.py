@@ -44,7 +44,7 @@ _PROBE_TOKENS = 3
 
 
 def stage_layers(num_layers: int, pp_size: int, stage: int) -> range:
-    """The layers of one stage: contiguous, as even as can be, the earlier stages taking the odd ones."""
+    """Return the layers of one stage: contiguous and even; earlier stages take the surplus."""
     share, odd = divmod(num_layers, pp_size)
     first = stage * share + min(stage, odd)
     return range(first, first + share + (stage < odd))
@@ -66,12 +66,12 @@ def probe_states(tokens: int, hidden_size: int, start: int = 0) -> torch.Tensor:
 
 
 def told(facts: StageFacts, device: str, doing: str) -> Loading:
-    """What a stage is at that counts no tensors."""
+    """Report a phase that counts no tensors."""
     return Loading(done=0, total=0, device=device, dtype=str(facts.dtype).removeprefix("torch."), doing=doing)
 
 
 class StageFacts:
-    """What is known of one stage before a weight is read.
+    """Facts of one stage that need no weights.
 
     ``description`` is the whole model's configuration, ``windowed`` says of each layer of the stage whether it keeps
     its KV in the window pool.
@@ -83,7 +83,7 @@ class StageFacts:
         self.quantization = read_quantization(self.folder)
         self.is_text_part = is_text_part(self.folder)
         self.pooling = read_pooling(self.folder)
-        # Taken before the model is cut down, which changes its configuration.
+        # Read first: cutting the model down changes its configuration.
         self.description: Mapping[str, object] = self.model_config.to_dict()
         self.is_first = stage == 0
         self.is_last = stage == limits.pp_size - 1

@@ -1,6 +1,6 @@
 """Copies numbers between host and device, which the CPU does not wait for: a batch's all in one copy, results back.
 
-Owns no memory for longer than a call, or than the copy that it tells of.
+Owns memory no longer than a call, or than the copy in flight.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# What travels in one copy has 8 bytes each: whole numbers, and floats as their bits.
+# Values in one copy have 8 bytes each: integers, and floats as their bits.
 _FLOATS: Final = np.dtype(np.float64)
 
 

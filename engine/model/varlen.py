@@ -29,7 +29,7 @@ _PROBE_TOLERANCE: Final = 0.03
 
 
 class AttentionShape(NamedTuple):
-    """What decides whether the kernel computes a model's attention."""
+    """The properties of a model's attention that the kernel depends on."""
 
     dtype: torch.dtype
     heads: int
@@ -57,7 +57,7 @@ class VarlenAttention(PagedAttention):
 
 
 def why_not_varlen(device: torch.device, shape: AttentionShape) -> str | None:
-    """The reason why attention must gather its keys; None when the kernel computes this shape on this device."""
+    """Return why attention must gather its keys; None if the kernel computes this shape on this device."""
     if device.type != "cuda":
         return f"the device is {device}, and the kernel is for CUDA"
     if (capability := torch.cuda.get_device_capability(device)) < _OLDEST_CAPABILITY:
@@ -66,7 +66,7 @@ def why_not_varlen(device: torch.device, shape: AttentionShape) -> str | None:
 
 
 def why_not_shape(device: torch.device, shape: AttentionShape) -> str | None:
-    """As ``why_not_varlen``, for a device that is known to have the kernel."""
+    """Return why the kernel cannot compute this shape, for a device that has the kernel."""
     if shape.dtype not in _DTYPES:
         return f"the kernel computes in float16 or bfloat16, not in {shape.dtype}"
     if shape.softcap is not None:

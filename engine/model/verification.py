@@ -1,4 +1,4 @@
-"""Verifying drafts: of the tokens that a forward chose, those that follow from tokens that are certain.
+"""Verification of drafts: keeps the tokens of a forward that follow from certain tokens.
 
 What is chosen at a position depends on the tokens before it and on ``(seed, position)`` alone. So the tokens are those
 that would have been chosen one by one, at any temperature: a guess is accepted with the probability that the model
@@ -19,7 +19,7 @@ def verify(
     logprobs: Sequence[TokenLogprob | None],
     dead_ends: Sequence[int] = (),
 ) -> Completion:
-    """The result of a microbatch. ``chosen`` has a token for each of its tokens that choose one.
+    """Make the result of a microbatch. ``chosen`` has a token for each of its tokens that choose one.
 
     ``logprobs`` is empty, or has one entry for each of these. At the places ``dead_ends`` nothing could be chosen: the
     draft before such a place is not accepted, so that the next decode of its request meets that end by itself.

@@ -34,7 +34,7 @@ _COMPUTED: Final = r"rotary_emb\.inv_freq"
 _NAMED_UNUSED: Final = 3
 # In the names of the text model's weights, where it is a part of another one.
 _TEXT_PART: Final = "language_model."
-# After this many bytes what was read of the files is given back: it was copied by then.
+# After this many bytes the pages read from the files are given back: their content is copied.
 _HELD_BYTES: Final = 64 << 20
 
 
@@ -65,10 +65,10 @@ class WeightFiles:
         self._is_part = is_part
         self._prefix = f"{model.base_model_prefix}." if is_headless else ""
         self._files: dict[str, Any] = {}
-        # What each weight is called in its file.
+        # The name of each weight in its file.
         self._stored_as: dict[str, str] = {}
         self._quantized: dict[str, QuantizedWeight] = {}
-        # Of all that is kept, what the model may ask for.
+        # The stored weights that the model may ask for.
         self._names: set[str] = set()
         self._open_files = ExitStack()
         self._read_bytes = 0

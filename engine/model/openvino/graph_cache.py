@@ -1,7 +1,7 @@
 """Converted graphs, kept in the user's cache folder: one for each checkpoint, cut and recipe.
 
-Owns the folder, what its names stand for and who may write it. A graph is taken for a checkpoint only if the contents
-of the checkpoint's files are those that it was converted from.
+Owns the folder, its names and its permissions. A graph serves a checkpoint only if it was converted from files with the
+same contents.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def default_folder() -> Path:
 def stage_graph(
     facts: StageFacts, convert: Callable[[], StageGraph], *, weights: str
 ) -> Iterator[tuple[StageGraph, bool]]:
-    """A stage's graph, the one that was kept or one that is converted now, and whether it is new.
+    """Return a stage's graph, kept or newly converted, and whether it is new.
 
     A new one is kept at the end of the block, unless that raises. What is kept is in a folder that cannot be written by
     others; where there can be none, nothing is.

@@ -1,7 +1,4 @@
-"""How many threads OpenVINO computes a stage with: as configured, or by the cores, the stages and the model's size.
-
-Owns the rule, and what counts as a core.
-"""
+"""OpenVINO's threads for a stage: as configured, or by the cores, the stages and the model's size."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def forward_threads(cores: int, stages: int, weights: int) -> int:
 
 
 def stage_threads(config: EngineConfig, limits: Limits) -> int:
-    """The configured number, or that of the rule, but no more than ``OMP_NUM_THREADS`` says."""
+    """Return the configured number, or the rule's, but at most ``OMP_NUM_THREADS``."""
     if config.threads is not None:
         return config.threads
     threads = forward_threads(usable_cores(), limits.pp_size, weight_bytes(resolve_folder(config)))
@@ -42,7 +39,7 @@ def stage_threads(config: EngineConfig, limits: Limits) -> int:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: those of its affinity, each once whatever its threads, within its quota."""
+    """Count the cores that this process may use: by its affinity, without hyperthreads, within its quota."""
     cores = len({_read(root / _SIBLINGS.format(cpu=cpu)) or str(cpu) for cpu in os.sched_getaffinity(0)})
     quota, _, period = _read(root / _QUOTA).partition(" ")
     if quota.isdecimal() and period.isdecimal() and int(period):
@@ -51,7 +48,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _read(path: Path) -> str:
-    """What the kernel says in a file; nothing where there is none."""
+    """Read a file of the kernel; empty without one."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:
