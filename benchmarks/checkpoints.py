@@ -19,7 +19,7 @@ from engine.cli.bench.plan import WORDS
 
 __all__ = ["EXPERTS", "SHAPES", "checkpoint", "make_checkpoint", "vocabulary_of"]
 
-# What both have, as transformers.Qwen3Config names it.
+# Values common to both, by the names of transformers.Qwen3Config.
 _COMMON: Final[dict[str, Any]] = {"max_position_embeddings": 8192, "bos_token_id": None}
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     # 4.2 million weights in the layers and the head.
@@ -55,21 +55,21 @@ EXPERTS: Final = ("qwen3_moe", "mixtral")
 
 
 def vocabulary_of(shape: str) -> int:
-    """How many tokens a shape's vocabulary has; the last one ends a text."""
+    """Return the size of a shape's vocabulary; its last token ends a text."""
     size: int = SHAPES[shape]["vocab_size"]
     return size
 
 
 @contextmanager
 def checkpoint(dtype: str, shape: str = "S") -> Iterator[Path]:
-    """The folder of one, as long as the block runs."""
+    """Yield a checkpoint's folder, which lasts as long as the block."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         make_checkpoint(Path(name), dtype, shape)
         yield Path(name)
 
 
 def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | None = None) -> None:
-    """A Qwen3 of one of the shapes, or a model with experts; random weights that are the same in every run."""
+    """Make a Qwen3 of one of the shapes, or a model with experts; its random weights are the same in every run."""
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     values = _COMMON | SHAPES[shape] | {"eos_token_id": vocabulary_of(shape) - 1}
@@ -93,7 +93,7 @@ def make_checkpoint(folder: Path, dtype: str, shape: str = "S", experts: str | N
 
 
 def _save_tokenizer(folder: Path, shape: str) -> None:
-    """A word is a token; ids without a word of the workload have one of their own."""
+    """Save a tokenizer in which a word is a token; ids without a word of the workload have words of their own."""
     unknown, end = "<unk>", "<eos>"
     others = vocabulary_of(shape) - len(WORDS) - 2
     words = [*WORDS, *[f"w{number}" for number in range(others)], unknown, end]

@@ -32,7 +32,7 @@ PLAIN_WIDTH_COLUMNS: Final = 140
 
 
 def main() -> None:
-    """Measure what was asked for. A target that is missed is shown, and is no error: the machine may be busy."""
+    """Run the named benchmarks. A missed target is shown, and is no error: the machine may be busy."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument("--json", type=output_file, default=RESULTS, help="where the numbers go")

@@ -26,12 +26,12 @@ SHAPES: Final = ("p0,d0", "p0,p1,d0,d1")
 STRATEGIES: Final = (StrategyName.RANDOM, StrategyName.SWARM)
 MINUTES: Final = 60.0
 _SLICE_S: Final = 60.0
-# The target by itself and once with events, as a campaign runs it.
+# Each target runs by itself and once with events, as in a campaign.
 _RUNS: Final = 2
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """Targets of one shape from the number ``first`` on, before ``end``; ``cpu_s`` are those of their schedules."""
+    """Targets of one shape, numbered from ``first`` to before ``end``; ``cpu_s`` is their process time."""
 
     engines: str
     strategy: str
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _search(engines: str, strategy: StrategyName, first: int, seconds: float) -> Slice:
-    """Targets of this shape until the time is over, and at least one."""
+    """Run targets of this shape until the time is over, at least one."""
     plan = SearchPlan(adapter=ADAPTER, strategy=strategy)
     targets, schedules, cpu_s, findings = 0, 0, 0.0, list[str]()
     for number in itertools.count(first):

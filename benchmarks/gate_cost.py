@@ -1,7 +1,7 @@
-"""What the gate costs in production: the live loop against the same loop written out by hand, without a gate.
+"""Cost of the gate in production: the live loop against the same loop written by hand, without a gate.
 
-Both run the same scheduler over the same sockets in blocks that take turns, so that what slows the machine down slows
-both down. Time is the CPU time of the thread, which never blocks here. The median difference of neighbouring blocks has
+Both run the same scheduler over the same sockets in alternating blocks, so that other work of the machine slows both
+down. Time is the CPU time of the thread, which never blocks here. The median difference of neighbouring blocks has
 a 95 % interval from resampling the pairs.
 """
 
@@ -34,7 +34,7 @@ from engine.server.scheduler_process.live_gate import LiveGate
 
 __all__ = ["measure"]
 
-# Short blocks: what disturbs the machine lasts longer than one of them, and so hits both of a pair.
+# Short blocks: a disturbance of the machine outlasts one of them, and so hits both of a pair.
 MODEL_PAIRS: Final = 100
 MODEL_STEPS: Final = 12
 SIMULATED_PAIRS: Final = 150
@@ -45,7 +45,7 @@ REQUESTS: Final = "inproc://requests"
 
 
 def measure() -> Iterator[Measurement]:
-    """The difference over a simulated pipeline, where it can be seen, and over the embedded model, where it counts."""
+    """Measure over a simulated pipeline, where the difference shows, and over the embedded model, where it counts."""
     with BareServer(ServerSettings()) as server:
         simulated = _pairs(server, SimulatedPipeline(server.limits), SIMULATED_PAIRS, SIMULATED_STEPS)
     with BareServer(ServerSettings()) as server:
@@ -81,7 +81,7 @@ class DiscardingOutbox:
 
 
 class BareServer(ExitStack):
-    """A scheduler process without its server: real inbox, control pipe and gate, and whatever pipeline is given.
+    """A scheduler process without its server: real inbox, control pipe and gate, over any pipeline.
 
     Everything is in this process; nothing listens on a port.
     """
@@ -120,7 +120,7 @@ class BareServer(ExitStack):
         )
 
     def send(self, message: ClientMessage) -> None:
-        """Be the front end; from one thread only."""
+        """Send as the front end would, from one thread only."""
         self._client.send(encode(message))
 
 
@@ -169,7 +169,7 @@ def _with_gate(server: BareServer, pipeline: Pipeline, steps: int) -> float:
 
 
 def _without_gate(server: BareServer, pipeline: Pipeline, steps: int) -> float:
-    """The same loop as if there were nothing to plug in: one function, same waits, same events, same order."""
+    """Run the loop without a gate: one function, same waits, same events, same order."""
     return _timed(steps, lambda outbox: _inlined_loop(server, pipeline, outbox))
 
 

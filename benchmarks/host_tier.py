@@ -1,7 +1,7 @@
-"""How long the first token of a prompt takes: computed, loaded from the host, or hit in the prefix cache, on a CPU.
+"""Time to a prompt's first token: computed, loaded from the host, or hit in the prefix cache, on a CPU.
 
-Scheduler and model in one process; the three take turns, each with a prompt of its own. CPU time is shown: on a busy
-machine wall time is that of the others. Run: ``python -m benchmarks.host_tier``.
+Scheduler and model in one process; the three take turns, each with a prompt of its own. Shows CPU time: on a busy
+machine wall time measures the others. Run: ``python -m benchmarks.host_tier``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What waiting costs the real scheduler process: CPU while a device computes elsewhere, the latency it adds, idleness.
+"""Cost of waiting in the real scheduler process: CPU while a device computes elsewhere, added latency, idleness.
 
 Everything is a process of its own: the scheduler with its gate, sockets and staged pipeline, and a device that sleeps
 10 ms a step in place of the stages, so that a step takes real time and no CPU. Also a whole server left alone.

@@ -41,7 +41,7 @@ WORDS: Final = range(1, 250)
 
 @dataclass
 class Seen:
-    """Gaps of streams that a long prompt was computed in, the prompt's first token, tokens for a CPU second."""
+    """Gaps of streams during a long prompt, the prompt's first token, tokens per CPU second."""
 
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)

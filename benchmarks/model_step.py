@@ -1,7 +1,7 @@
-"""How long one step of the model takes on a CPU: transformers' forward, the lean one, OpenVINO.
+"""Time of one step of the model on a CPU: transformers' forward, the lean one, OpenVINO.
 
 A step is what a stage does for a microbatch: page tables, attention metadata, all layers, sampling. They take turns in
-one process, step by step. CPU time is shown: on a busy machine wall time is that of the others.
+one process, step by step. Shows CPU time: on a busy machine wall time measures the others.
 Run: ``python -m benchmarks.model_step``.
 """
 
@@ -55,7 +55,7 @@ class ModelStepBench:
     def prefill(self, row: int, tokens: int, *, cached: int = 0) -> tuple[int, ...]:
         """The first token of a prompt whose first ``cached`` tokens are computed already."""
         ids = tuple((row * 7 + place * 3) % VOCABULARY for place in range(cached, tokens))
-        # Scattered, as pages of an engine that has run for a while are.
+        # Scattered, like the pages of an engine that has run for a while.
         pages = tuple(page * max(BATCHES) + row for page in range(PAGES_A_ROW))
         return self._forward(Segment(f"r{row}", row, cached, ids, 0, pages, True, SamplingSpec(seed=0)))
 

@@ -46,7 +46,7 @@ class StepTimes(msgspec.Struct):
 
 
 class Run(msgspec.Struct):
-    """What a batch of requests gave: tokens by request, seconds until the last one, each step's times."""
+    """The outcome of a batch: tokens by request, seconds until the last one, each step's times."""
 
     tokens: dict[str, list[int]]
     seconds: float

@@ -1,4 +1,4 @@
-"""Scripts on the real server of another engine: what its boot and each script cost, and whether each run is the same.
+"""Scripts on the real server of another engine: cost of the boot and of each script, and whether runs are equal.
 
 `python -m benchmarks.other_servers --runs 10 --write benchmarks/tables/other_servers.md` runs the scripts of
 tests/registered/other_servers in an environment with vLLM or SGLang, those of one configuration on one server.

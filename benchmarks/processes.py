@@ -1,6 +1,6 @@
-"""Processes that a benchmark starts, as users start them, with all that they start: their CPU, their memory, their end.
+"""Processes that a benchmark starts as users do, with their descendants: their CPU, their memory, their end.
 
-Memory is the proportional share (PSS), so that what forked processes share counts once.
+Memory is the proportional share (PSS), so that shared pages of forked processes count once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a recording costs: throughput of a whole server that records every step, beside one that does not.
+"""Cost of a recording: throughput of a whole server that records every step, beside one that does not.
 
-Two servers of the embedded model stand side by side and get the same work in short blocks that take turns, so that what
-slows the machine down slows both down. The ratio of each pair is taken, and the median of the ratios has a 95 %
+Two servers of the embedded model get the same work in short alternating blocks, so that other work of the machine slows
+both down. The ratio of each pair is taken, and the median of the ratios has a 95 %
 interval from resampling the pairs. Beside it stands the time that one step's recording takes by itself, which a
 machine that others use disturbs less.
 """

@@ -1,4 +1,4 @@
-"""How many steps a second the scheduler makes over the simulated pipeline, with the audit after every step and without.
+"""Steps a second of the scheduler over the simulated pipeline, with the audit after every step and without.
 
 Two workloads on four stages with six microbatches in flight: the flagship, a few prompts of two chunks with a flush
 between rounds, and the same on a prefix tree that stays full. Digests are computed. One scheduler, one core.
@@ -53,7 +53,7 @@ class SchedulerBench:
         self._audited = audited
 
     def run(self, messages: Sequence[Event]) -> None:
-        """Steps until the engine is fully idle."""
+        """Step until the engine is fully idle."""
         scheduler, pipeline, due = self.scheduler, self.pipeline, self._due
         depth, events = scheduler.limits.depth, tuple(messages)
         while True:
@@ -74,7 +74,7 @@ class SchedulerBench:
 
 
 def measure() -> Iterator[Measurement]:
-    """Steps a second: the best of a few runs, because other processes of the machine only ever slow one down."""
+    """Measure steps a second: the best of a few runs, because other processes can only slow one down."""
     for flushed in (True, False):
         for audited, target in ((True, 20_000), (False, 60_000)):
             tree = "" if flushed else ", a tree of 1,024 pages that is full"

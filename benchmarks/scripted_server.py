@@ -1,4 +1,4 @@
-"""How long a scripted server takes to its first script, cold and from a preloaded parent, and how many scripts it runs.
+"""Time of a scripted server to its first script, cold and from a preloaded parent, and its scripts a second.
 
 A cold start is a whole ``scripted run`` in a process of its own, from its first import to the script's result.
 """

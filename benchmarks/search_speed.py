@@ -1,8 +1,8 @@
 """Schedules a second and core: ``python -m benchmarks.search_speed [--generated STRATEGY] [--against CHECKOUT]``.
 
 Over all workloads with single added events, spread over each sweep, in units as a campaign hands them out; or over
-generated targets. By process time. With another checkout of this repository the two run in turn, so that what else the
-machine does meets both.
+generated targets. By process time. Another checkout of this repository takes turns with this one, so that other work
+of the machine slows both down.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS: Final = 3
 UNITS: Final = 4
 SCHEDULES_A_UNIT: Final = 30
 GENERATED_SCHEDULES: Final = 500
-# What both checkouts understand; a round is a process of its own.
+# A program for both checkouts; a round is a process of its own.
 _ROUND: Final = """
 import sys, time
 from scripted.core.adapters import adapter_named

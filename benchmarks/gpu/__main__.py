@@ -35,9 +35,9 @@ _GRACE_S: Final = 5.0
 
 
 class _Part(NamedTuple):
-    """``measure`` is where it is, as module:function, so that the process that starts the parts imports none.
+    """A part. ``measure`` is its module:function, so that the process that starts the parts imports none.
 
-    One that ``computes`` does it in its own process, over the checkpoint.
+    With ``computes`` it runs in a process of its own, over the checkpoint.
     """
 
     measure: str
@@ -64,7 +64,7 @@ _OVER_THE_CHECKPOINT: Final = {name for name, part in PARTS.items() if part.comp
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts and write the report; the status says whether all of them are done."""
+    """Run the parts and write the report; the exit status says whether all are done."""
     asked = _parser().parse_args(arguments)
     if asked.inside:
         return _be_parts(asked.inside.split(","), Path(asked.given))
@@ -133,7 +133,7 @@ def _groups(names: Sequence[str], *, together: bool) -> list[list[str]]:
 
 
 def _be_parts(names: Sequence[str], given: Path) -> int:
-    """Measure in this process and write down what came of each part."""
+    """Measure in this process and write each part's outcome."""
     from importlib import import_module
 
     from benchmarks.gpu.stand_ins import stand_ins
@@ -169,7 +169,7 @@ def _with_checkpoint(setting: Setting, folder: Path) -> Setting:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """The part and what it started: first in order, so that servers end theirs."""
+    """End a part and its processes: first in order, so that servers end theirs."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)

@@ -24,7 +24,7 @@ _ENGINES: Final[dict[str, dict[str, Any]]] = {
 
 
 def measure_ahead(setting: Setting) -> list[Table]:
-    """For each batch: the time of a step, and how many requests say the same as without."""
+    """Measure, for each batch, the time of a step, and count the requests with the same output as without."""
     engines = {
         name: setting.engine(early=True, attention_backend="varlen", **values) for name, values in _ENGINES.items()
     }

@@ -19,7 +19,7 @@ from benchmarks.measurement import in_turn
 
 __all__ = ["measure_beside"]
 
-# Of the memory that is free, so that all engines have room.
+# Share of the free memory, so that all engines have room.
 _THEIR_SHARE: Final = 0.3
 _FEW_BLOCKS: Final = 8
 _THEIRS: Final = "transformers, generate_batch"

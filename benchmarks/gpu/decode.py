@@ -1,4 +1,4 @@
-"""Decode steps: where their time goes, attention by a kernel and by gathering, recorded as graphs and eager.
+"""Decode steps: their time by part, attention by a kernel and by gathering, recorded as graphs and eager.
 
 The engines of a comparison take turns, round by round, over the same prompts.
 """
@@ -20,7 +20,7 @@ from benchmarks.one_process import PARTS, Engine, Run
 
 __all__ = ["kind_of", "measure_attention", "measure_decodes", "measure_graphs"]
 
-# What the kernels of a device are called, by what they do; the first that fits counts.
+# Names of a device's kernels, by their work; the first match counts.
 _KINDS: Final = {
     "copies to the device": ("Memcpy HtoD",),
     "copies from the device": ("Memcpy DtoH",),
@@ -160,7 +160,7 @@ def _by_kind(profiled: Any) -> dict[str, float]:
 
 
 def kind_of(name: str) -> str:
-    """What a kernel does, by its name."""
+    """Return a kernel's kind of work, from its name."""
     for kind, words in _KINDS.items():
         if any(word.lower() in name.lower() for word in words):
             return kind

@@ -1,4 +1,4 @@
-"""What the device itself can do: its name, the bandwidth of its memory, which pages its attention kernel takes.
+"""The device itself: its name, the bandwidth of its memory, the page sizes that its attention kernel takes.
 
 All other measurements are compared with these numbers.
 """
@@ -50,7 +50,7 @@ def measured_bandwidth(setting: Setting) -> float:
 
 
 def read_bytes(setting: Setting) -> tuple[int, int]:
-    """What a decode step must read: bytes of the weights, and of one token's KV. A tied embedding is the head, too."""
+    """Return the bytes that a decode step reads: of the weights, and of one token's KV. A tied embedding counts."""
     config = transformers.AutoConfig.from_pretrained(setting.folder)
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
@@ -90,7 +90,7 @@ def measure_device(setting: Setting) -> list[Table]:
 
 
 def _seconds(setting: Setting, work: Any) -> float:
-    """Wall time of some work, until the device has done it."""
+    """Return the wall time of some work, until the device is done."""
     synchronize = torch.cuda.synchronize if setting.device.startswith("cuda") else lambda: None
     synchronize()
     began = time.perf_counter()

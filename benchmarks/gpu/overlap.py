@@ -50,7 +50,7 @@ def measure_overlap(setting: Setting) -> list[Table]:
 
 
 def _servers(setting: Setting) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is beside one another, and how it is served."""
+    """Yield the servers to compare."""
     for stages in setting.stages:
         count = f"{stages} stage{'s' if stages > 1 else ''}"
         for depth in (0, 1):

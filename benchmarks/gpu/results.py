@@ -1,4 +1,4 @@
-"""What the parts of a run found: tables with words, written as JSON and shown as Markdown.
+"""Results of a run's parts: tables with captions, written as JSON and shown as Markdown.
 
 A part that failed or ran out of time is a result too. Owns the file format; measures nothing.
 """
@@ -25,7 +25,7 @@ class Status(StrEnum):
 
 
 class Table(msgspec.Struct, kw_only=True):
-    """Rows under columns. ``needs`` says what its empty cells would need that this machine lacks."""
+    """Rows under columns. ``needs`` names what this machine lacks for the empty cells."""
 
     title: str
     columns: tuple[str, ...]
@@ -34,7 +34,7 @@ class Table(msgspec.Struct, kw_only=True):
 
 
 class PartResult(msgspec.Struct, kw_only=True):
-    """One part: how it ended, in how many seconds, what it found, and with a failure why."""
+    """One part: how it ended, its seconds, its tables, and the reason of a failure."""
 
     name: str
     status: Status

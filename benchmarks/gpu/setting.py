@@ -1,4 +1,4 @@
-"""What a run measures with: the device, the checkpoint's shape, the batches. A dry run has all of it small.
+"""The setting of a run: device, checkpoint's shape, batches. A dry run has small ones.
 
 Handed from the run to each part's process as JSON; owns no file.
 """
@@ -85,7 +85,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vocabulary(self) -> int:
-        """Ids below this one are words, and none of them ends a text."""
+        """Ids below this one are words; none of them ends a text."""
         return vocabulary_of(self.shape) - 2
 
     @property

@@ -1,4 +1,4 @@
-"""What stands for a GPU where there is none: the attention kernel's documented arithmetic, and a tape for a graph.
+"""Stand-ins for a GPU: the attention kernel's documented arithmetic, and a tape for a graph.
 
 A dry run and the tests take the same paths with them. They say nothing about speed.
 """
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = ["AskedForANumber", "kernel", "stand_ins", "taped"]
 
-# What makes the host wait for a number of the device; a graph cannot be recorded over it.
+# Operations that make the host wait for a number of the device; no graph can contain one.
 _WAITS: Final = frozenset(
     {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
 )

@@ -1,4 +1,4 @@
 """This server beside others on one checkpoint and one machine. ``python -m benchmarks.peers --help``.
 
-What is asked is asked of all in turns, round by round, and compared within each round.
+All get the same requests in turns, and are compared within each round.
 """

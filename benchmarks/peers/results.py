@@ -1,4 +1,4 @@
-"""What was measured of each peer, and how two of them compare within a round. Owns the numbers, not how they come."""
+"""Numbers of each peer, and comparisons of two within a round. Measures nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST_TOKENS: Final = ("cold", "again")
 
 
 class PeerResult(msgspec.Struct, kw_only=True):
-    """What was measured of one peer. Lists have a value a round, by the number of clients or by the kind of prompt.
+    """The numbers of one peer. Lists have a value a round, by the number of clients or by the kind of prompt.
 
     ``start_s`` is until /health answers, ``first_answer_s`` until a first token is there; ``kept_answer_s`` is that of
     a second start. Memory is the largest proportional share (PSS) of all its processes together.

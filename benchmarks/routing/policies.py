@@ -1,6 +1,6 @@
 """The routing policies that are compared, one interface for all.
 
-Owns what each policy is told; the prefix policy itself is the engine's.
+Owns the information that each policy gets; the prefix policy itself is the engine's.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of one: seconds to the first token and to the last, and its tokens that were cached."""
+    """The outcome of a request: seconds to its first and last token, and its cached tokens."""
 
     first_s: float
     last_s: float

@@ -43,7 +43,7 @@ class ReplicaModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came out. ``hit_rate`` is of prompt tokens, imbalance of open requests: largest over mean, each second."""
+    """The outcome. ``hit_rate`` is of prompt tokens, imbalance of open requests: largest over mean, each second."""
 
     requests: int
     hit_rate: float

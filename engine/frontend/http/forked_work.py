@@ -72,7 +72,7 @@ class ForkedWork:
         self.why_lost = "it closed its socket to the front end"
         self._name = name
         self._orders = orders
-        self._parent_pid = parent_pid
+        self.parent_pid = parent_pid
         self._stuck_s = stuck_s
         self._unanswered: asyncio.TimerHandle | None = None
         self._stopped: asyncio.TimerHandle | None = None
@@ -122,7 +122,7 @@ class ForkedWork:
     def look_at_parent(self) -> None:
         """End the parent if it is stopped and does not go on in time, idle or not. Called after SIGCHLD."""
         try:
-            is_stopped = os.waitid(os.P_PID, self._parent_pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+            is_stopped = os.waitid(os.P_PID, self.parent_pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # It has ended, which its socket says.
             is_stopped = False
         if not is_stopped and self._stopped is not None:
@@ -135,8 +135,8 @@ class ForkedWork:
     def close(self) -> None:
         """End the parent, and with it all its children."""
         self._orders.close()
-        os.kill(self._parent_pid, signal.SIGKILL)
-        os.waitpid(self._parent_pid, 0)
+        os.kill(self.parent_pid, signal.SIGKILL)
+        os.waitpid(self.parent_pid, 0)
 
     async def _bounded(self, data: bytes, limit_s: float) -> bytes:
         loop = asyncio.get_running_loop()
@@ -188,7 +188,7 @@ class ForkedWork:
     def _end_parent(self, why: str) -> None:
         """End a parent that is stopped or hangs; its owner sees the closed socket."""
         self.why_lost = f"{why} {self._stuck_s:g} s (step_timeout_s), and was ended"
-        os.kill(self._parent_pid, signal.SIGKILL)
+        os.kill(self.parent_pid, signal.SIGKILL)
 
 
 def _end(worker: int) -> None:

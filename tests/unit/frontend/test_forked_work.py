@@ -70,8 +70,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def stop(forked: ForkedWork) -> None:
     """Return as soon as the parent stands still: what lasts longer than STUCK_S on a busy machine ends it."""
-    os.kill(forked._parent_pid, signal.SIGSTOP)
-    wait_until(lambda: psutil.Process(forked._parent_pid).status() == psutil.STATUS_STOPPED)
+    os.kill(forked.parent_pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(forked.parent_pid).status() == psutil.STATUS_STOPPED)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -157,7 +157,7 @@ def test_both_die_with_the_process_that_they_work_for() -> None:
 
 async def worker_of(forked: ForkedWork) -> psutil.Process:
     """The one that works."""
-    parent = psutil.Process(forked._parent_pid)
+    parent = psutil.Process(forked.parent_pid)
     while not (workers := parent.children()):
         await asyncio.sleep(0.01)
     return workers[0]
@@ -203,7 +203,7 @@ def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.Monke
     monkeypatch.setattr(forked_work, "WORK_LIMIT_S", SHORT_S)
 
     async def scene(forked: ForkedWork) -> None:
-        os.kill(forked._parent_pid, signal.SIGSTOP)
+        os.kill(forked.parent_pid, signal.SIGSTOP)
         with pytest.raises(WorkLostError, match=r"engine-test forks no process for it: it was silent for 0\.3 s"):
             await forked.run(b"abc")
         with pytest.raises(WorkLostError, match="engine-test forks no process for it"):
@@ -221,10 +221,10 @@ def test_an_idle_parent_that_is_stopped_is_ended() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, forked.look_at_parent)
         stop(forked)
-        os.kill(forked._parent_pid, signal.SIGCONT)
+        os.kill(forked.parent_pid, signal.SIGCONT)
         await asyncio.sleep(STUCK_S)
         assert await forked.run(b"abc") == b"cba", "it went on in time"
-        os.kill(forked._parent_pid, signal.SIGSTOP)
+        os.kill(forked.parent_pid, signal.SIGSTOP)
         ended = asyncio.Event()
         loop.add_reader(forked.fileno(), ended.set)
         await ended.wait()
@@ -240,7 +240,7 @@ def test_a_parent_that_goes_on_in_time_is_left_alone(monkeypatch: pytest.MonkeyP
         stop(forked)
         piece = asyncio.create_task(forked.run(b"abc"))
         await asyncio.sleep(0)
-        os.kill(forked._parent_pid, signal.SIGCONT)
+        os.kill(forked.parent_pid, signal.SIGCONT)
         assert await piece == b"cba"
         await asyncio.sleep(STUCK_S)
         assert await forked.run(b"abc") == b"cba"
@@ -271,7 +271,7 @@ def test_small_checks_overtake_large_ones(monkeypatch: pytest.MonkeyPatch) -> No
         large[0].cancel()
         ends = await asyncio.gather(*large, return_exceptions=True)
         assert [type(end) for end in ends] == [asyncio.CancelledError, WorkTooLargeError, WorkTooLargeError]
-        left = psutil.Process(forked._parent_pid).children()
+        left = psutil.Process(forked.parent_pid).children()
         assert (await asyncio.to_thread(psutil.wait_procs, left, PATIENCE_S / 2))[1] == []
 
     run(scene)
