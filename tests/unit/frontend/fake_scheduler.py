@@ -11,7 +11,7 @@ import zmq.asyncio
 from engine.core.messages import ClientMessage, Reply, decode_client_message, encode
 from engine.process.private_dir import replies_address, requests_address
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 class FakeScheduler:

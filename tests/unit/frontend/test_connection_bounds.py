@@ -34,7 +34,7 @@ from engine.process.links.listener import bind_server
 from engine.process.logs import OncePerMinute
 from engine.process.settings import ServerSettings
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 SHORT_S = 0.15
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
 # More than what sockets and transports hold between a server and a client that reads nothing.

@@ -17,7 +17,7 @@ import pytest
 from engine.frontend.http import forked_work
 from engine.frontend.http.forked_work import MEMORY_BYTES, WORKERS_AT_ONCE, ForkedWork, WorkLostError, WorkTooLargeError
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 LARGE = 5_000_000
 SHORT_S = 0.3
 STUCK_S = 0.6

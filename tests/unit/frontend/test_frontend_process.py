@@ -38,7 +38,7 @@ from engine.process.death import read_death_report
 from engine.process.private_dir import PrivateDir
 from engine.process.settings import ServerSettings
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 # What it tells its supervisor: no parser is chosen for a tokenizer without a chat template.

@@ -24,7 +24,7 @@ from engine.server.launch import supervisor
 from engine.server.launch.announcement import Phases, StartView
 from engine.server.launch.child import fork_child
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 def ends_when_told(folder: Path, name: str, control: Control) -> None:

@@ -25,7 +25,7 @@ from engine.process.links.secret import Secret
 SECRET = Secret("a secret of the run, for tests")
 CLAIM = Claim(Role.HIDDEN, 1)
 SILENCE_S = 5.0
-WAIT_S = 10.0
+WAIT_S = 30.0
 LOCAL = Endpoint("127.0.0.1", 0)
 
 

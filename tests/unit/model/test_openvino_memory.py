@@ -14,7 +14,7 @@ from resident_pages import resident_kib
 from engine.model.file_pages import give_back_garbage, read_pages_given_back
 
 PAGES = 64
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there are pages given back")

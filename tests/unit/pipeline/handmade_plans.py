@@ -10,7 +10,7 @@ from engine.core.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Seg
 from engine.core.scheduler.ports import Pipeline
 
 ROW_TOKENS = 256
-WAIT_S = 20.0
+WAIT_S = 30.0
 
 
 class PlanWriter:

@@ -36,7 +36,7 @@ from engine.pipeline.kv_receiver import KVReceiver
 from engine.pipeline.kv_sender import KVSender
 from engine.process.kv_addresses import KVAddress
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 PAGES = 8
 PAGE_TOKENS = 16
 

@@ -52,7 +52,7 @@ from engine.pipeline.wire import (
     stage_address,
 )
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 SOON_S = 0.02
 STAGES = 3
 VIEW = StageView(

@@ -43,7 +43,7 @@ from engine.pipeline.wire import (
 )
 from engine.pipeline.wires import StageWires
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 HIDDEN_SIZE = 8
 CPU = torch.device("cpu")
 # More than a socket takes at once.

@@ -38,7 +38,7 @@ from engine.server.placement.rendezvous import JOIN_TIMEOUT_S, Rendezvous
 
 SECRET = Secret("a secret of the run, for tests")
 SETTINGS = ServerSettings(pp_size=2, placement="join", api_key="a-key-of-a-client")
-WAIT_S = 10.0
+WAIT_S = 30.0
 DIGESTS = ("a digest", "")
 HERE = Prepared(digests=DIGESTS, kv_tokens=4096)
 

@@ -21,7 +21,7 @@ from engine.core.errors import EngineError
 DELAY_S = 0.1
 # What must not come is waited for so long; what must come, at most so long.
 SILENCE_S = 0.2
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 BIG = bytes(range(256)) * 4096
 
 
