@@ -18,7 +18,7 @@ from scripted_lockstep.specification.request import SpecifiedRequest as Request
 from scripted_lockstep.specification.transfers import SpecifiedTransfers
 
 TRIES_LIMIT: Final = 16
-LEAST_SPARED_TOKENS: Final = 512
+LEAST_SPARED_TOKENS: Final = 256
 
 Part = tuple[Request, int, int]  # A request, its first token in a microbatch, and the token after its last one there.
 

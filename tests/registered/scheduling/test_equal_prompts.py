@@ -2,9 +2,11 @@
 
 Goal: whatever the depth, a prompt is computed once, and one that fails, is aborted or is sent back leaves the others
 whole: they are computed in its place, at once. Method: the tokens that a stage has computed; aborts, failures, pauses
-and a deferred flush while one request waits for another. Origin: four equal prompts of 2,048 tokens computed 4,128.
+and a deferred flush while one request waits for another. Origin: four equal prompts of 2,048 tokens computed 4,128,
+and eight of 300 up to 2,400.
 Mutants: equal-prompts-are-computed-again, waits-for-the-aborted, waits-for-those-sent-back, a-failed-prompt-is-hit,
-flush-keeps-what-one-waits-for, one-that-waits-keeps-others-out, waits-for-another-lora, waits-for-a-few-tokens.
+flush-keeps-what-one-waits-for, one-that-waits-keeps-others-out, waits-for-another-lora, waits-for-a-few-tokens,
+a-burst-of-short-ones-is-computed-again.
 """
 
 import pytest
@@ -20,6 +22,9 @@ FOUR_STAGES = EngineConfig(pp_size=4, kv_sanitizer=True)
 AHEAD = EngineConfig(async_scheduling=True, chunked_prefill_size=2048)
 WHOLE = EngineConfig(pp_size=2, chunked_prefill_size=2048, max_loras=1)
 WAITS = "one request waits for another, which is in flight"
+
+
+BURSTS = [EngineConfig(pp_async_depth=depth - 1) for depth in (2, 4, 6)]
 
 
 def _start_two(t, tokens=1200, **second):
@@ -60,6 +65,37 @@ def test_four_at_once_on_one_stage(t):
     four = [t.start_req(prompt_len=2048, max_new_tokens=1) for _ in range(4)]
     yield from t.run_until_all_finished(four)
     assert _computed(t) == (2048 + 3 * 16, [0, 2032, 2032, 2032])
+
+
+@scripted(EngineConfig(pp_async_depth=1))
+def test_a_burst_of_short_ones_is_computed_once(t):
+    yield from _eight_at_once(t)
+
+
+@pytest.mark.parametrize("script", ["_eight_at_once", "_eight_in_turn"])
+@pytest.mark.parametrize("config", BURSTS, ids=["depth 2", "depth 4", "depth 6"])
+def test_a_burst_at_any_depth(harness, config, script):
+    with harness(config) as engine:
+        engine.run(globals()[script])
+
+
+def _eight_at_once(t):
+    yield from _end_of_a_burst(t, [t.start_req(prompt_len=300, max_new_tokens=1) for _ in range(8)])
+
+
+def _eight_in_turn(t):
+    eight = []
+    for _ in range(8):
+        eight.append(t.start_req(prompt_len=300, max_new_tokens=1))
+        yield
+    yield from _end_of_a_burst(t, eight)
+
+
+def _end_of_a_burst(t, eight):
+    yield from t.run_until_all_finished(eight)
+    computed, begins = _computed(t)
+    assert computed == 300 + 7 * 12, f"{computed} tokens were computed for eight times the same 300"
+    assert begins == [0, *[288] * 7]
 
 
 @scripted(TWO_STAGES, must_reach=[WAITS])
@@ -167,7 +203,7 @@ def test_the_one_that_waits_keeps_no_other_out(t):
 @scripted(WHOLE)
 def test_what_spares_little_is_not_waited_for(t, case):
     prompt = list(range(32, 132)) * 15
-    begin, more = {"a few tokens": (400, 1), "less than half": (600, 700), "its logprobs": (1200, 1)}[case]
+    begin, more = {"a few tokens": (240, 1), "less than half": (600, 700), "its logprobs": (1200, 1)}[case]
     first = t.start_req(prompt_ids=[*prompt[:begin], 200], max_new_tokens=2)
     asked = {"return_logprob": True, "logprob_start_len": 0} if case == "its logprobs" else {}
     other = t.start_req(prompt_ids=[*prompt[:begin], *([201] * more)], max_new_tokens=2, **asked)
