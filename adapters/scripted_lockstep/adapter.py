@@ -15,16 +15,16 @@ from engine.core.scheduler import Step, StepRecord, StepResult, carry_out, run_l
 from scripted.core.action import Action, RunLike
 from scripted.core.adapters import OWN
 from scripted.core.common_actions import HoldResults, ReleaseResults
+from scripted.core.mutant import Mutant
 from scripted.core.placed_action import Placed
-from scripted.core.protocol import ConfigValue, TestHead, WrittenTest
-from scripted.core.refusals import ScriptDefinitionError
-from scripted.core.schedule import Schedule
+from scripted.core.protocol import ConfigValue, TestHead
 from scripted.core.translation import Translated
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.script.decorator import ScriptFunction
 from scripted.script.loader import find_test
 from scripted.script.options import ScriptOptions
+from scripted.sdk.base_adapter import BaseAdapter, written_call
 from scripted.search.execution import Outcome
 from scripted.search.generated import Space
 from scripted.search.mutant_search import Found
@@ -64,54 +64,20 @@ from scripted_lockstep.space.workloads import TEXTS
 from scripted_lockstep.step_words import log_of
 from scripted_lockstep.tiers.sim.runner import ScriptedSim
 
-_LONGEST_LINE: Final = 106
+_LONGEST_LINE: Final = 105
 EngineRun: TypeAlias = RunLike[
     EngineConfig, Event, Step, StepResult, StepRecord, EngineMachine, SimulatedPipeline, EngineOracle
 ]
 
 
-def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
-    """What ended the run of a schedule, and what a run that broke off has left to be ended."""
-    # The flush that ends every run of the search is not part of the schedule.
-    implied = [one for one in outcome.implied if not isinstance(one.action, Flush)]
-    open_ends: dict[type[Action], Action] = {}
-    for one in (*placed, *implied):
-        action = one.action
-        if isinstance(action, StallStage):
-            open_ends[ResumeStage] = ResumeStage(stage=action.stage)
-        elif isinstance(action, HoldResults):
-            open_ends[ReleaseResults] = ReleaseResults()
-        elif isinstance(action, HoldTransfers):
-            open_ends[ReleaseTransfers] = ReleaseTransfers()
-        elif isinstance(action, Press):
-            open_ends[Relieve] = Relieve()
-        elif isinstance(action, PauseServing):
-            open_ends[ResumeServing] = ResumeServing()
-        elif isinstance(action, SleepServing):
-            open_ends[WakeServing] = WakeServing()
-        elif not (isinstance(action, ReleaseResults) and action.count is not None):
-            open_ends.pop(type(action), None)
-    return implied + [Placed(outcome.steps + 1, action) for action in open_ends.values()]
+class LockstepAdapter(
+    BaseAdapter[EngineConfig, Event, Step, StepResult, StepRecord, EngineMachine, SimulatedPipeline, EngineOracle]
+):
+    """The engine's adapter, with the engine's own configurations."""
 
-
-def test_head(config: EngineConfig, body: str) -> TestHead:
-    values = ", ".join(f"{name}={value!r}" for name, value in config_values(config).items())
-    text = f"EngineConfig({values})"
-    if len(text) >= _LONGEST_LINE:
-        text = "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
-    return TestHead(
-        # The engine at the other end of its transfers is an imagined one.
-        decorator="@scripted(CONFIG)",
-        imports=("from engine import EngineConfig",),
-        more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
-        before=("", f"CONFIG = {text}"),
-    )
-
-
-class LockstepAdapter:
-    """Implements the adapter protocol. Its configurations are those of the engine."""
-
-    name: str = OWN
+    name = OWN
+    mutants: Mapping[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
+    states = STATES
     actions: tuple[type[Action], ...] = all_actions()
     resuming: Action | None = ResumeServing()
     undoing: tuple[Action, ...] = (
@@ -135,7 +101,7 @@ class LockstepAdapter:
         return EngineConfig(**words)
 
     def config_words(self, config: EngineConfig) -> Mapping[str, ConfigValue]:
-        """Every value that is not at its default."""
+        """The values that are not at their defaults."""
         return config_values(config)
 
     def smaller_configs(self, config: EngineConfig) -> Iterator[EngineConfig]:
@@ -147,7 +113,7 @@ class LockstepAdapter:
     # -- a run --
 
     def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineOracle]:
-        """The scheduler, the simulated pipeline, all checks. Only a run that is recorded keeps digests and restores."""
+        """Make scheduler, simulated pipeline and checks. Only a recorded run keeps digests and restores checkpoints."""
         limits = limits_of(config)
         return (
             EngineMachine(limits, digests=record),
@@ -159,10 +125,10 @@ class LockstepAdapter:
         return Step(events, now)
 
     def drive(self, run: EngineRun) -> None:
+        """Run the engine's own loop, so that a search runs the code that serves."""
         run_loop(run, run.machine.scheduler, run.device, run.oracle)
 
     def take_step(self, run: EngineRun, step: Step) -> StepResult:
-        """What the loop does in one step."""
         result = run.machine.step(step.events, step.now)
         carry_out(result, run.device, run.oracle)
         return result
@@ -177,7 +143,7 @@ class LockstepAdapter:
         return place_of(run.machine.scheduler, rid)
 
     def obstacle(self, run: EngineRun) -> Action | None:
-        """A stage that is stopped, grammars or transfers that are held, memory that an operator keeps, sleep."""
+        """Held transfers or grammars, a stalled stage, sleep, or memory that an operator reserves."""
         if run.device.transfers.holds_some:
             return ReleaseTransfers()
         if run.stalled:
@@ -190,18 +156,18 @@ class LockstepAdapter:
         return Relieve() if run.machine.is_pressed else None
 
     def also_due(self, run: EngineRun) -> Sequence[Event]:
-        """Grammars that are compiled, and transfers that have ended."""
+        """Answers to orders of grammars, and ends of transfers."""
         device = run.device
         if not device.transfers.open:
             return device.answers()
         if run.previous is not None:
             device.transfers.want(run.previous.replies)
-        # The newest first: a decode engine that came back counts from 1 again.
+        # The newest first: a restarted decode engine numbers its transfers from 1 again.
         prompts = [life.message for life in reversed(run.oracle.account.lives) if life.message.deliver is not None]
         return [*device.answers(), *device.ended_transfers(prompts)]
 
     def finale(self, run: EngineRun, turn: int) -> Sequence[Event]:
-        """A flush, and the question for the counters."""
+        """A flush, and a request for the counters."""
         if turn:
             return ()
         flush = Flush()
@@ -220,22 +186,22 @@ class LockstepAdapter:
         return log_of(records, limits_of(config))
 
     def check_records(self, records: Sequence[StepRecord]) -> None:
-        """The digests stand for their steps. Raises Violation."""
+        """Check that digests stand for their steps. Raises Violation."""
         check_digests(records)
 
     def freeze(self, run: EngineRun) -> FrozenRun[EngineRun]:
         return FrozenRun(run, lambda one: (one.oracle,))
 
     def digests(self, run: EngineRun) -> Iterator[bytes | None]:
-        """The engine with its pipeline and its checks; then the specification, with which not all are compared."""
-        yield STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
+        """The engine with pipeline and checks; then the specification, with which not every run is compared."""
+        yield from super().digests(run)
         conformance = run.oracle.conformance
         yield None if conformance is None else STATES.digest(conformance)
 
     # -- recordings --
 
     def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
-        """What ``engine serve --record`` wrote. Raises RecordingError for anything else."""
+        """Replay a file of ``engine serve --record``. Raises RecordingError for any other file."""
         return replay_engine(path, until=until, last_steps=last_steps)[0]
 
     def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
@@ -247,13 +213,13 @@ class LockstepAdapter:
 
     # -- mutants --
 
-    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
-        """A mutant of the gallery. Raises UnknownMutant."""
-        return switched_on(mutant)
+    def mutant_named(self, name: str) -> Mutant:
+        """A mutant of the gallery, a contract, a pair or a fresh one. Raises UnknownMutant."""
+        return mutant_named(name)
 
-    @property
-    def mutant_names(self) -> tuple[str, ...]:
-        return tuple(mutant.name for mutant in MUTANTS)
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """Put a mutant in, and forget the cached results of checks. Raises UnknownMutant."""
+        return switched_on(mutant)
 
     def adapter_of(self, mutant: str) -> str:
         """The adapter in whose targets this mutant is searched for. Raises UnknownMutant."""
@@ -261,24 +227,25 @@ class LockstepAdapter:
 
     @property
     def contract_names(self) -> tuple[str, ...]:
-        """Of mutants that no engine had: each breaks a promise of this one; some need two added events."""
+        """Mutants that no engine had: each breaks a promise of this one; some need two added events."""
         return tuple(mutant.name for mutant in (*CONTRACTS, *PAIRS))
 
     def bugs_met(self, codes: Container[int]) -> list[str]:
+        """The mutants and contracts that break code with one of these ids."""
         return [mutant.name for mutant in (*MUTANTS, *CONTRACTS) if mutant.is_met(codes)]
 
     def fresh_mutants(self, count: int, seed: int) -> Mapping[str, str]:
-        """So many single edits of the scheduler and its memory, of a seed always the same ones; what each changes."""
+        """Single edits of the scheduler and its memory, equal for equal seeds, each with its description."""
         return fresh_sample(count, seed)
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
-        """The gallery's page, and its figures in the README beside it."""
+        """Write the gallery's page, and its figures into the README beside it."""
         write_gallery(page, found)
 
     # -- tests --
 
     def script_target(self, target: str) -> ScriptTarget:
-        """The registered script ``FILE::NAME``. Raises ScriptDefinitionError."""
+        """Make a target of the registered script ``FILE::NAME``. Raises ScriptDefinitionError."""
         return ScriptTarget(find_test(target))
 
     def run_script(
@@ -290,20 +257,48 @@ class LockstepAdapter:
         options: ScriptOptions,
         mutant: str | None,
     ) -> ScriptSucceeded:
-        """In the sim tier. Raises ScriptError."""
+        """Run a script in the sim tier. Raises ScriptError."""
         return ScriptedSim(config, mutant=mutant).run(script, options=options, **arguments)
 
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
-        """What ended a run, and what ends the one that broke off."""
-        return settling(placed, outcome)
+        """The actions that ended the run, and those that end what a broken run has left open."""
+        # The flush that ends every run of the search is not part of the schedule.
+        implied = [one for one in super().settling(placed, outcome) if not isinstance(one.action, Flush)]
+        open_ends: dict[type[Action], Action] = {}
+        for one in (*placed, *implied):
+            if (end := _end_of(one.action)) is not None:
+                open_ends[type(end)] = end
+            elif not (isinstance(one.action, ReleaseResults) and one.action.count is not None):
+                open_ends.pop(type(one.action), None)
+        return implied + [Placed(outcome.steps + 1, action) for action in open_ends.values()]
 
     def test_head(self, config: EngineConfig, body: str) -> TestHead:
-        return test_head(config, body)
+        values = [f"{name}={value!r}" for name, value in config_values(config).items()]
+        return TestHead(
+            # The engine at the other end of its transfers is an imagined one.
+            decorator="@scripted(CONFIG)",
+            imports=("from engine import EngineConfig",),
+            more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
+            before=("", f"CONFIG = {written_call('EngineConfig', values, _LONGEST_LINE)}"),
+        )
 
-    def standalone_test(self, schedules: Sequence[Schedule[EngineConfig]], *, name: str) -> WrittenTest:
-        """There is none: its tests are this project's own. Raises ScriptDefinitionError."""
-        del schedules, name
-        raise ScriptDefinitionError("tests of Lockstep's own engine need no other form: leave --standalone out")
+
+def _end_of(action: Action) -> Action | None:
+    """The action that ends the effect of another one; None for an action without a lasting effect."""
+    match action:
+        case StallStage():
+            return ResumeStage(stage=action.stage)
+        case HoldResults():
+            return ReleaseResults()
+        case HoldTransfers():
+            return ReleaseTransfers()
+        case Press():
+            return Relieve()
+        case PauseServing():
+            return ResumeServing()
+        case SleepServing():
+            return WakeServing()
+    return None
 
 
 ADAPTER: Final = LockstepAdapter()

@@ -6,7 +6,7 @@ whole machines. The other adapter answers every question about one machine.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, ClassVar
@@ -32,23 +32,24 @@ from scripted.fleets.machine import (
     merged,
 )
 from scripted.report.step_log import ShownStep, StepLog
+from scripted.sdk.base_adapter import BaseAdapter
 from scripted.search.generated import Space
 
-_STATES = StateReader()
 
-
-class FleetAdapter(ABC):
+class FleetAdapter(
+    BaseAdapter[FleetConfig, FleetEvent, FleetStep, FleetOutput, FleetRecord, FleetMachine, NoDevice, FleetOracle]
+):
     """Implements the adapter protocol for fleets of machines of the adapter ``of``.
 
     ``inner_actions`` are the actions on one machine that a fleet has, ``more_actions`` further ones of this kind of
     fleet.
     """
 
-    name: str
     of: str
     space: Space
     workloads: Mapping[str, str]
     inner_actions: tuple[type[Action], ...]
+    states = StateReader()
     resuming: ClassVar[None] = None
     undoing: ClassVar[tuple[Action, ...]] = ()
 
@@ -117,12 +118,9 @@ class FleetAdapter(ABC):
     def new_step(self, events: tuple[FleetEvent, ...], now: float) -> FleetStep:
         return FleetStep(events, now)
 
-    def drive(self, run: FleetRun) -> None:
-        """One step of all machines at a time."""
-        result = None
-        with run:
-            while (step := run.next_step(result)) is not None:
-                result = run.machine.step(step.events, step.now)
+    def take_step(self, run: FleetRun, step: FleetStep) -> FleetOutput:
+        """One step of all machines."""
+        return run.machine.step(step.events, step.now)
 
     def leave_out(self, run: FleetRun) -> None:
         inner = self.inner
@@ -149,11 +147,6 @@ class FleetAdapter(ABC):
                 undo: OnEngine = self.at(on=one.name, do=clause_of(action))
                 return undo
         return None
-
-    def also_due(self, run: FleetRun) -> Sequence[FleetEvent]:
-        """Nothing: machines take their own results."""
-        del run
-        return ()
 
     def finale(self, run: FleetRun, turn: int) -> Sequence[FleetEvent]:
         """The last events of each machine."""
@@ -186,7 +179,7 @@ class FleetAdapter(ABC):
 
         Raises UnreadableState.
         """
-        yield _STATES.digest(run.step, run.arrived, run.clock.now(), [one.name for one in run.machine.living])
+        yield self.states.digest(run.step, run.arrived, run.clock.now(), [one.name for one in run.machine.living])
         yield self.fleet_digest(run)
         for one in run.machine.living:
             yield from self.inner.digests(one.run)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias
 
@@ -18,7 +18,6 @@ from scripted.core.forks import Copier, Frozen
 from scripted.core.machine import Machine
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
-from scripted.core.placed_action import Placed
 from scripted.core.protocol import ADAPTER_API, ConfigValue, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
@@ -33,6 +32,7 @@ from scripted.script.on_adapters import ScriptEnded
 from scripted.script.options import ScriptOptions
 from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.as_schedule import plan_of, schedule_of
+from scripted.sdk.base_adapter import BaseAdapter, written_call
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.live.launch import Launcher
@@ -45,7 +45,6 @@ from scripted.sdk.space import SchedulerSpace
 from scripted.sdk.standalone import Standalone, write_standalone
 from scripted.sdk.step_words import log_of
 from scripted.sdk.workloads import workloads_of
-from scripted.search.execution import Outcome
 from scripted.search.mutant_search import Found
 
 _WIDTH: Final = 116
@@ -53,11 +52,6 @@ _WIDTH: Final = 116
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
 # The name of a request that was never there; no schedule uses it.
 UNKNOWN_RID: Final = "nobody-ever"
-_STATES: Final = StateReader({
-    Account: ("calls",),
-    Results: ("_has_kept", "_in_vain"),
-    SdkOracle: ("_can", "_fresh", "_limits"),
-})  # fmt: skip
 
 
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
@@ -78,7 +72,10 @@ def _default_of(name: str, config: type[_SettingsT]) -> _SettingsT:
     return default
 
 
-class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
+class SchedulerAdapter(
+    BaseAdapter[_SettingsT, Event, Step, Stepped, Record, _MachineT, SimulatedRunner, SdkOracle],
+    Generic[_SettingsT, _MachineT],
+):
     """Implements the adapter protocol for a machine of the usual shape.
 
     ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose
@@ -96,6 +93,11 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
     """
 
     violations: tuple[type[Exception], ...] = ()
+    states = StateReader({
+        Account: ("calls",),
+        Results: ("_has_kept", "_in_vain"),
+        SdkOracle: ("_can", "_fresh", "_limits"),
+    })  # fmt: skip
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
         self._machine = machine
         self._limits = limits
         self._can = can
-        self._mutants = {mutant.name: mutant for mutant in mutants}
+        self.mutants = {mutant.name: mutant for mutant in mutants}
         self._copier = copier
         if copier is not None:
             copier.share(Fresh)
@@ -217,12 +219,6 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)
 
-    def drive(self, run: SdkRunLike[_SettingsT, _MachineT]) -> None:
-        stepped: Stepped | None = None
-        with run:
-            while (step := run.next_step(stepped)) is not None:
-                stepped = self.take_step(run, step)
-
     def take_step(self, run: SdkRunLike[_SettingsT, _MachineT], step: Step) -> Stepped:
         """Do in one step what ``drive`` does in each."""
         try:
@@ -237,9 +233,6 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
             run.device.launch(stepped.microbatch)
         return stepped
 
-    def what_is_busy(self, run: SdkRunLike[_SettingsT, _MachineT]) -> str:
-        return " ".join(f"{name}={count}" for name, count in run.machine.counts().items())
-
     def where(self, run: SdkRunLike[_SettingsT, _MachineT], rid: str | None) -> tuple[str, str]:
         """From the account of replies and computed positions."""
         live = run.oracle.account.live
@@ -250,13 +243,6 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
         batches = run.oracle.in_flight
         full = "full" if len(batches) >= self.limits_of(run.config)[0].depth else "some"
         return state, full if batches else "empty"
-
-    def also_due(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Sequence[Event]:  # noqa: ARG002 - the protocol's
-        return ()
-
-    def obstacle(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Action | None:  # noqa: ARG002 - the protocol's
-        """Nothing; an adapter overrides it to name a reason why requests may stand still."""
-        return None
 
     def finale(self, run: SdkRunLike[_SettingsT, _MachineT], turn: int) -> Sequence[Event]:
         """Aborts of unknown requests, which change nothing; then a pause ends, and the cache is flushed if possible."""
@@ -278,10 +264,6 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
         """The run as it is now; None without a copier."""
         return None if self._copier is None else Frozen(run, self._copier)
 
-    def digests(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Iterator[bytes]:
-        """The whole state in one part. Raises UnreadableState for a machine with an object that cannot be read."""
-        yield _STATES.digest(run.machine, run.device, run.oracle, *run.own_state)
-
     # -- recordings --
 
     def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
@@ -299,23 +281,6 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
 
     # -- mutants --
 
-    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
-        """Raises ScriptDefinitionError for an unknown one."""
-        if mutant is None:
-            return nullcontext()
-        if mutant not in self._mutants:
-            known = ", ".join(self._mutants) or "none"
-            raise ScriptDefinitionError(f"{self.name} has no mutant {mutant!r}; there are: {known}")
-        return self._mutants[mutant].switched_on()
-
-    @property
-    def mutant_names(self) -> tuple[str, ...]:
-        return tuple(self._mutants)
-
-    def bugs_met(self, codes: Container[int]) -> list[str]:
-        """Of its mutants, those that break code with one of these ids."""
-        return [name for name, mutant in self._mutants.items() if mutant.is_met(codes)]
-
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
         """A table of its own; a page that is there keeps what stands above its first table."""
         from lockstep.output_files import write_output  # a search imports nothing of the engine
@@ -323,7 +288,7 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
         above = page.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if page.exists() else ""
         rows = ["| bug | origin | found |", "| --- | --- | --- |"]
         for one in found:
-            mutant = self._mutants[one.mutant]
+            mutant = self.mutants[one.mutant]
             nearness = f" ({mutant.nearness})" if mutant.nearness else ""
             rows.append(f"| `{one.mutant}`: {mutant.bug}{nearness} | {mutant.origin} | {one.result} |")
         write_output(page, above + "\n".join(rows) + "\n")
@@ -344,11 +309,6 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
 
         return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
 
-    def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
-        """The actions that ended its run; a script ends like a schedule, so a broken run leaves nothing open."""
-        del placed
-        return list(outcome.implied)
-
     def standalone_test(self, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
         """The calls that its machine made. Raises ScriptDefinitionError where it does not say what they need."""
         if self.standalone is None:
@@ -368,7 +328,4 @@ class SchedulerAdapter(Generic[_SettingsT, _MachineT]):
                 "call it something else in the adapter's configuration"
             )
         arguments = [f'adapter="{self.name}"', *(f"{name}={value!r}" for name, value in words.items())]
-        text = f"@scripted({', '.join(arguments)})"
-        if len(text) > _WIDTH:
-            text = "\n".join(["@scripted(", *(f"    {argument}," for argument in arguments), ")"])
-        return TestHead(text)
+        return TestHead(written_call("@scripted", arguments, _WIDTH))

@@ -1,0 +1,105 @@
+"""The base of adapters: the parts that do not depend on the messages of a scheduler.
+
+``SchedulerAdapter`` derives from it for machines of the SDK, ``FleetAdapter`` for several machines as one, and the
+adapter of Lockstep's engine for that engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, Generic
+
+from scripted.core.action import Action, RunLike
+from scripted.core.machine import ConfigT, DeviceT, EventT, MachineT, OutputT, RecordT, StepT
+from scripted.core.mutant import Mutant
+from scripted.core.oracle import OracleT
+from scripted.core.placed_action import Placed
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.states import StateReader
+from scripted.search.execution import Outcome
+
+
+class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
+    """An adapter whose runs can be compared, and whose mutants are in a table.
+
+    ``states`` says which attributes no later step depends on. ``mutants`` are the ones that a search looks for.
+    """
+
+    name: str
+    mutants: Mapping[str, Mutant]
+    states: ClassVar[StateReader]
+
+    # -- a run --
+
+    @abstractmethod
+    def take_step(
+        self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT], step: StepT
+    ) -> OutputT:
+        """Do in one step what ``drive`` does in each: step the machine, launch, send."""
+
+    def drive(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]) -> None:
+        output: OutputT | None = None
+        with run:
+            while (step := run.next_step(output)) is not None:
+                output = self.take_step(run, step)
+
+    def what_is_busy(self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]) -> str:
+        return " ".join(f"{name}={count}" for name, count in run.machine.counts().items())
+
+    def also_due(
+        self,
+        run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT],  # noqa: ARG002
+    ) -> Sequence[EventT]:
+        """No events beside results; an adapter whose device answers more overrides it."""
+        return ()
+
+    def obstacle(
+        self,
+        run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT],  # noqa: ARG002
+    ) -> Action | None:
+        """No obstacle; an adapter with a reason why requests may stand still overrides it."""
+        return None
+
+    def digests(
+        self, run: RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]
+    ) -> Iterator[bytes | None]:
+        """The whole state in one part. Raises UnreadableState for an object that cannot be read."""
+        yield self.states.digest(run.machine, run.device, run.oracle, *run.own_state)
+
+    # -- mutants --
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]:
+        return tuple(self.mutants)
+
+    def mutant_named(self, name: str) -> Mutant:
+        """Raises ScriptDefinitionError for an unknown mutant."""
+        if name not in self.mutants:
+            known = ", ".join(self.mutants) or "none"
+            raise ScriptDefinitionError(f"{self.name} has no mutant {name!r}; there are: {known}")
+        return self.mutants[name]
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """Put a mutant in; None puts in none. Raises ScriptDefinitionError."""
+        return nullcontext() if mutant is None else self.mutant_named(mutant).switched_on()
+
+    def bugs_met(self, codes: Container[int]) -> Sequence[str]:
+        """The mutants that break code with one of these ids."""
+        return [name for name, mutant in self.mutants.items() if mutant.is_met(codes)]
+
+    # -- tests --
+
+    def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
+        """The actions that ended the run, where a broken run leaves nothing open."""
+        del placed
+        return list(outcome.implied)
+
+
+def written_call(name: str, arguments: Sequence[str], width: int) -> str:
+    """A call as code: in one line, or with one argument a line where that is longer than ``width``."""
+    text = f"{name}({', '.join(arguments)})"
+    if len(text) <= width:
+        return text
+    return "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), ")"])
