@@ -1,4 +1,4 @@
-"""The engine's own scheduler as an adapter: actions, oracle, specification, bugs, workloads, the tiers."""
+"""The adapter of Lockstep's own engine: actions, oracle, specification, mutants, workloads and tiers."""
 
 import importlib.util
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Configurations of the engine as words of a schedule, and the limits that they stand for in the sim tier.
+"""Configurations of the engine as words of a schedule, and their limits in the sim tier.
 
-These need no weights and no tokenizer, because nothing is loaded: the simulated pipeline makes its tokens from the KV.
+They need no weights and no tokenizer, because nothing is loaded: the simulated pipeline makes its tokens from the KV.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from engine.core.config import EngineConfig, embedded_seed, require_lora_names
 from engine.core.errors import ConfigError
 from engine.core.limits import EMBEDDED_TOTAL_TOKENS, Limits, embedded_facts
 
-# A gigabyte of records.
+# As many pages take a gigabyte of records.
 MOST_PAGES: Final = 1 << 22
 
 
 def config_values(config: EngineConfig) -> dict[str, Any]:
-    """The fields that are not at their default."""
+    """Return the values that are not at their defaults."""
     fields = type(config).model_fields
     return {name: value for name, value in config.model_dump().items() if value != fields[name].default}
 
 
 @functools.lru_cache(maxsize=1024)
 def limits_of(config: EngineConfig) -> Limits:
-    """A configuration resolved as in the sim tier, whose KV holds at least one full context where it does not say.
+    """Resolve a configuration as in the sim tier, where the KV holds at least one full context by default.
 
-    Raises CheckpointError for a model that is no folder with a configuration, ConfigError for what it cannot do.
+    Raises CheckpointError for a model that is no folder with a configuration, ConfigError for impossible settings.
     """
     require_lora_names(config.lora, config.model)
     kept = {"max_total_tokens": config.max_total_tokens or 0, "host_kv_tokens": config.host_kv_tokens}
@@ -48,7 +48,7 @@ def limits_of(config: EngineConfig) -> Limits:
 
 
 def smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:
-    """One setting at its default; a number nearer to it from above, or lower by half or by one."""
+    """Yield configurations with one setting at its default, or with a number nearer to it, halved or one lower."""
     values = config_values(config)
     for name, value in values.items():
         default = EngineConfig.model_fields[name].default

@@ -1,6 +1,6 @@
-"""The gallery as a page: of each mutant the bug, the test that catches it, and how soon the search finds it.
+"""The page of the gallery: each mutant's bug, the test that catches it, and how soon the search finds it.
 
-The gallery's page and the figures in the README are made from this.
+This module makes the gallery's page and the figures in the README.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _README_COUNTS: Final = (
 
 
 def gallery_markdown(results: Mapping[str, str]) -> str:
-    """The gallery as Markdown: of each mutant the origin, the bug, the test that catches it, what finding it took."""
+    """Write the gallery as Markdown: origin, bug, test and search result of each mutant."""
     return "\n".join(_section(title, mutants, results) for title, mutants in _SECTIONS)
 
 
 def results_on(page: str) -> dict[str, str]:
-    """What the entries of a page say it took to find each mutant."""
+    """Read each mutant's search result from the entries of a page."""
     return dict(_RESULT.findall(page))
 
 
 def write_gallery(page: Path, found: Iterable[Found]) -> None:
-    """Write the page's entries. What stands above the first of them stays, and so do results of other mutants.
+    """Write the page's entries. The text above the first entry stays, and so do results of other mutants.
 
     A README two folders above the page gets the same figures, in the rows of its own table, and the numbers of entries.
     """

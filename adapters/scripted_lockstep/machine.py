@@ -1,4 +1,4 @@
-"""The engine's scheduler as a machine of the search: the scheduler itself, and what an operator does to it."""
+"""The engine's scheduler as a machine of the search, with the interventions of an operator."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from scripted_lockstep.actions.client_requests import PREFILL_ENGINE
 
 
 class SilentDigests(DigestChain):
-    """Is given no steps: hashing is a third of a simulated step, and a search never asks for the digest.
+    """A digest that takes no steps: hashing is a third of a simulated step, and a search never reads the digest.
 
-    It has no hash, which could not be copied with a fork.
+    It has no hash object, which could not be copied with a fork.
     """
 
     keeps_steps: ClassVar[bool] = False
@@ -29,7 +29,7 @@ class SilentDigests(DigestChain):
 
 
 class EngineMachine:
-    """A new scheduler of these limits, or a server's. ``is_pressed``: an operator keeps memory from requests."""
+    """A new scheduler of these limits, or a server's. ``is_pressed``: an operator reserves memory."""
 
     def __init__(self, limits: Limits, *, digests: bool, scheduler: Scheduler | None = None) -> None:
         self.limits = limits
@@ -59,20 +59,20 @@ class EngineMachine:
         }
 
     def start_over(self) -> None:
-        """Forget everything, counters and digest included, where it stands: the loop and its gate hold the scheduler.
+        """Forget everything in place, counters and digest included: the loop and its gate hold the scheduler.
 
         Raises IntegrityError unless the engine is fully idle. Production never does this.
         """
         if not self.scheduler.is_fully_idle:
             busy = self.scheduler.books.what_is_busy()
             raise IntegrityError(f"a scheduler that is busy cannot start over: {busy}")
-        # What a script has put into the object itself, a method for instance, goes as well.
+        # Attributes that a script has set on the object itself, such as a method, go as well.
         vars(self.scheduler).clear()
         Scheduler.__init__(self.scheduler, self.limits)
         self.is_pressed = False
 
     def intervene(self, event: OperatorEvent) -> None:
-        """Between two steps, as an operator does, and looked at right away. Raises Violation."""
+        """Intervene between two steps, as an operator does, and check the effect at once. Raises Violation."""
         most = _most(self.scheduler.pressure)
         self.scheduler.pressure.intervene(event)
         if isinstance(event, SetPressure):
@@ -96,7 +96,7 @@ def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory)
 
 
 def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
-    """An engine of which something is kept back says so: of it no checkpoint can be taken."""
+    """Check that an engine with reserved memory says so: no checkpoint can be taken of it."""
     window = memory.sliding_window
     kept = memory.pages.reserved + memory.rows.reserved + len(pressure.pins)
     kept += 0 if window is None else window.pages.reserved
@@ -105,7 +105,7 @@ def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
 
 
 def _most(pressure: Pressure) -> tuple[int, ...]:
-    """Pages and rows that could be free, nodes that could be unlocked, window pages: by what requests own."""
+    """Return how many pages, rows, unlocked nodes and window pages there could be beside what requests own."""
     return (
         pressure.most_free_pages,
         pressure.most_free_rows,
@@ -115,7 +115,7 @@ def _most(pressure: Pressure) -> tuple[int, ...]:
 
 
 def _left(memory: KVMemory) -> tuple[int, ...]:
-    """Pages and rows that are free, nodes that are unlocked, window pages that are free."""
+    """Return how many pages and rows are free, nodes unlocked, window pages free."""
     unlocked = sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
     window = 0 if memory.sliding_window is None else memory.sliding_window.pages.free
     return memory.pages.free, memory.rows.free, unlocked, window
@@ -125,7 +125,7 @@ def _left(memory: KVMemory) -> tuple[int, ...]:
 
 
 def place_of(scheduler: Scheduler, rid: str | None) -> tuple[str, str]:
-    """The request's place, or with None all that are occupied; and what is in flight."""
+    """Return the request's place, or with None all occupied places; and the state of the pipeline."""
     if rid is None:
         places = sorted({request.place.value for request in scheduler.books.live()})
         return "+".join(places) or "no request", _pipeline(scheduler)
@@ -134,7 +134,7 @@ def place_of(scheduler: Scheduler, rid: str | None) -> tuple[str, str]:
 
 
 def _pipeline(scheduler: Scheduler) -> str:
-    """Empty, full, or the kinds of what is in flight; a last chunk is what a first token comes from."""
+    """Name the pipeline's state: empty, full, or the kinds in flight; a last chunk yields a first token."""
     flights = scheduler.books.in_flight
     if not flights:
         return "empty"

@@ -1,4 +1,4 @@
-"""Runs of the engine, frozen, thawed and told apart; two thawed ones in three are compared with the specification."""
+"""Freezes, thaws and compares runs of the engine; two thawed runs in three are compared with the specification."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from scripted_lockstep.specification.loras import SpecifiedLoras
 from scripted_lockstep.specification.memory import SpecifiedMemory
 from scripted_lockstep.specification.specification import Specification
 
-# The executable specification costs as much again as all other checks. Of the runs that share a beginning one in this
-# many is not compared with it; every run that starts from its beginning is.
+# The executable specification costs as much again as all other checks. Of runs that share a beginning, one in this many
+# is not compared with it; every run from the start is.
 UNSPECIFIED_EVERY_RUNS: Final = 3
 
 COPIER: Final = Copier(
-    # Frozen itself, but its requests are the live ones.
+    # It is frozen, but its requests are the live ones.
     rebuilt={
         Launched: (
             lambda launched: launched.requests,
@@ -39,7 +39,7 @@ COPIER: Final = Copier(
 )
 
 
-# Of the counters three are used again: they number microbatches, requests and weights.
+# Three of the counters are used again: they number microbatches, requests and weights.
 _USED_COUNTERS: Final = {"forward_ct", "requests_started", "weights_version"}
 STATES: Final = StateReader({
     Account: ("calls",),
@@ -64,8 +64,8 @@ _RunT = TypeVar("_RunT", bound=RunLike)
 class FrozenRun(Generic[_RunT]):
     """A run as it is now, and beside it the specification's states, so that a run without them does not copy them.
 
-    ``oracles`` are those of a run's engines, whose steps are compared with the specification. Which runs are depends on
-    their names alone, so that it is the same in every process.
+    ``oracles`` are those of a run's engines, whose steps are compared with the specification. A run's name alone
+    decides whether it is compared, so that every process decides alike.
     """
 
     def __init__(self, run: _RunT, oracles: Callable[[_RunT], Sequence[EngineOracle]]) -> None:
@@ -79,7 +79,7 @@ class FrozenRun(Generic[_RunT]):
             oracle.conformance = conformance
 
     def thaw(self, name: str) -> _RunT:
-        """A run that goes on from there and shares nothing that can change."""
+        """Return a run that continues from there and shares nothing that can change."""
         run = self._run.thaw()
         if is_specified(name):
             for oracle, conformance in zip(self._oracles(run), self._conformances.thaw(), strict=True):
@@ -88,5 +88,5 @@ class FrozenRun(Generic[_RunT]):
 
 
 def is_specified(name: str) -> bool:
-    """Whether a run of this name is compared with the executable specification from where it forks."""
+    """Whether a run of this name is compared with the executable specification after its fork."""
     return not name or zlib.crc32(name.encode()) % UNSPECIFIED_EVERY_RUNS > 0

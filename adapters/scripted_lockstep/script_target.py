@@ -1,4 +1,4 @@
-"""A registered script as a target of the search: run again and again with something added at one of its yields."""
+"""A registered script as a target of the search: run again and again with an action added at one of its yields."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _AFTER_LIMIT_STEPS: Final = 300
 
 
 class ScriptTarget:
-    """A registered script in the sim tier, with one event more at one of its yields.
+    """A registered script in the sim tier, with an event added at one of its yields.
 
-    What the script itself asserts does not hold with an event that it does not know: after the event only the engine's
-    own invariants and the oracle count, and the script ends at its first failed assertion.
+    The script's own assertions do not hold with an unexpected event: after it only the engine's invariants and the
+    oracle count, and the script ends at its first failed assertion.
     """
 
     rejoined: int = 0
@@ -45,7 +45,7 @@ class ScriptTarget:
 
     @property
     def steps(self) -> int:
-        """Yields of the script when nothing is added."""
+        """The yields of the script when nothing is added."""
         return self._yields
 
     def execute(self, *extra: Placed) -> Outcome:
@@ -53,7 +53,7 @@ class ScriptTarget:
         return self._run(extra)
 
     def execute_drawn(self, drawn: Drawn) -> Outcome:
-        """The same; what its actions would meet is not known."""
+        """Run it with drawn actions, without knowing what they would meet."""
         for step in drawn.steps:
             drawn.come(step, lambda action: Cell(action.kind, "", ""))
         return self._run(drawn.placed)
@@ -100,14 +100,14 @@ class ScriptTarget:
 
 
 def _spend_failure(t: Any) -> Generator[None, None, None]:
-    """A failure that no microbatch of the script met must not meet what the harness does after it."""
+    """Spend a failure that no microbatch of the script met, so that the harness's own work does not meet it."""
     if t.scheduler.failure is None and t.scheduler.books.is_awake and not t.state.paused:
         t.release_results()
         yield from t.run_until_finished(t.start_req(prompt_len=1, max_new_tokens=1))
 
 
 def _first_arguments(test: ScriptedTest) -> dict[str, Any]:
-    """The first set of values that pytest would parametrize the script with."""
+    """Return the first set of values that pytest would parametrize the script with."""
     arguments: dict[str, Any] = {}
     for mark in getattr(test.script, "pytestmark", ()):
         if mark.name == "parametrize":
@@ -125,7 +125,7 @@ def _starts_of(t: Any) -> list[StartRequest]:
 
 
 def _do(t: Any, action: Action) -> bool:
-    """Call the verb of an action; False when there was nothing to act on, or the engine refused it."""
+    """Call the verb of an action. Returns False when it had nothing to act on, or the engine refused it."""
     try:
         return action.perform(t)
     except Exception as exc:

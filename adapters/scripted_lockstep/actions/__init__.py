@@ -1,7 +1,7 @@
-"""Actions: what may happen to an engine from outside. One class each, which is all that the harness knows of it.
+"""Actions on the engine from outside, one class each, which holds all that the harness knows about it.
 
-A new one is a class here and a verb of ``t``; tests/unit/actions says what it still lacks. A search tries them in the
-order in which these modules define them.
+A new action is a class here and a verb of ``t``; tests/unit/actions names what it still lacks. A search tries actions
+in the order in which these modules define them.
 """
 
 # isort: off

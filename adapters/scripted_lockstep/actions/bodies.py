@@ -1,6 +1,6 @@
-"""The body of a request that a script starts: of ``start_req``'s arguments, as JSON can say them.
+"""The body of a request that a script starts, made from the arguments of ``start_req``.
 
-What is of another type goes to the server as it is, and the server says what it takes.
+Values of wrong types go to the server unchanged, and the server says which types it takes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from scripted.script.json_values import as_json
 from scripted.script.static_checks import bounded
 from scripted.sdk.action_bases import check_one_prompt, made_prompt
 
-# What a body calls otherwise than start_req does.
+# Names of a body that differ from the arguments of start_req.
 _ARGUMENTS: Final = {"input_ids": "prompt_ids", "lora_path": "lora"}
 
 
 def view_of(rid: str, body: Mapping[str, Any]) -> ClientView:
-    """What its client will see: an answer of as many choices as the server may give."""
+    """Make the view of its client: an answer of as many choices as the server may give."""
     n, streams = body["sampling_params"].get("n"), bool(body.get("stream"))
     if type(n) is int and 1 < n <= MAX_N:
         return ChoicesView(rid, rids_of(rid, n), streams=streams)
@@ -38,7 +38,7 @@ def one_prompt(
 
 
 def as_sent(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a request. Raises BadCall for an argument that JSON cannot say."""
+    """Return the body as JSON has it. Raises BadCall for an argument that JSON cannot express."""
     call = "start_req()"
     sampling = {name: as_json(call, name, value) for name, value in body["sampling_params"].items()}
     others = body | {"sampling_params": sampling}
@@ -46,23 +46,23 @@ def as_sent(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Those that are not None: what a body leaves out has the server's default."""
+    """Return the values that are not None: the server has defaults for the others."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def number(value: Any) -> Any:
-    """A whole number as the float that JSON has for it."""
+    """Return a whole number as the float that JSON has for it."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def items(name: str, value: Any) -> Any:
-    """Any sequence as a list; what has no order, or is no sequence, as it is. Raises BadCall for one without an end."""
+    """Return any sequence as a list, and any other value unchanged. Raises BadCall for a sequence without an end."""
     is_sequence = isinstance(value, Iterable) and not isinstance(value, (str, Set, Mapping))
     return bounded("start_req()", name, value) if is_sequence else value
 
 
 def biases(value: Any) -> Any:
-    """Logit biases with the keys that JSON has for token ids."""
+    """Return logit biases with the keys that JSON has for token ids."""
     if not isinstance(value, Mapping):
         return {} if value is None else value
     return {str(token): number(bias) for token, bias in value.items()}

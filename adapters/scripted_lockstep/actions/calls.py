@@ -27,21 +27,21 @@ from scripted_lockstep.actions.action import AdministrativeCall
 PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
 SLEEP_MODES: Final = tuple(mode.value for mode in PauseMode if mode is not PauseMode.IN_PLACE)
 _LEVELS: Final = (1, 2)
-# How long the calls that a search adds may wait for their chance.
+# The time for which calls that a search adds may be deferred.
 DEFERRED_S: Final = 1.0
-# Nothing is written where stages are simulated; a front end names a folder of its own.
+# Simulated stages write nothing; a front end names a folder of its own.
 _TRACES: Final = "traces"
 
 
 def check_timeout(call: str, timeout_s: Any) -> None:
-    """Raise BadCall for what is no number of virtual seconds, nor None."""
+    """Raise BadCall unless this is a number of virtual seconds or None."""
     number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if timeout_s is not None and (not number or not math.isfinite(timeout_s)):
         raise BadCall(f"{call} takes timeout_s in virtual seconds, or None, got {timeout_s!r}")
 
 
 class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
-    """A flush of the cache; with ``timeout_s`` it waits for its chance."""
+    """Flushes the cache; with ``timeout_s`` the flush may be deferred."""
 
     timeout_s: float | None = None
 
@@ -77,7 +77,7 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort-all"):
-    """An abort of everything that is alive. In the shell it is ``abort all``."""
+    """Aborts everything that is alive. In the shell it is ``abort all``."""
 
     examples: ClassVar = ("abort-all",)
     needs_open: ClassVar[bool] = True
@@ -126,7 +126,7 @@ class PauseServing(AdministrativeCall, PauseCall, frozen=True, kw_only=True, omi
 
 class ResumeServing(ResumeCall, AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
     event: ClassVar = ContinueGeneration
-    # Worth a run in few workloads only.
+    # It is worth a run in few workloads only.
     search_turn: ClassVar[int] = 1
 
     @staticmethod
@@ -137,7 +137,7 @@ class ResumeServing(ResumeCall, AdministrativeCall, frozen=True, kw_only=True, o
 
 
 class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="sleep"):
-    """The stages give their memory back."""
+    """Releases the memory of the stages."""
 
     level: int = 1
     mode: PauseMode = PauseMode.RETRACT
@@ -178,7 +178,7 @@ class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
 
 class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="wake"):
-    """The stages take their memory again."""
+    """Restores the memory of the stages."""
 
     examples: ClassVar = ("wake",)
     added_beside: ClassVar = "sleep"
@@ -199,7 +199,7 @@ class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=T
 
 
 class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
-    """The stages begin to profile themselves. It takes a place in the pipeline."""
+    """Begins a profile of the stages. It takes a place in the pipeline."""
 
     examples: ClassVar = ("profile",)
     added_beside: ClassVar = "profile"
@@ -212,7 +212,7 @@ class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     @staticmethod
     @verb
     def start_profile(t: Any) -> Call:
-        """POST ``/start_profile``: the stages begin to profile themselves, with a microbatch without tokens."""
+        """POST ``/start_profile``: the stages begin to profile themselves, by a microbatch without tokens."""
         return BeginProfile().post(t)
 
     def message(self, call_id: str) -> StartProfile:

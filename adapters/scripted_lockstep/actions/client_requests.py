@@ -1,4 +1,4 @@
-"""What clients do with requests: start one, abort it by its rid, hang up."""
+"""Actions of clients: start a request, abort it by its rid, hang up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from scripted_lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
 PREFILL_ENGINE: Final = "p0"
 DECODE_ENGINE: Final = "d0"
 _ANOTHER_REGEX: Final = "[p-z]{2}"
-# Fields of a request by the names that both its verb and its message have for them, and those of its sampling.
+# Fields of a request that its verb and its message share, and those of its sampling.
 _OF_MESSAGE: Final = {
     "priority": "priority",
     "timeout_s": "timeout_s",
@@ -56,7 +56,7 @@ _OF_SAMPLING: Final = {
 
 
 class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
-    """A client aborts one request by its rid."""
+    """Aborts one request by its rid."""
 
     rid: str
 
@@ -75,7 +75,7 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
         return {"rid": self.rid}
 
     def is_sent_as(self, message: ClientMessage) -> bool:
-        """That of an answer of several choices is answered by the abort of the last one."""
+        """The abort of an answer with several choices is answered by the abort of the last choice."""
         return isinstance(message, Abort) and message.call_id is not None
 
     @classmethod
@@ -84,14 +84,14 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @classmethod
     def words(cls, event: Abort) -> str:
-        """The request, and why the front end ended it, if it did."""
+        """Name the request, and the front end's reason for the end, if it gave one."""
         if event.finish_reason is not FinishReason.ABORT:
             return f"end {short_rid(event.rid)} ({event.finish_reason})"
         return f"abort {short_rid(event.rid)}"
 
 
 class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="disconnect"):
-    """A request's client goes away, and the front end aborts the request."""
+    """Disconnects a request's client; the front end then aborts the request."""
 
     rid: str
 
@@ -124,7 +124,7 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         return (Verb("disconnect", Code(variable_of(self.rid))),)
 
     def perform(self, t: Any) -> bool:
-        """None: to a script's engine it is an abort, which is added as well."""
+        """Do nothing: to a script's engine it is an abort, which a search adds as well."""
         del t
         return False
 
@@ -332,7 +332,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         )
 
     def apply(self, run: RunLike) -> None:
-        """The next step sees the message, as the front end of an engine of this role makes it."""
+        """Give the next step the message that the front end of an engine of this role makes."""
         number = int(run.new_call_id().rpartition("-")[2])
         message = self.message()
         at = run.machine.choose_prefill(message) if run.machine.limits.receives else None
@@ -361,9 +361,9 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages.
+        """A twin of each prompt, more urgent where that matters; a rid in use; a prompt of half of the pages.
 
-        With each LoRA and cache salt that the workload uses there is a twin as well.
+        There is a twin with each LoRA and cache salt of the workload as well.
         """
         starts = cls.among(base.starts)
         first = 0 if base.limits.prefills else None
@@ -377,7 +377,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed, first_page=first)
         for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
-            # The same grammar again, and one more that is new.
+            # The same grammar again, and a new one.
             yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
             yield cls(rid=EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
         if any(start.dead_end for start in starts):
@@ -394,7 +394,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         return cls(rid=PRESSURE_RID, prompt=max(1, tokens), seed=PRESSURE_SEED, new=3, first_page=first)
 
     def smaller(self) -> Iterator[Action]:
-        """Without what it need not ask for; shorter prompts and outputs, smaller seeds, more logprobs, no grammar."""
+        """The request without optional features: shorter, with smaller seeds, more logprobs, no grammar."""
         yield from super().smaller()
         if self.logprobs_from:
             yield msgspec.structs.replace(self, logprobs_from=0)
@@ -403,7 +403,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
-        """A request that is as long as it became, with a prompt that shares what it shared, sampled as it was."""
+        """A request as long as the recorded one became, with a prompt that shares as much, and the same sampling."""
         recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
         start = cls(
             rid=reader.new_name_of(event.rid),
@@ -417,7 +417,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
             return msgspec.structs.replace(start, first_page=event.deliver.first_page)
         regex = None if sampling.grammar is None else regex_before_dead_end(sampling.grammar)
         if regex is not None:
-            # It is to come to its dead end, if it came there, and not to end with its length before that.
+            # It must reach its dead end, if the recorded one did, and not end by its length before.
             new = min(new + 1, sampling.max_new_tokens)
         biased, bias = sampling.logit_bias[0] if len(sampling.logit_bias) == 1 else (None, 0.0)
         sampled = {field: getattr(sampling, name) for field, name in _OF_SAMPLING.items()}
@@ -435,7 +435,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 
     @classmethod
     def words(cls, event: Generate) -> str:
-        """The request, how long its prompt is, its LoRA and its salt."""
+        """Name the request, the length of its prompt, its LoRA and its salt."""
         lora = "" if event.lora is None else f", LoRA {printable(event.lora)}"
         salt = "" if event.cache_salt is None else f", salt {printable(event.cache_salt)}"
         return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora}{salt})"
@@ -444,9 +444,9 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
 def of_role(
     message: Generate, scheduler: Scheduler, first_page: int | None, number: int, at: str | None = PREFILL_ENGINE
 ) -> Generate:
-    """A client's request as it comes to the scheduler of an engine with a role.
+    """Return a client's request as the scheduler of an engine with a role gets it.
 
-    A decode engine has the prefill engine ``at`` for it. A prefill engine is asked for the full pages of its prompt,
+    A decode engine has chosen the prefill engine ``at``. A prefill engine is asked for the full pages of its prompt,
     from ``first_page`` on, by an engine that knows them by this number.
     """
     limits = scheduler.limits

@@ -1,6 +1,6 @@
-"""What happens to grammars while requests wait for them: they are held, they come, one cannot be compiled.
+"""Actions on grammars while requests wait for them: hold them, release them, fail one.
 
-None of it is a client's message.
+None of them is a client's message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _has_grammars(base: SearchBase) -> bool:
 
 
 class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
-    """No grammar becomes ready from this step on."""
+    """Holds all grammars: none becomes ready from this step on."""
 
     examples: ClassVar = ("hold-grammars",)
     needs_open: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
-    """``count`` held grammars may become ready, in the order in which they were asked for; without a count all."""
+    """Releases ``count`` held grammars, in the order in which they were asked for; without a count all of them."""
 
     count: int | None = None
 
@@ -62,7 +62,7 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-grammar"):
-    """The next grammar that would become ready cannot be compiled; the engine goes on."""
+    """Makes the next grammar that would become ready fail to compile; the engine goes on."""
 
     examples: ClassVar = ("fail-grammar",)
     needs_open: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""LoRA adapters that operators load and unload, beside running requests."""
+"""Actions on LoRA adapters, which operators load and unload beside running requests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from scripted.script.clients import Call
 from scripted_lockstep.actions.action import AdministrativeCall, EventReader
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
 
-# Workloads have small seeds; the LoRA that a search loads under a name of theirs has other weights.
+# Workloads have small seeds; a LoRA that a search loads under one of their names has other weights.
 _OTHER_SEED: Final = 9
 
 
 def _names_in(base: SearchBase) -> Iterable[str]:
-    """The LoRAs that requests of a workload ask for."""
+    """Yield the LoRAs that requests of a workload name."""
     return dict.fromkeys(name for start in base.starts if (name := getattr(start, "lora", None)) is not None)
 
 
 class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="load-lora"):
-    """The LoRA of the embedded model for ``seed``, or the one in ``path_of_lora``, is loaded as ``name``."""
+    """Loads the embedded model's LoRA of ``seed``, or the one in ``path_of_lora``, as ``name``."""
 
     name: str
     seed: int = 1
@@ -48,7 +48,7 @@ class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def path_given(self) -> str:
-        """Where the LoRA is, as the route takes it."""
+        """Return the LoRA's path, as the route takes it."""
         return f"{EMBEDDED_LORA}:{self.seed}" if self.path_of_lora is None else self.path_of_lora
 
     @property
@@ -66,14 +66,14 @@ class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Other weights under each name of the workload, refused unless that one is unloaded; and a new name."""
+        """Other weights under each name of the workload, refused while that name is loaded; and a new name."""
         if not base.limits.max_loras:
             return ()
         return [cls(name=name, seed=_OTHER_SEED) for name in (*_names_in(base), "extra")]
 
     @classmethod
     def read_back(cls, event: LoadLora, reader: EventReader) -> LoraLoad:
-        """One of the embedded model's stands in for any other."""
+        """A LoRA of the embedded model stands in for any other."""
         seed = embedded_lora_seed(event.path)
         return cls(name=event.name) if seed is None else cls(name=event.name, seed=seed)
 
@@ -83,7 +83,7 @@ class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
 
 
 class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="unload-lora"):
-    """The LoRA of this name is unloaded; with ``timeout_s`` the call waits for the requests that use it."""
+    """Unloads a LoRA by its name; with ``timeout_s`` the call waits for the requests that use it."""
 
     name: str
     timeout_s: float | None = None

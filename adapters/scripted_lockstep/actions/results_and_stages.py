@@ -1,6 +1,6 @@
-"""What happens to the pipeline and to time: results that are held, stages that fail, stall or die, virtual seconds.
+"""Actions on the pipeline and on time: hold results; fail, stall or kill stages; advance the clock.
 
-None of it is a client's message. How results and time came is read from the steps of a recording, not from one event.
+None of them is a client's message. A recording's steps tell how results and time came, no single event does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defa
 
     @classmethod
     def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
-        """A result that is an error; it does not name the stage."""
+        """A failed result stands for it, without the stage."""
         return None if event.error is None else cls()
 
     @classmethod
@@ -51,7 +51,7 @@ class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defa
 
 
 class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="kill"):
-    """A stage dies; nothing in flight comes back, or with ``late`` one result after the news: it was on its way."""
+    """Kills a stage; nothing in flight comes back, or with ``late`` one result that was on its way, after the news."""
 
     stage: int = 0
     late: bool = False
@@ -97,7 +97,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
-    """A stage stops: nothing completes until it is resumed. A search adds held results instead, which are the same."""
+    """Stalls a stage: nothing completes until it is resumed. A search holds results instead, which is the same."""
 
     stage: int = 0
 

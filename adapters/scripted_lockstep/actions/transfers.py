@@ -1,6 +1,6 @@
-"""What happens to KV on its way between engines: it is held, it comes, the engine at the other end fails.
+"""Actions on KV between engines: hold it, release it, fail the engine at the other end.
 
-Only in an engine with a role. None of it is a client's message.
+Only in an engine with a role. None of them is a client's message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _require_transfers(t: Any, name: str) -> None:
 
 
 class HoldTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-transfers"):
-    """No page of KV leaves the engine or arrives from this step on."""
+    """Holds transfers: no page of KV leaves the engine or arrives from this step on."""
 
     examples: ClassVar = ("hold-transfers",)
     needs_open: ClassVar[bool] = True
@@ -40,17 +40,16 @@ class HoldTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True,
         t.run.act(HoldTransfers())
 
     def apply(self, run: RunLike) -> None:
-        """Keep back what is on its way."""
         run.device.transfers.is_holding = True
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """For engines with a role."""
+        """Only for engines with a role."""
         return (cls(),) if _has_role(base) else ()
 
 
 class ReleaseTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-transfers"):
-    """KV leaves and arrives again."""
+    """Releases transfers: KV leaves and arrives again."""
 
     examples: ClassVar = ("release-transfers",)
     is_control: ClassVar[bool] = True
@@ -63,7 +62,6 @@ class ReleaseTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
         t.run.act(ReleaseTransfers())
 
     def apply(self, run: RunLike) -> None:
-        """Let it through."""
         run.device.transfers.is_holding = False
 
     def reaches(self, run: RunLike) -> bool:
@@ -71,7 +69,7 @@ class ReleaseTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-transfer"):
-    """The engine at the other end of the transfer that began first fails; ``pages`` of what it was to send came."""
+    """Fails the engine at the other end of the oldest transfer, after ``pages`` of the pages that it was to send."""
 
     pages: int = 0
 
@@ -81,14 +79,14 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     @staticmethod
     @verb
     def fail_transfer(t: Any, pages: int = 0) -> None:
-        """Have the other engine of the transfer that began first fail, after so many pages of a prompt that came."""
+        """Have the other engine of the oldest transfer fail, after this many pages of a prompt that arrives."""
         _require_transfers(t, "fail_transfer()")
         if not t.run.device.transfers.numbers:
             raise BadCall("fail_transfer() needs a transfer on its way, there is none; wait for t.state.transferring")
         t.run.act(FailTransfer(pages=pages))
 
     def apply(self, run: RunLike) -> None:
-        """A decode engine hears of it from its front end, a prefill engine from its stages."""
+        """Tell a decode engine by its front end, a prefill engine by its stages."""
         transfers = run.device.transfers
         for number in transfers.numbers[:1]:
             transfers.fail(number, self.pages)
@@ -100,17 +98,17 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """For engines with a role: with nothing that came, and with a part."""
+        """Only for engines with a role: without a page, and with one."""
         return (cls(), cls(pages=1)) if _has_role(base) else ()
 
     def smaller(self) -> Iterator[Action]:
-        """Without a page."""
+        """The failure without a page."""
         if self.pages:
             yield FailTransfer()
 
     @classmethod
     def read_back(cls, event: PrefillFailed, reader: EventReader) -> FailTransfer:
-        """How much came says a later event."""
+        """A later event says how many pages came."""
         del event, reader
         return cls()
 

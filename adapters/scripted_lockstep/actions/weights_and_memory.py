@@ -1,4 +1,4 @@
-"""What happens to memory: weights that are replaced, pages, rows and tree nodes that an operator keeps or evicts."""
+"""Actions on memory: replace weights; reserve pages, rows and tree nodes; evict cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEFT_PAGES: Final = 1
 
 
 class _Scarce(NamedTuple):
-    """What an operator keeps: as the event says it, as the scheduler says how much can be left, the verb, the words."""
+    """A resource that an operator reserves: its field in the event, its limit in the scheduler, its verb, its words."""
 
     event: str
     most: str
@@ -39,7 +39,7 @@ _SCARCE: Final = {
 
 
 def _press(t: Any, call: str, name: str, value: int) -> None:
-    """Leave this much. Raises BadCall for what cannot be left."""
+    """Leave this much of a resource. Raises BadCall for an impossible amount."""
     scarce = _SCARCE[name]
     most = getattr(t.scheduler.pressure, scarce.most)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -56,20 +56,20 @@ def _press(t: Any, call: str, name: str, value: int) -> None:
 
 
 def _weights_of(seed: int) -> str:
-    """The embedded model's weights of ``seed``, as an update names them."""
+    """Name the embedded model's weights of ``seed`` for an update."""
     return f"{EMBEDDED_MODEL}:{seed}"
 
 
 def _seed_of(weights: str | None) -> int | None:
-    """The seed of the embedded model's weights that an update names; None for any others."""
+    """Return the seed of the embedded weights that an update names; None for any others."""
     model, _, seed = (weights or "").partition(":")
     return int(seed) if model == EMBEDDED_MODEL and seed.isdecimal() else None
 
 
 class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="update"):
-    """The weights become the embedded ones of ``seed``, or those of ``path_of_weights``.
+    """Replaces the weights by the embedded ones of ``seed``, or by those of ``path_of_weights``.
 
-    With ``timeout_s`` the update waits for its chance.
+    With ``timeout_s`` the update may be deferred.
     """
 
     seed: int = 1
@@ -100,7 +100,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def weights(self) -> str:
-        """The new weights, as the route takes them."""
+        """Return the new weights, as the route takes them."""
         return _weights_of(self.seed) if self.path_of_weights is None else self.path_of_weights
 
     @property
@@ -116,7 +116,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def of_model(cls, model: str, timeout_s: float | None = None) -> Update:
-        """To weights of another seed of this embedded model."""
+        """Return an update to weights of another seed of this embedded model."""
         name = model.partition(":")[0]
         path = None if name == EMBEDDED_MODEL else f"{name}:1"
         return cls(timeout_s=timeout_s, path_of_weights=path)
@@ -137,7 +137,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pressure"):
-    """An operator keeps memory from requests: exactly these pages or rows are left free, or tree nodes unlocked.
+    """Reserves memory until exactly these pages or rows are free, or tree nodes unlocked.
 
     ``window``: pages of the window pool, in an engine whose model has window layers.
     """
@@ -195,7 +195,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
         return SetPressure(**{_SCARCE[name].event: count for name, count in self._asked.items()})
 
     def reaches(self, run: RunLike) -> bool:
-        """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
+        """Whether requests own so little that this much can be left, as the verb demands."""
         if self.window is not None and not run.machine.limits.window_tokens:
             return False
         pressure = run.machine.scheduler.pressure
@@ -221,7 +221,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
 
 class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="relieve"):
-    """The operator gives everything back."""
+    """Gives all reserved memory back."""
 
     examples: ClassVar = ("relieve",)
     event: ClassVar = ReleasePressure
@@ -238,7 +238,7 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="evict"):
-    """``pages`` pages of unlocked cache are evicted, least recently used first; without a number all."""
+    """Evicts ``pages`` pages of unlocked cache, least recently used first; without a number all."""
 
     pages: int | None = None
 

@@ -1,7 +1,7 @@
-"""Fresh mutants: single edits of the scheduler and its memory by the operators of mutation testing, a sample by seed.
+"""Fresh mutants: single edits of the scheduler and its memory by the operators of mutation testing.
 
-Nobody chose them, so what the search finds of them says how good it is. ``fresh:MODULE.PATH.N`` is the N-th of a
-function, so one can be searched for, replayed and shrunk under by its name.
+A seed draws them, so the share that the search finds measures the search. ``fresh:MODULE.PATH.N`` names the N-th edit
+of a function, so that it can be searched for, replayed and shrunk under by its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scripted.core.refusals import ScriptDefinitionError
 _PREFIX: Final = "fresh:"
 _NAME: Final = re.compile(r"fresh:((?:scheduler|memory)\.\w+)\.([\w.]+)\.(\d+)")
 _PACKAGES: Final = ("scheduler", "memory")
-# What these write is read by people alone.
+# People alone read the output of these.
 _TEXTS: Final = frozenset({"__repr__", "__str__"})
 _COMPARED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -49,7 +49,7 @@ class _Edit(NamedTuple):
 
 
 def fresh_mutant(name: str) -> Mutant | None:
-    """The mutant of this name; None for a name of another kind. Raises ScriptDefinitionError for a number too high."""
+    """Return the mutant of this name; None for another kind of name. Raises ScriptDefinitionError for a wrong number."""
     if not name.startswith(_PREFIX):
         return None
     found = _NAME.fullmatch(name)
@@ -63,7 +63,7 @@ def fresh_mutant(name: str) -> Mutant | None:
 
 
 def fresh_sample(count: int, seed: int) -> dict[str, str]:
-    """So many names, drawn from all, with what each changes. An edit that does not fit is left out for another one."""
+    """Draw names from all edits, each with its description. An edit that does not fit is replaced by another one."""
     every = [mutant for module in _modules() for _, mutants in _mutants_of(module) for mutant in mutants]
     random.Random(seed).shuffle(every)  # noqa: S311 - the same from the same seed
     sample: dict[str, str] = {}
@@ -83,7 +83,7 @@ def _modules() -> Iterator[str]:
 
 @functools.cache
 def _mutants_of(module: str) -> tuple[tuple[str, tuple[Mutant, ...]], ...]:
-    """Of each function of a module its path and its mutants."""
+    """Yield the path and the mutants of each function of a module."""
     text = (Path(engine.core.__file__).parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     functions = _functions(ast.parse(text).body, "")
     return tuple([(path, tuple(_of_function(module, path, node, text))) for path, node in functions])
@@ -110,7 +110,7 @@ def _of_function(module: str, path: str, function: ast.FunctionDef, text: str) -
         after = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
         top, bottom = node.lineno - 1 - first, node.end_lineno - first
         becomes = before + edit.becomes + after
-        # As many lines around it as make the place the only one.
+        # Enough lines around it to make the place unique.
         while "".join(own).count("".join(own[top:bottom])) > 1:
             if bottom < len(own):
                 becomes += own[bottom]
@@ -140,10 +140,10 @@ def _dedented(text: str, indent: int) -> str:
 
 
 def _edits(function: ast.FunctionDef, body: list[ast.stmt]) -> Iterator[_Edit]:
-    """Of every node that is no text, assertion, annotation or type check; early ends of what returns nothing."""
+    """Yield the edits of every node that is no text, assertion, annotation or type check, and early returns."""
     is_constructor = function.name == "__init__"
     for edit in itertools.chain.from_iterable(map(_edits_in, body)):
-        # What lacks an attribute breaks at once, and says nothing of a search.
+        # A missing attribute fails at once, and says nothing about a search.
         if not (is_constructor and edit.becomes == "pass"):
             yield edit
     returns = function.returns

@@ -1,7 +1,7 @@
-"""The gallery's table: every mutant that is listed and searched for, and how one is found by name.
+"""The table of the gallery: every mutant that is listed and searched for, and the lookup by name.
 
 Each file of mutants is about one part of the engine. ``RACES`` are bugs of real engines, in the order of the races that
-they put back; the escapes follow them. ``CONTRACTS`` are no races, but what a test of the core suite must notice.
+they put back; the escapes follow them. ``CONTRACTS`` are no races, but bugs that the core test suite must notice.
 ``PAIRS`` need two added events each.
 """
 
@@ -57,7 +57,7 @@ PAIRS = _of("pairs")
 
 
 def mutant_named(name: str) -> Mutant:
-    """The mutant of this name, a contract's and a fresh one included. Raises UnknownMutant with the nearest names."""
+    """Return the mutant of this name, also a contract or a fresh one. Raises UnknownMutant with the nearest names."""
     fresh = fresh_mutant(name)
     if fresh is not None:
         return fresh
@@ -73,9 +73,9 @@ def mutant_named(name: str) -> Mutant:
 
 @contextmanager
 def switched_on(mutant: str | None) -> Iterator[None]:
-    """The gallery's mutant of this name, or nothing at all, for as long as this is open. Raises UnknownMutant.
+    """Put in the gallery's mutant of this name, or none, for as long as this is open. Raises UnknownMutant.
 
-    What the checks remember of the engine is forgotten before and after.
+    The cached results of the checks are forgotten before and after.
     """
     if mutant is None:
         yield

@@ -1,6 +1,6 @@
-"""The course of the demo: both runs on real processes, what they must show, the terminal and the page.
+"""The course of the demo: both runs on real processes, the terminal and the page.
 
-Fails, with the reason, if a run does not show what it should: a demo that always passes shows nothing.
+It fails with a reason if a run does not show what it should: a demo that always passes shows nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Race:
 
     @classmethod
     def of(cls, log: StepLog) -> Self | None:
-        """The race in these steps; None when its window never opened or no flush was answered."""
+        """Find the race in these steps; None when its window never opened or no flush was answered."""
         window = next((step for step in log.steps if step.in_window), None)
         flush = next((step for step in log.steps if any(said.text == "FLUSH" for said in step.arrived)), None)
         replies = [said for step in log.steps for said in step.answered]
@@ -58,11 +58,11 @@ class Race:
 
     @property
     def flushed_in_the_window(self) -> bool:
-        """The flush met a scheduler whose queues were empty and whose pipeline was not."""
+        """Whether the flush met a scheduler with empty queues and a busy pipeline."""
         return self.flush.step == self.window.step + 1
 
     def sentences(self) -> Iterator[tuple[int, str]]:
-        """The story, as a step and what it did."""
+        """Tell the story: steps, and what each did."""
         flights = " and ".join(f"#{batch}" for batch in self.window.in_flight)
         opens = (
             "launches the last chunk of the prompt. Nothing waits, nothing is partly prefilled, nothing runs: every "
@@ -91,11 +91,11 @@ REFUSED: Final = 400
 
 
 def run_demo(page: Path) -> bool:
-    """Run both halves, print them, write the timeline to ``page``; True when both showed what they should."""
+    """Run both halves, print them, write the timeline to ``page``. Returns whether both showed what they should."""
     began = time.monotonic()
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False, markup=False)
     with start_parent() as parent:
-        # While the parent imports what the servers need.
+        # While the parent imports the packages of the servers.
         _introduce(console)
         bug = Half.run("1. An engine with the bug", mutant_named(BUG), parent)
         bug.show(console)
@@ -132,7 +132,7 @@ class Half:
 
     @functools.cached_property
     def race(self) -> Race | None:
-        """Its turning points, where there were any."""
+        """Return its turning points, if there were any."""
         return None if self.outcome.trace is None else Race.of(self.outcome.trace.log)
 
     def show(self, console: Console) -> None:
@@ -155,7 +155,7 @@ class Half:
         console.print(Padding(story, (1, 0)))
 
     def problems(self) -> list[str]:
-        """What this half should have shown and did not."""
+        """Name what this half should have shown and did not."""
         race, error = self.race, self.outcome.error
         if race is None:
             return [f"{self.title}: the window never opened, or the flush was never answered"]
@@ -178,7 +178,7 @@ class Half:
 
 
 def _introduce(console: Console) -> None:
-    """Say what will be seen, and show the script."""
+    """Announce the demo, and show the script."""
     script = spec_of(flush_race).script
     body = inspect.getsource(script).partition('"""\n')[2]
     console.print(

@@ -1,6 +1,6 @@
-"""An engine of a fleet under the search: its run, what it says to the others, and what it knows of prefill engines.
+"""An engine of a fleet under the search: its run, its messages to the others, and its view of prefill engines.
 
-A decode engine asks them as its front end does, with the same machine.
+A decode engine chooses among them as its front end does, with the same state machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PrefillAnswer(msgspec.Struct, frozen=True):
 
 
 class PrefillLoad(msgspec.Struct, frozen=True):
-    """What a look at a prefill engine shows; None while it drains."""
+    """The load that a prefill engine shows; None while it drains."""
 
     load: Load | None
 
@@ -37,8 +37,8 @@ class PrefillLoad(msgspec.Struct, frozen=True):
 class SearchedEngine(EngineEnd, SearchedMember):
     """One engine of a fleet; all that it sends and receives is real to the others.
 
-    ``others`` are all names. A prefill engine tells its load when that has changed, and each decode engine knows it as
-    soon as the link brings it.
+    ``others`` are all names. A prefill engine tells its load when it has changed, and each decode engine knows it as
+    soon as the link delivers it.
     """
 
     def __init__(self, name: str, run: MemberRun, others: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class SearchedEngine(EngineEnd, SearchedMember):
                 super().hear(sender, message)
 
     def meet(self, other: str) -> None:
-        """A decode engine takes another one for new and idle; a prefill engine says its load again, to everybody."""
+        """Take another engine for new and idle, or as a prefill engine tell everybody the load again."""
         self._told = None
         if self.prefills is not None and other in self.prefills.urls:
             self.prefills.met(other, _load_of(0, 0, 0))
@@ -158,7 +158,7 @@ class SearchedEngine(EngineEnd, SearchedMember):
 
 
 def _load_of(sleep_level: int, cached_pages: int, weights_version: int) -> Load:
-    """The load of a prefill engine, as far as the choice does not count it itself."""
+    """Return the load of a prefill engine, without the numbers that the choice counts itself."""
     return Load(
         role=PREFILL,
         sleep_level=sleep_level,

@@ -1,4 +1,4 @@
-"""Adapters of engines with a role: targets of their own, and everything else as for an engine that does all by itself.
+"""Adapters of engines with a role: targets of their own, and everything else as for an engine without one.
 
 At the other end of transfers is an imagined engine, which may do all that a real one may: send everything at once, a
 part of it, nothing, or fail.
@@ -26,7 +26,7 @@ from scripted_lockstep.bugs import MUTANTS, mutant_named
 from scripted_lockstep.space.targets import SPACE
 
 _TRANSFERS: Final = tuple(EVENT + tag for tag in ("hold-transfers", "fail-transfer"))
-# What an engine of the role refuses, and what means nothing to a prompt that no token follows.
+# Features that an engine of the role refuses, and those without a meaning for a prompt without output.
 _WITHOUT: Final = {
     "decode": {"window", "host"},
     "prefill": {
@@ -52,7 +52,7 @@ _LATE_SHARE: Final = 0.7
 
 
 class RoleSpace:
-    """Implements ``scripted.search.generated.Space``: what is drawn for every engine, less what the role excludes."""
+    """Implements ``scripted.search.generated.Space``: the space of every engine, less what the role excludes."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -71,7 +71,7 @@ class RoleSpace:
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """Those of every engine that are left."""
+        """The features of every engine that are left."""
         return tuple(name for name in SPACE.triples if name in self.features)
 
     def allows(self, row: Row) -> bool:
@@ -94,7 +94,7 @@ class RoleSpace:
 
 
 def _time_that_passes(events: Sequence[Placed], timeout_s: float, rng: random.Random) -> Iterator[Placed]:
-    """What is held is late, or just not."""
+    """Advance the clock while transfers are held, to their deadline or half of the way."""
     for one in events:
         if isinstance(one.action, HoldTransfers) and rng.random() < _LATE_SHARE:
             yield Placed(one.step + rng.randint(1, 6), AdvanceClock(seconds=timeout_s * rng.choice((0.5, 1.0))))
@@ -148,23 +148,23 @@ class RoleAdapter(LockstepAdapter):
         self.workloads = _WORKLOADS[role]
 
     def read_config(self, words: Mapping[str, str]) -> EngineConfig:
-        """Of this role, unless the words say another. Raises ConfigError."""
+        """Read a configuration of this role, unless the words say another. Raises ConfigError."""
         return super().read_config({"role": self._role, **words})
 
     @property
     def mutant_names(self) -> tuple[str, ...]:
-        """Those of both roles; each is searched for in the targets of its own."""
+        """The mutants of both roles; each is searched for in the targets of its own."""
         return tuple(mutant.name for mutant in MUTANTS if mutant.adapter)
 
     def about(self, mutant: str) -> Mapping[str, str]:
-        """Where a bug was, the script that fails with it, and the tiers of that."""
+        """Describe a mutant: its origin, the script that fails with it, and the tiers of that."""
         one = mutant_named(mutant)
         tiers = " and ".join(find_test(one.test).tiers)
         return {"origin": one.origin, "script": f"`{one.test.rpartition('::')[2]}`", "tiers": tiers}
 
     @property
     def contract_names(self) -> tuple[str, ...]:
-        """None."""
+        """None: contracts are searched in engines without a role."""
         return ()
 
 

@@ -53,9 +53,9 @@ class FleetEngine(EngineEnd):
         super().__init__(name, run)
         self.t = t
         self._previous: StepResult | None = None
-        # What came from others in this step.
+        # Messages that arrived in this step.
         self.heard: list[Any] = []
-        # The step of the fleet before the first one of this engine, and the last one of one that is dead.
+        # The fleet's step before this engine's first one, and the last one of a dead engine.
         self.since = self.died = 0
 
     def step(self) -> None:
@@ -83,7 +83,7 @@ class FleetEngine(EngineEnd):
 
 @dataclass(slots=True)
 class _Sent:
-    """What one engine said to another, in which step, and in which it arrived."""
+    """A message from one engine to another, with the steps in which it was sent and arrived."""
 
     ends: tuple[str, str]
     message: Any
@@ -98,7 +98,7 @@ class Fleet(BaseFleet[FleetEngine]):
         self._make = make
         self._turn = 0
         self._sent: list[_Sent] = []
-        # What engines did that came back.
+        # The logs of engines that were restarted.
         self._past: list[EngineLog] = []
         super().__init__([self._new(name) for name in names])
 
@@ -106,7 +106,7 @@ class Fleet(BaseFleet[FleetEngine]):
         return self.engine(name).t
 
     def kill(self, name: str) -> None:
-        """An engine dies with all that it holds. Its clients and the other engines learn that the connection broke."""
+        """Kill an engine with all that it holds. Its clients and the other engines learn that the connection broke."""
         engine = self.engine(name)
         if not engine.is_dead:
             engine.died = self._step
@@ -120,7 +120,7 @@ class Fleet(BaseFleet[FleetEngine]):
         super().kill(name)
 
     def restart(self, name: str) -> None:
-        """A dead engine comes back as a new one; its ``t`` is another object: ask the fleet for it again."""
+        """Restart a dead engine as a new one; its ``t`` is another object: ask the fleet for it again."""
         before = self.engine(name)
         after = self._new(name) if before.is_dead else before
         self.replace(after)
@@ -140,7 +140,7 @@ class Fleet(BaseFleet[FleetEngine]):
         return engine
 
     def _choose(self) -> str | None:
-        """The prefill engine of the next request: one after the other, of those that live."""
+        """Choose the prefill engine of the next request: the live ones in turn."""
         alive = [engine.name for engine in self.living if engine.limits.prefills]
         self._turn += 1
         return alive[(self._turn - 1) % len(alive)] if alive else None
@@ -152,7 +152,7 @@ class Fleet(BaseFleet[FleetEngine]):
     # -- the end of the script --
 
     def finish(self) -> Steps:
-        """End what the script left, and look at every engine that lives. Raises Violation, or NotIdle."""
+        """End everything that the script left, and check every live engine. Raises Violation, or NotIdle."""
         self.release_all()
         living = self.living
         for engine in living:
@@ -177,7 +177,7 @@ class Fleet(BaseFleet[FleetEngine]):
             try:
                 if engine.run.world.tier == "sim":
                     oracle.at_end(engine.run.machine)
-                else:  # What a model says is compared with what it says to the same request alone.
+                else:  # A real model is compared with its own output alone.
                     oracle.check_end(engine.run.scheduler)
             except Violation as exc:
                 raise Violation(f"engine {engine.name}: {exc}") from exc
@@ -185,7 +185,7 @@ class Fleet(BaseFleet[FleetEngine]):
     # -- looking --
 
     def log(self, steps: int | None = None) -> FleetLog:
-        """All steps of all engines and what they said to each other, or the last ``steps``."""
+        """Return all steps of all engines and their messages, or the last ``steps``."""
         first = 0 if steps is None else self._step - steps
         logs = [*self._past, *map(self._log_of, self.members)]
         logs = [EngineLog(one.name, _since(one.log, first), one.notes) for one in logs]
@@ -206,7 +206,7 @@ class Fleet(BaseFleet[FleetEngine]):
         return FleetLog(tuple(logs), tuple(messages))
 
     def _log_of(self, engine: FleetEngine) -> EngineLog:
-        """What an engine did since it came, in the steps of the fleet."""
+        """Return the steps of an engine since it came, numbered as those of the fleet."""
         run, since = engine.run, engine.since
         log = log_of(run.records, run.scheduler.limits, call_names(run.records))
         steps = [msgspec.structs.replace(step, step=step.step + since) for step in log.steps]
@@ -217,7 +217,7 @@ class Fleet(BaseFleet[FleetEngine]):
         return EngineLog(engine.name, StepLog(log.stages, log.depth, tuple(steps)), tuple(notes))
 
     def loose_ends(self, ends: dict[str, int]) -> dict[str, int]:
-        """What a script leaves with its own engine, and with these: a step of one of them is a step of the script."""
+        """Count the loose ends of the script's own engine and of these; a step of one is a step of the script."""
         # Time passes for all engines.
         counted = {name: count for name, count in ends.items() if name != _PASSED_FOR_NOBODY}
         for engine in self.members:
@@ -236,7 +236,7 @@ class Fleet(BaseFleet[FleetEngine]):
 
     @property
     def compared(self) -> int:
-        """Outputs of simulated engines, which were equal to those of the same requests run alone."""
+        """Outputs of simulated engines that were equal to those of the same requests run alone."""
         return sum(handle.finish_reason in _COMPARED for handle in self.handles)
 
 
@@ -245,7 +245,7 @@ def _since(log: StepLog, first: int) -> StepLog:
 
 
 def _words(said: Any) -> str:
-    """What one engine says to another, in a few words."""
+    """Put a message between engines in a few words."""
     match said:
         case PrefillWanted():
             return f"wants {len(said.ids)} tokens of {said.rid}, transfer {said.transfer}"
@@ -259,7 +259,7 @@ def _words(said: Any) -> str:
 
 
 def role_of(name: str) -> str:
-    """The role of an engine of this name. Raises BadCall for a name that says none."""
+    """Return the role of an engine of this name. Raises BadCall for a name that says none."""
     role = ROLES.get(name[:1]) if isinstance(name, str) else None
     if role is None or not name.isidentifier():
         raise BadCall(
@@ -269,5 +269,5 @@ def role_of(name: str) -> str:
 
 
 def config_of(name: str, config: EngineConfig) -> EngineConfig:
-    """The configuration of an engine of a fleet. Raises ConfigError for one that no such role has."""
+    """Return the configuration of an engine of a fleet. Raises ConfigError for one that no such role has."""
     return config.model_copy(update={"role": role_of(name)})

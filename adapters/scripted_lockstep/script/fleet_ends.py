@@ -1,6 +1,6 @@
-"""What the engines of a fleet say to one another, and what becomes of it: for scripts and for the search alike.
+"""Messages between the engines of a fleet and their effects, for scripts and for the search alike.
 
-A decode engine wants prompts and drops its wishes; a prefill engine sends pages, and says when it cannot. Its own
+A decode engine asks for prompts and drops its calls; a prefill engine sends pages, and reports failures. Its own
 scheduler does the rest.
 """
 
@@ -33,7 +33,7 @@ REFUSED: Final = 409
 UNAVAILABLE: Final = 503
 
 
-# What an engine hears of another one by its link, as its scheduler sees it; pages are its stages' to see.
+# A message of another engine as the scheduler sees it; pages are for the stages.
 Heard = Generate | Abort | PrefillFailed | ConfirmedPages
 
 
@@ -44,35 +44,35 @@ class WiredEngine(Protocol):
 
 
 class Wires:
-    """What carries between processes what the links of a fleet carry. Between simulated engines there is nothing.
+    """Carries between processes what the links of a fleet carry; does nothing between simulated engines.
 
-    Each method returns when it has happened: what was said has left a process, or has arrived at the other one's gate.
+    Each method returns when it has happened: a message has left a process, or has arrived at the other one's gate.
     """
 
     def leave(self, engine: WiredEngine, said: PrefillWanted | PrefillDropped) -> None:
         """A decode engine has said this."""
 
     def answer(self, engine: WiredEngine, receiver: str, transfer: int, *, failed: bool) -> None:
-        """A prefill engine has answered a decode engine; what failed goes on with ``bring``."""
+        """A prefill engine has answered a decode engine; a failure continues with ``bring``."""
 
     def bring(self, sender: str, engine: WiredEngine, heard: Heard) -> None:
-        """It arrives at an engine."""
+        """A message arrives at an engine."""
 
     def hand_on(self, sender: str, engine: WiredEngine, pages: SentPages, error: str | None) -> None:
         """Pages arrive at an engine, which drops them with an ``error``."""
 
     def break_off(self, engine: WiredEngine, heard: Abort | PrefillFailed) -> None:
-        """A connection of an engine breaks, which it hears so."""
+        """A connection of an engine breaks, and the engine hears this."""
 
     def kill(self, engine: Any) -> None:
         """An engine dies with all that it holds."""
 
 
 class EngineEnd(Member):
-    """One engine of a fleet, as the others know it; ``run`` is the run that it is in.
+    """One engine of a fleet, as the others know it; ``run`` is its run.
 
-    ``asked``: of a decode engine, the prefill engine of each transfer that it has asked for and not heard the end of.
-    ``serving``: of a prefill engine, by rid, the decode engine and its number for what that wants.
+    ``asked``: a decode engine's prefill engine for each transfer without an answer. ``serving``: a prefill engine's
+    decode engine and its number for each rid that it computes.
     """
 
     wires = Wires()
@@ -85,12 +85,12 @@ class EngineEnd(Member):
 
     @property
     def arrived(self) -> list[Any]:
-        """What its next step will see."""
+        """The messages that its next step will see."""
         return self.run.arrived  # type: ignore[no-any-return]
 
     @property
     def transfers(self) -> SimulatedTransfers:
-        """Its end of the KV that is on its way."""
+        """Its end of the KV in flight."""
         return self.run.device.transfers  # type: ignore[no-any-return]
 
     @property
@@ -102,16 +102,16 @@ class EngineEnd(Member):
         self.arrived.append(prompt)
 
     def end_prompt(self, rid: str) -> None:
-        """It is computed, or given up."""
+        """A prompt is computed, or given up."""
 
     def lose_call(self, transfer: int, why: str) -> None:
-        """A prompt that was asked for will have no answer."""
+        """Lose the answer to a prompt that was asked for."""
         failed = PrefillFailed(transfer=transfer, error=why)
         self.wires.break_off(self, failed)
         self.arrived.append(failed)
 
     def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
-        """Tell a decode engine of the end of its prompt: nothing, unless it failed."""
+        """Tell a decode engine of the end of its prompt; it hears only of a failure."""
         del status
         if error is not None:
             self.said.append((receiver, PrefillFailed(transfer=transfer, error=error)))
@@ -157,7 +157,7 @@ class EngineEnd(Member):
             self.transfers.break_off(receiver)
 
     def meet(self, other: str) -> None:
-        """Nothing: it asks when a prompt is wanted."""
+        """Do nothing: an engine asks others only when it wants a prompt."""
 
     def part_from(self, other: str) -> None:
         self.transfers.break_off(other)
@@ -170,7 +170,7 @@ class EngineEnd(Member):
                 self.arrived.append(Abort(rid=rid))
 
     def tell(self, replies: Sequence[Reply]) -> None:
-        """A step has said this: some of it is for other engines."""
+        """Pass on the replies of a step that are for other engines."""
         for reply in replies:
             match reply:
                 case PrefillWanted():
@@ -190,7 +190,7 @@ class EngineEnd(Member):
     # -- inside --
 
     def _end(self, reply: TokenOutput | Refusal) -> None:
-        """A prefill engine has said something of a prompt of a decode engine."""
+        """Take a prefill engine's reply about a prompt of a decode engine."""
         reason = reply.finish_reason if isinstance(reply, TokenOutput) else FinishReason.ERROR
         if reason is None:
             return
@@ -210,7 +210,7 @@ class EngineEnd(Member):
 
 
 def _prompt_of(wanted: PrefillWanted, sender: str, limits: Limits) -> Generate:
-    """What the route of a prefill engine makes of a decode engine's wish."""
+    """Make the request that a prefill engine's route makes of a decode engine's call."""
     return Generate(
         rid=f"{sender}-{wanted.transfer}-{wanted.rid}",
         prompt_ids=wanted.ids,

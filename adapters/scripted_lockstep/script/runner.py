@@ -1,6 +1,6 @@
-"""How a run of a script is asked for, and how its end is told: the same in both tiers.
+"""Runs scripts, and reports their ends, in the same way in both tiers.
 
-A tier says what it runs a script on. This starts nothing.
+A tier says what it runs a script on. This module starts nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScriptRunner(ABC):
     ) -> ScriptSucceeded:
         """Run a generator function that takes ``t``. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty.
 
-        Raises ScriptDefinitionError for what is no such function.
+        Raises ScriptDefinitionError for anything but a generator function.
         """
         function: Any = script
         if isinstance(function, functools.partial):
@@ -73,12 +73,12 @@ class ScriptRunner(ABC):
 
 
 def error_of(report: FailureReport, config: EngineConfig, mutant: str | None) -> ScriptError:
-    """The error of a report, with the configuration that it happened on."""
+    """Make the error of a report, with the configuration of the run."""
     return error_of_report(msgspec.structs.replace(report, config=_config_text(config), mutant=mutant))
 
 
 def _config_text(config: EngineConfig) -> str:
-    """The fields of a configuration that are not at their default."""
+    """Name the values that are not at their defaults."""
     values = config.model_dump()
     changed = {name: value for name, value in values.items() if value != type(config).model_fields[name].default}
     return ", ".join(f"{name}={value}" for name, value in changed.items()) or "the default configuration"

@@ -1,1 +1,1 @@
-"""What generated targets are drawn from: settings, workloads, events."""
+"""The space of generated targets: settings, workloads, events."""

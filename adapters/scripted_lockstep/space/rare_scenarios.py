@@ -45,16 +45,16 @@ SHORT: Final = "short-of-pages"
 PASSED: Final = "passed-over"
 OFTEN: Final = "used-often"
 LORAS: Final = "stream-of-loras"
-# Those that only add, by how often each is drawn.
+# Scenarios that only add to a target, each as often as it is drawn.
 TWISTS: Final = (CAUGHT, PRESSED, CAUGHT, CROWD, CAUGHT, PRESSED)
-# Of the others the features that each needs, with what they are drawn from.
+# Scenarios with targets of their own: the features that they need, with the levels to draw from.
 SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    # Several microbatches, in each of which a whole prompt finds room, or in some of them.
+    # Several microbatches, each or some with room for a whole prompt.
     EQUALS: {"scale": ("large",), "stages": ("two", "more"), "chunk": ("roomy", "off", "ragged"), "requests": ("one",)},
     LOADS: {"host": ("small", "small", "large"), "requests": ("one",)},
     # Two microbatches of one request are in flight when it is ended.
     AHEAD: {"stages": ("async",), "requests": ("several",)},
-    # Decodes find no page, and who gives way is not the one that was launched last.
+    # Decodes find no page, and the victim is not the request launched last.
     PASSED: {"requests": ("one",), "pool": ("tight",)},
     LORAS: {"requests": ("stream",), "loras": ("one", "several")},
     OFTEN: {"requests": ("one",)},
@@ -71,14 +71,14 @@ SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
 }
 _LARGEST: Final = 60
-# A prompt is split into so many parts at most; in a crowd each into a third of that.
+# A prompt is split into at most this many parts; in a crowd into a third of that.
 MOST_PARTS: Final = 24
 _ROWS: Final = 3
 _STAGGERED: Final = ((2, 3, 5), (1, 2, 3, 5, 8), (4, 6, 9, 12))
 
 
 def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """What is added to a schedule. Where a crowd would take long, a request is caught."""
+    """Yield the additions to a schedule. Where a crowd would take long, a request is caught instead."""
     if twist == PRESSED:
         return _pressed_again(rng, schedule, limits)
     if twist == EQUALS and limits.total_pages * limits.page_size > LEAST_SPARED_TOKENS + 4 * limits.page_size:
@@ -99,16 +99,16 @@ def twisted(twist: str, rng: random.Random, schedule: Schedule, limits: Limits) 
 
 
 def _caught(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
-    """Results are held, and what they are of ends meanwhile; mostly something else happens then, too.
+    """Hold results, and end their requests meanwhile; mostly something else happens then, too.
 
-    Many have a twin that comes with it or after it: what one has in flight, the other one shares or waits for.
+    Many requests have a twin that comes with or after them, and shares or waits for their work in flight.
     """
     starts = [(placed.step, placed.action) for placed in schedule.placed if isinstance(placed.action, StartRequest)]
     # A long prompt is in flight for longer than others.
     step, start = rng.choice((rng.choice(starts), max(starts, key=lambda one: one[1].prompt)))
     if rng.random() < 0.35:
-        # Two in one microbatch, each of which is told something of its prompt; one ends while it is in flight. Others
-        # would be in that microbatch instead: mostly they come when those are done.
+        # Two requests in one microbatch get prompt logprobs, and one ends while it is in flight. Other requests would
+        # take their place in that microbatch: mostly they come when those are done.
         late = schedule.last_step + rng.randint(6, 24)
         step = rng.choice((step, late, late))
         for number in range(2):
@@ -127,7 +127,7 @@ def _caught(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
 def _ended_in_flight(
     rng: random.Random, rid: str, held: int, schedule: Schedule | None = None, *, by_itself: bool = False
 ) -> Iterator[Placed]:
-    """Results are held, a request ends meanwhile, mostly ``by_itself`` if so, and mostly something else happens."""
+    """Hold results, and end a request meanwhile, mostly ``by_itself`` if so; mostly something else happens, too."""
     back = PauseServing(mode=PauseMode.RETRACT)
     alone: list[Action] = [AbortRequest(rid=rid), DisconnectClient(rid=rid)]
     ends = alone * (6 if by_itself else 1)
@@ -136,7 +136,7 @@ def _ended_in_flight(
     yield Placed(held, HoldResults())
     yield Placed(end, by)
     if isinstance(by, PauseServing) and rng.random() < 0.8:
-        # So that others go on beside what is in flight.
+        # So that others continue beside the microbatch in flight.
         yield Placed(end + rng.randint(0, 1), ResumeServing())
     if schedule is not None and rng.random() < 0.7:
         others = [*ends, *[extra for extra in extras_of(schedule) if not extra.is_start]]
@@ -146,9 +146,9 @@ def _ended_in_flight(
 
 
 def _equals(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Long prompts that begin alike come close together: all of each, most of it or little of it.
+    """Start long prompts with equal beginnings close together: all of each is shared, or most, or little.
 
-    Often what the first one computes is lost; and small ones come behind.
+    Often the first one's work is lost; small prompts come behind.
     """
     page = limits.page_size
     most = min(limits.total_pages * page, limits.context_length) - 3
@@ -171,7 +171,7 @@ def _equals(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[
 
 
 def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
-    """Prompts are computed, leave for the host and come again; what one loads is often in flight when it ends."""
+    """Compute prompts, evict them to the host and start them again; a load is often in flight when its request ends."""
     page = limits.page_size
     pages = max(1, min(limits.host_pages, limits.total_pages // 2 - 1, rng.randint(1, 5)))
     step, starts = 1, list[StartRequest]()
@@ -180,7 +180,7 @@ def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
         yield Placed(step, starts[-1])
         step += rng.randint(5, 12)
     yield Placed(step, Evict(pages=rng.choice((None, None, pages))))
-    # What is written to the host goes with the next microbatch; a large one also takes the place of what comes back.
+    # Copies to the host go with the next microbatch; a large prompt also takes the place of returning pages.
     large = max(1, min((limits.total_pages - rng.randint(1, 3)) * page, limits.context_length - 6))
     prompt = rng.choice((rng.randint(1, page), large if limits.chunking else 1))
     yield Placed(step + 1, StartRequest(rid="m", prompt=prompt, new=rng.randint(1, 6), seed=13))
@@ -196,14 +196,14 @@ def _loads(rng: random.Random, limits: Limits) -> Iterator[Placed]:
 
 
 def _passed_over(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
-    """Small ones keep coming, and early among them mostly two that have no room beside some of these.
+    """Keep starting small requests, and early among them mostly two that have no room beside some of these.
 
     Both have waited too long when the first one starts.
     """
     for number in range(rng.choice((1, 2, 2, 2, 2, 3))):
         start = StartRequest(rid=f"q{number}", prompt=max(1, tokens), new=rng.choice((1, 1, 3, 6)), seed=9 + number)
         yield Placed(rng.randint(2, 5), start)
-    # Of one length they would end together, and leave room for all.
+    # Of equal lengths they would end together, and leave room for all.
     outputs, rate, prompt = rng.choice(_STAGGERED), rng.choice((1, 2, 2)), rng.randint(1, limits.page_size + 1)
     for number in range(rng.randint(26, 36)):
         small = StartRequest(rid=f"r{number}", prompt=prompt, new=rng.choice(outputs), seed=0)
@@ -211,15 +211,15 @@ def _passed_over(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Pl
 
 
 def _used_often(rng: random.Random, limits: Limits) -> Iterator[Placed]:
-    """One prefix is used again and again beside another one that nobody wants, until what is cached leaves.
+    """Use one prefix again and again beside an unused one, until cached pages are evicted.
 
-    What is noted of these uses comes to more than is kept of them.
+    There are more uses than the tree remembers.
     """
     page = limits.page_size
     pages = max(1, min(limits.total_pages // 2 - 1, rng.randint(1, 3)))
     yield Placed(1, StartRequest(rid="o", prompt=pages * page + 1, new=1, seed=15))
     step = limits.depth + 2
-    # Those that come together, or while one is in flight, are one use.
+    # Uses that come together, or while one is in flight, count as one.
     gap = rng.choice((1, limits.depth, limits.depth + 1))
     for number in range(rng.choice((36, 36, 80)) + rng.randint(0, 8)):
         yield Placed(step, StartRequest(rid=f"o{number}", prompt=page + 1, new=1, seed=16))
@@ -228,7 +228,7 @@ def _used_often(rng: random.Random, limits: Limits) -> Iterator[Placed]:
 
 
 def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
-    """One request has most of the pool, none of those that come then fits beside it, and the last ones are small."""
+    """Give one request most of the pool, start requests that do not fit beside it, then small ones."""
     step = rng.randint(1, 4)
     yield Placed(step, StartRequest(rid="q", prompt=tokens, new=rng.randint(4, 16), seed=9, ignore_eos=True))
     for number in range(ADMISSION_TRIES_LIMIT_REQUESTS + rng.choice((-1, -1, 0, 0, 1, 3))):
@@ -240,7 +240,7 @@ def _crowd(rng: random.Random, tokens: int, limits: Limits) -> Iterator[Placed]:
 
 
 def _pressed_again(rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """An operator asks for one amount and then for others, more of it or less."""
+    """Have an operator ask for one amount and then for others, more of it or less."""
     most = {"pages": limits.total_pages // 2, "rows": _ROWS, "window": limits.window_pages // 2}
     what = rng.choice([name for name, count in most.items() if count])
     step = rng.randint(1, schedule.last_step)

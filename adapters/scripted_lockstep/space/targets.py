@@ -1,4 +1,4 @@
-"""What generated targets of the engine are drawn from: its settings, what requests ask for, what may happen."""
+"""The space of the engine's generated targets: its settings, the arguments of requests, and events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from scripted_lockstep.space.rare_scenarios import MOST_PARTS, SCENES, TWISTS, t
 
 _Drawn = dict[str, Any]
 
-# Of each level the settings, and for each of them what it is drawn from.
+# Settings by feature and level, each with the values to draw from.
 _SETTINGS: Final[Mapping[str, Mapping[str, Mapping[str, tuple[Any, ...]]]]] = {
     "stages": {
         "two": {"pp_size": (2,)},
@@ -76,7 +76,7 @@ _SETTINGS: Final[Mapping[str, Mapping[str, Mapping[str, tuple[Any, ...]]]]] = {
     "loras": {"one": {"max_loras": (1,)}, "several": {"max_loras": (2, 3)}},
     "seed": {"other": {"seed": (1, 7)}},
 }
-# These are drawn from the sizes of the others; `None` is the default.
+# Levels whose values are drawn from other sizes; None stands for the default.
 _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "chunk": ("page", "ragged", "small", "roomy", "off"),
     "budget": ("small",),
@@ -87,11 +87,11 @@ _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     # Everything is some thirty times as long.
     "scale": ("large",),
 }
-# Any three levels of these meet too: what is short when many want it, and what gives way then.
+# Any three levels of these meet, too: scarce resources, and what gives way.
 _TRIPLES: Final = ("stages", "pool", "policy", "host", "window", "rows", "requests", "sharing", "stops")
 _ENDS: Final = 257
 _REGEXES: Final = ("[a-c]{2}", "[a-c]{5}", "[p-z]{3}", "[a-z]{3}x[0-9]{5}", "[a-a]{9}")
-# What a request may ask for; each level draws fields.
+# Arguments of requests; each level draws fields.
 _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn]]]] = {
     "sampling": {
         "drawn": lambda rng, _: {"temperature": rng.choice((0.5, 1.0)), "draw": rng.choice((None, 0, 3))},
@@ -141,7 +141,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn
 }
 _HELD_GRAMMARS: Final = "held-grammars"
 _PROFILE: Final = "profile"
-# Events that need a kind of request, or a setting, which is on with them.
+# Events that need a kind of request or a setting, which is switched on with them.
 _NEEDS: Final = {
     "event-hold-grammars": ("grammars", "some"),
     "event-fail-grammar": ("grammars", "some"),
@@ -150,7 +150,7 @@ _NEEDS: Final = {
     "event-advance": ("time-limit", "whole"),
     _HELD_GRAMMARS: ("grammars", "some"),
 }
-# Some features matter only to few others: a feature at a level, or at any, and what is often on with it.
+# Features that matter only to few others: a feature at a level, or at any, and what is often on with it.
 _OFTEN_WITH: Final[tuple[tuple[str, str | None, str, str], ...]] = (
     ("mixed", None, "chunk", "ragged"),
     ("mixed", None, "page", "one"),
@@ -162,12 +162,12 @@ _OFTEN_WITH: Final[tuple[tuple[str, str | None, str, str], ...]] = (
     ("scale", None, "loras", "several"),
 )
 _OFTEN: Final = 0.3
-# One engine in so many tells what is in its cache.
+# One engine in this many publishes KV events.
 _TOLD_EVERY: Final = 4
 # Requests of other policies have priorities only if they were drawn.
 _IMPLIED: Final = {"priority": "some", "preempting": "some"}
 _CARRIED: Final = 0.6
-# Of a pool in tokens.
+# Sizes of a pool in tokens.
 _POOLS: Final = {None: (96, 128, 200), "tight": (36, 40, 44, 48, 56), "least": (16, 20, 24, 28)}
 _WINDOWED_POOLS: Final = {None: (512, 640), "tight": (224, 256, 320), "least": (112, 128, 160)}
 _LARGE_POOLS: Final = {None: (4096, 8192), "tight": (1536, 2048, 2560), "least": (768, 1024)}
@@ -199,12 +199,12 @@ class EngineSpace:
 
     @property
     def twists(self) -> tuple[str, ...]:
-        """Orders and amounts."""
+        """Scenarios that only add to a target."""
         return TWISTS
 
     @property
     def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """The same, with features of their own."""
+        """Scenarios with features of their own."""
         return SCENES
 
     def allows(self, row: Row) -> bool:
@@ -227,7 +227,7 @@ class EngineSpace:
                 # Only long prompts that come together are worth waiting for.
                 row = {"prompts": "alike", "arrival": rng.choice(("together", "in-line")), **row, "sharing": "all"}
             elif "host" in row or "salts" in row:
-                # What has left, or is of another salt, matters only to a prompt that comes again.
+                # Evicted or salted prefixes matter only to a prompt that comes again.
                 row = {**row, "sharing": "all"}
         starts = list(drawn_requests(row, rng, marks))
         kinds = {name: row[name] for name in _KINDS if name in row}
@@ -255,7 +255,7 @@ SPACE: Final = EngineSpace()
 
 
 def _carriers(row: Row, rng: random.Random, starts: Sequence[_Drawn]) -> Sequence[int]:
-    """The requests that have a kind: one at least. Of a stream all that are alike have it, or the others."""
+    """Choose the requests of a kind, at least one. Of a stream all alike have it, or all others."""
     if row.get("requests") == "stream" and rng.random() < 0.7:
         alike = rng.random() < 0.5
         return [index for index, fields in enumerate(starts) if (fields["seed"] == 0) is alike]
@@ -264,7 +264,7 @@ def _carriers(row: Row, rng: random.Random, starts: Sequence[_Drawn]) -> Sequenc
 
 
 def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[int, _Drawn]]:
-    """Requests with hardly anything on, for settings that act on few others: what else is on keeps them from it."""
+    """Make requests with hardly any feature on, for settings from whose effect other features keep a request."""
     salt = {"salt": rng.choice(("u", "v"))} if "salts" in row and rng.random() < 0.5 else {}
     if row.get("stages") == "async":
         for number in range(rng.randint(1, 3)):
@@ -275,7 +275,7 @@ def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[
                 fields |= {"stop": 40, "biased": 40, "bias": 100.0, "new_least": rng.choice((1, 2, 4))}
             yield rng.randint(1, 9), fields
     if "drafts" in row:
-        # After enough wrong guesses in a row it rests for 64 tokens.
+        # After enough wrong guesses in a row, drafting rests for 64 tokens.
         room = limits.total_pages * limits.page_size // 2
         new = max(1, min(rng.choice((9, 20, _LONG_OUTPUT)), room))
         yield rng.randint(1, 9), {"rid": "p3", "prompt": rng.randint(1, 9), "new": new, "seed": 0, "ignore_eos": True}
@@ -288,7 +288,7 @@ def _companions(row: Row, rng: random.Random, limits: Limits) -> Iterator[tuple[
 
 
 def _completed(row: Row) -> Row:
-    """With what its events need, unless the row has another level of it."""
+    """Add the needs of its events, unless the row has another level of them."""
     needed = dict(_NEEDS[name] for name in row if name in _NEEDS)
     if row.get("policy") in _IMPLIED:
         needed["priorities"] = _IMPLIED[row["policy"]]
@@ -335,7 +335,7 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
     }
     values["chunked_prefill_size"] = chunk = rng.choice(chunks[row.get("chunk")])
     if "budget" in row or (windowed and chunk == -1):
-        # What a microbatch may have: below a chunk, or where there are none just a prompt of a usual length.
+        # The budget of a microbatch: below a chunk, or where there are no chunks just a prompt of usual length.
         values["max_prefill_tokens"] = rng.choice(
             (20, 33, 64) if chunk == -1 else (max(1, chunk - 1), max(1, chunk // 2))
         )
@@ -358,11 +358,11 @@ def _config(row: Row, rng: random.Random) -> EngineConfig:
 
 
 def _make_effective(row: Row, rng: random.Random, fields: _Drawn) -> None:
-    """Guesses need an output to guess, and a stop token one that says it: half of the requests have that."""
+    """Give drafts an output to guess, and a stop token an output that says it, in half of the requests."""
     if "drafts" in row and fields["new"] and rng.random() < 0.5:
         fields["new"] = max(fields["new"], rng.choice((8, 14, 20, 30)))
         if "biased" not in fields and rng.random() < 0.3:
-            # It says over and over what its prompt begins with.
+            # It repeats the first token of its prompt.
             fields |= {"biased": StartRequest(**fields).prompt_ids[0], "bias": 100.0}
     if "stop" in fields and "biased" not in fields and rng.random() < 0.5:
         fields |= {"biased": fields["stop"], "bias": 100.0, "new_least": rng.choice((0, 1, 2, 4))}
@@ -405,7 +405,7 @@ def _opening(row: Row) -> Iterator[Placed]:
 
 
 def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -> Iterator[Placed]:
-    """Time passes where something is limited by it, the cache leaves for the host, held grammars come."""
+    """Advance the clock where there are time limits, evict where there is a host tier, release held grammars."""
     if "time-limit" in row or limits.waiting_timeout_s is not None:
         for _ in range(rng.randint(1, 3)):
             step = rng.randint(2, schedule.last_step + 9)
@@ -425,7 +425,7 @@ def _passing(row: Row, rng: random.Random, schedule: Schedule, limits: Limits) -
 
 
 def _with_everything() -> Schedule:
-    """One whose requests have all kinds, so that each kind of event can be added to it."""
+    """Make a schedule whose requests have all kinds, so that each kind of event can be added."""
     config = EngineConfig(model=EMBEDDED_WINDOW_MODEL, max_loras=1, waiting_timeout_s=1.0, max_total_tokens=1024)
     start = StartRequest(rid="a", prompt=9, regex="[a-c]{2}", lora="x", timeout_s=1.0)
     return Schedule(config, (Placed(1, start),), OWN)

@@ -17,7 +17,7 @@ FLAGSHIP: Final = "chunked-alone"
 
 
 def _bounds(small: str, windowed: str) -> Iterator[tuple[str, str]]:
-    """Every number that a limit is compared with, and its two neighbours: pages, rows, budget, queue, deadline."""
+    """Yield workloads at each limit and its two neighbours: pages, rows, budget, queue, deadline."""
     for beside in (-1, 0, 1):
         name = {-1: "below", 0: "at", 1: "above"}[beside]
         yield (
@@ -65,7 +65,7 @@ def _bounds(small: str, windowed: str) -> Iterator[tuple[str, str]]:
             f"{name}-the-deadline",
             f"{small}; 1 start a prompt=9 new=3; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds={1 + beside / 4}; 8 release",
         )
-        # One that is more urgent, in a window pool that the other one has to leave first.
+        # A more urgent request, in a window pool that the other one has to leave first.
         yield (
             f"{name}-the-window-pool",
             (
@@ -73,7 +73,7 @@ def _bounds(small: str, windowed: str) -> Iterator[tuple[str, str]]:
                 "1 start a prompt=70 new=5; 7 start b prompt=75 seed=1 new=3 priority=1; 14 start c prompt=75 seed=1 new=2"
             ),
         )
-        # One that hits more than a window, beside one that runs.
+        # A request that hits more than a window, beside a running one.
         yield (
             f"{name}-the-window-pool-after-a-hit",
             (
@@ -99,7 +99,7 @@ def _bounds(small: str, windowed: str) -> Iterator[tuple[str, str]]:
 
 
 def _long_queues() -> Iterator[tuple[str, str]]:
-    """As many requests wait as are ordered by their prefix, and one more."""
+    """Yield workloads with as many waiting requests as are ordered by their prefix, and one more."""
     for name, count in (("at", 128), ("above", 129)):
         yield (
             f"{name}-the-ordered-queue",

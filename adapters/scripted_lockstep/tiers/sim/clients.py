@@ -1,7 +1,7 @@
-"""The clients of the sim tier: verbs become messages at once, replies what a client receives.
+"""The clients of the sim tier: verbs become messages at once, and replies become what a client receives.
 
-A shell around the front end's own state machine, as the HTTP front end is one: bodies are read by the same rules, and
-clients read the same bytes. No HTTP, no sockets.
+A shell around the front end's own state machine, as the HTTP front end is one: the same rules read bodies, and clients
+read the same bytes. No HTTP, no sockets.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class SimClients:
         self._sent: list[ClientMessage] = []
         self._sessions = Sessions(self._sent.append)
         self._open: dict[int, Session] = {}
-        # For which something has come that they were not shown.
+        # Clients that something has come for that they were not shown.
         self._heard: dict[int, tuple[Session, ClientView]] = {}
         self._calls: dict[str, Call] = {}
-        # Why nothing more is taken, when a stage has died.
+        # The reason to take nothing more, when a stage has died.
         self._refusal: ApiError | None = None
         self._numbers = itertools.count()
         self._deliveries = itertools.count(1)
-        # What the messages of an engine with a role depend on; None for one that does all by itself.
+        # The scheduler that messages of an engine with a role depend on; None without a role.
         self.scheduler: Scheduler | None = None
         # The prefill engine of the next request of a decode engine; None for none.
         self.choose_prefill: Callable[[], str | None] = lambda: PREFILL_ENGINE
@@ -112,7 +112,7 @@ class SimClients:
         """Return at once: the clients have replies as soon as they are sent."""
 
     def refuse(self, death: ProcessDiedError) -> None:
-        """Take nothing more, as a server does that goes down."""
+        """Take nothing more, as a server does that shuts down."""
         self._refusal = ApiError.going_down(death)
 
     def forget(self) -> None:
@@ -141,7 +141,7 @@ class SimClients:
         """No router listens in this tier; the oracle sees them in the step's result."""
 
     def _show(self, session: Session, view: ClientView) -> None:
-        """Give a client what has come, as the HTTP front end does."""
+        """Give a client its news, as the HTTP front end does."""
         try:
             while session.has_more and not session.is_told:
                 if view.streams:

@@ -83,7 +83,7 @@ class SimWorld(World):
         self.clients.send(replies)
 
     def carry_out(self, step: Step, result: StepResult) -> None:
-        """Hand on what a step of an engine of a fleet has ordered, launched and said."""
+        """Hand on the orders, launches and replies of a step of a fleet's engine."""
         del step
         carry_out(result, self.pipeline, self.clients)
 
@@ -108,7 +108,7 @@ class ScriptedSim(ScriptRunner):
 
     @classmethod
     def start(cls, config: EngineConfig, *, mutant: str | None = None) -> AbstractContextManager[ScriptedSim]:
-        """A sim of this configuration; ``mutant`` switches a gallery bug on."""
+        """Make a sim of this configuration; ``mutant`` switches a gallery bug on."""
         return cls(config, mutant=mutant)
 
     def _run(
@@ -135,14 +135,14 @@ class ScriptedSim(ScriptRunner):
 
 
 def new_engine(config: EngineConfig, limits: Limits) -> tuple[Scheduler, SimWorld]:
-    """A new engine, and the world that it is in."""
+    """Make a new engine with its world."""
     scheduler, world = Scheduler(limits), SimWorld(limits, config.model)
     world.clients.scheduler = scheduler if config.role != "both" else None
     return scheduler, world
 
 
 def new_fleet(config: EngineConfig, names: Sequence[str], clock: VirtualClock) -> Fleet:
-    """Engines of these names, each as its name says, with one clock."""
+    """Make engines of these names, each in the role of its name, with one clock."""
 
     def make(name: str) -> FleetEngine:
         own = config_of(name, config)
