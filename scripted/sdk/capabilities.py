@@ -1,4 +1,4 @@
-"""What a scheduler declares of itself: its limits, and the parts that not every scheduler has."""
+"""The declarations of a scheduler: its limits, and the features that not every scheduler has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers that every plan must obey; base workloads are made from them.
 
     ``blocks`` is how many blocks requests can own together. ``batch_tokens`` and ``batch_requests`` bound one batch,
-    ``context_tokens`` prompt and output of a request. ``depth`` batches may be in flight.
+    ``context_tokens`` bounds prompt and output of a request. ``depth`` batches may be in flight.
     """
 
     block_size: int
@@ -34,7 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class PauseMode(msgspec.Struct, frozen=True, kw_only=True):
     """One way to pause. ``stops_running``: nothing is launched; else no request begins. ``aborts``: live ones end.
 
-    ``flushes``: before it is answered, all that was computed is given up, as a flush does it.
+    ``flushes``: all computed KV is given up before the answer, as by a flush.
     """
 
     name: str
@@ -44,21 +44,20 @@ class PauseMode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The optional parts: what is not declared is not searched, and not demanded.
+    """The optional features: what is not declared is neither searched nor demanded.
 
-    ``flush``: the prefix cache can be emptied, with ``forced_flush`` also while requests run. ``pause_modes``: how
-    generation can be paused. ``fail``: a batch may fail and the engine goes on. ``chunked``: a prompt may take several
-    batches. ``continuous``: a request may begin while others run (continuous batching); without it, in static
-    batching, all of a batch end before others begin. ``preemption``: a request may lose its blocks and compute again.
-    ``priority``: a higher one goes first. ``speculative_tokens``: guesses that are verified in one share.
-    ``answers_aborts``: an abort of a live request is answered by a last reply with ``abort``; without it the request
-    has ended for its client when it was aborted.
-    ``grammars``: the tokens of a request may be masked. ``loras``: so many LoRAs are known, of which requests that are
-    computed together have ``loras_together`` at most. ``sessions``: a request may keep its KV for the next.
-    ``images``: prompts may have images, and so many tokens of what the encoder made of them are kept.
-    ``pauses_in_turn``: a pause, or its end, that comes while one that aborts is not answered waits for that, and takes
-    effect with its own answer; requests that come during a pause are held back, and no pause aborts them.
-    ``late_launches``: how often a request may still be launched after its abort, before its next result ends it.
+    ``flush``: the prefix cache can be emptied, with ``forced_flush`` also while requests run. ``pause_modes``: the ways
+    to pause generation. ``fail``: a batch may fail and the engine goes on. ``chunked``: a prompt may take several
+    batches. ``continuous``: a request may begin while others run (continuous batching); without it, in static batching,
+    all requests of a batch end before others begin. ``preemption``: a request may lose its blocks and compute again.
+    ``priority``: a higher one goes first. ``speculative_tokens``: the number of guesses that one share verifies.
+    ``answers_aborts``: the abort of a live request is answered by a last reply with ``abort``; without it the request
+    has ended for its client at the abort. ``grammars``: the tokens of a request may be masked. ``loras``: the number of
+    known LoRAs, of which one batch has ``loras_together`` at most. ``sessions``: a request may keep its KV for the
+    next. ``images``: prompts may have images, and this many tokens of encoder output are kept. ``pauses_in_turn``: a
+    pause, or its end, waits for an unanswered pause that aborts, and takes effect with its own answer; requests that
+    arrive during a pause are held back, and no pause aborts them. ``late_launches``: how often a request may still be
+    launched after its abort, before its next result ends it.
     """
 
     flush: bool = True

@@ -1,4 +1,4 @@
-"""Images in prompts, which stand for any input that an encoder computes: where they are, and what their tokens are."""
+"""Images in prompts, which stand for any input of an encoder: their positions and their tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from scripted.core.prompts import prompt_of
 
-# Tokens of an image, by its number. Equal numbers are equal images.
+# The number of tokens of an image, by its number. Equal numbers are equal images.
 _SIZES: Final = (3, 6, 5)
 _SEED: Final = 1_000
 _AGAIN: Final = 2
@@ -17,7 +17,7 @@ LARGEST_IMAGE: Final = max(_SIZES)
 
 
 class Image(msgspec.Struct, frozen=True):
-    """The positions of a prompt from ``start`` on, ``count`` of them, are those of an image."""
+    """An image at ``count`` positions of a prompt, from ``start`` on."""
 
     start: int
     count: int
@@ -25,14 +25,14 @@ class Image(msgspec.Struct, frozen=True):
 
 
 def images_in(prompt: int, count: int, first: int) -> tuple[Image, ...]:
-    """Up to ``count`` images in a prompt of so many tokens, each in a part of its own.
+    """Place up to ``count`` images in a prompt of this length, each in a part of its own.
 
-    They have the numbers from ``first`` on; the first two come again, as in the turns of a conversation.
+    They are numbered from ``first`` on; the first two come again, as in the turns of a conversation.
     """
     part = prompt // count if count else 0
     numbers = [first + (at if at < _AGAIN else at - _AGAIN) for at in range(count)]
     images = [Image(at * part, _SIZES[number % len(_SIZES)], number) for at, number in enumerate(numbers)]
-    # In the middle of its part; where there is no room for it, it is left out.
+    # In the middle of its part; an image without room is left out.
     return tuple(
         [
             msgspec.structs.replace(image, start=image.start + (part - image.count) // 2)
@@ -43,7 +43,7 @@ def images_in(prompt: int, count: int, first: int) -> tuple[Image, ...]:
 
 
 def with_images(prompt_ids: Sequence[int], images: Sequence[Image]) -> tuple[int, ...]:
-    """The prompt with the content of its images in it: their tokens stand for what the encoder makes of them."""
+    """Return the prompt with its images' tokens in it: they stand for the encoder's output."""
     ids = list(prompt_ids)
     for image in images:
         ids[image.start : image.start + image.count] = prompt_of(image.count, _SEED + image.number)

@@ -1,4 +1,4 @@
-"""What crosses the border of a scheduler of the usual shape: events in, the plan of a batch out, replies out.
+"""The messages of a scheduler of the usual shape: events in, the plan of a batch out, replies out.
 
 Plain values that can be written down. Token ids are ints, positions count from 0, a block holds ``block_size`` tokens.
 """
@@ -17,11 +17,11 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """A request arrives. ``arrival`` counts the requests of a run; a higher ``priority`` goes first, where declared.
 
     It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``. ``lora``
-    computes it, where there are any; 0 is none. With ``grammar`` 1 its tokens are masked; one of -1 does not compile,
-    and the request ends with an error. Of a ``session`` so many of the prompt's last tokens are new: its other tokens
-    are what the request before it in the session had, without the last that it said, and its KV is kept in between. It
-    may come while that one is alive, and begins with what that one will have said. ``images`` are in order; the tokens
-    of ``prompt_ids`` at their positions are their content.
+    is the number of the LoRA that computes it; 0 is none. With ``grammar`` 1 its tokens are masked; a grammar of -1
+    does not compile, and the request ends with an error. ``session`` is the number of new tokens at the end of the
+    prompt of a session: the other tokens are those of the session's request before it, without the last one that it
+    said, and their KV is kept in between. The request may arrive while that one is alive, and then begins with what
+    that one will have said. ``images`` are in order; the tokens of ``prompt_ids`` at their positions are their content.
     """
 
     rid: str
@@ -37,11 +37,11 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
     @property
     def goes_on(self) -> bool:
-        """It is more input of a session that has begun."""
+        """Whether it is more input of a session that has begun."""
         return 0 < self.session < len(self.prompt_ids)
 
     def alone(self, most: int) -> tuple[int, ...]:
-        """The first ``most`` tokens that it says where nothing disturbs it."""
+        """Return the first ``most`` tokens that it says where nothing disturbs it."""
         return tokens_alone(self.prompt_ids, most, self.stop_token_ids, self.lora, masked=self.grammar > 0)
 
 
@@ -69,15 +69,15 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """A pause ends."""
+    """Generation goes on."""
 
     call_id: str
 
 
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
-    """The result of a batch: for each of its shares, in their order, the tokens that were sampled.
+    """The result of a batch: the sampled tokens of each of its shares, in their order.
 
-    A share that does not reach the end of its request has none. ``draft_ids`` are guesses at what comes next, where the
+    A share that does not reach the end of its request has none. ``draft_ids`` are guesses at the next tokens, where the
     adapter declares ``speculative_tokens``.
     """
 
@@ -87,14 +87,14 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
 
 
 class BatchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """A batch was not computed; what it would have written into blocks is not there."""
+    """A batch was not computed, and its blocks were not written."""
 
     batch_id: int
     error: str
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
-    """Something that only this machine knows, such as a transfer that will fail. It promises nothing to clients."""
+    """An event of one kind of machine, such as a transfer that will fail. It promises nothing to clients."""
 
     name: str
     value: int = 0
@@ -108,10 +108,10 @@ Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed | 
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """The block table of layers that attend to the last ``tokens`` positions alone, their own among them.
+    """The block table of layers that attend only to the last ``tokens`` positions, their own included.
 
-    With ``is_chunk`` they attend to those that are in the same chunk of so many, and never to what is before ``first``.
-    Blocks that are wholly before the window may be anything.
+    With ``is_chunk`` they attend to the positions in the same chunk of that many, and never to those before ``first``.
+    Blocks wholly before the window may be anything.
     """
 
     block_ids: tuple[int, ...]
@@ -120,18 +120,19 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
 
     def begins(self, position: int) -> int:
-        """The first position that this one attends to."""
+        """Return the first position that this one attends to."""
         start = position // self.tokens * self.tokens if self.is_chunk else position + 1 - self.tokens
         return max(self.first, start)
 
 
 class StateTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The block table of layers that keep one state of all tokens before: it begins as that after the last of them.
+    """The block table of layers that keep one state of all tokens before, such as Mamba's.
 
-    The state after position ``p`` is in ``block_ids[p // tokens]``. A share leaves that after its last position there,
-    and none of those between. One with guesses leaves a state behind each, in the blocks that follow that place; when
-    it is known how many hold, the device copies a state that ends a block to that block's own place. Of ``kept``, the
-    state after so many tokens of the share is left in that place too; with no tokens none is.
+    The state after position ``p`` is in ``block_ids[p // tokens]``. A share begins with the state before its first
+    position and leaves the one after its last position there, and none in between. A share with guesses leaves a state
+    behind each guess, in the blocks after that place; once it is known how many hold, the device copies a state at the
+    end of a block to that block's own place. ``kept`` is a number of tokens of the share and a place, in which the
+    state after these tokens is left too; with no tokens none is.
     """
 
     block_ids: tuple[int, ...]
@@ -140,7 +141,7 @@ class StateTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ring(msgspec.Struct, frozen=True, kw_only=True):
-    """The block of layers that need what came before in the same group of so many ``tokens``, and nothing else.
+    """The block of layers that need only the earlier positions of the same group of ``tokens`` positions.
 
     Position ``p`` is in the slot ``p % block_size``.
     """
@@ -149,25 +150,25 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
     def begins(self, position: int) -> int:
-        """The first position of the group of this one."""
+        """Return the first position of this one's group."""
         return position // self.tokens * self.tokens
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request computes in a batch: the positions ``start`` to ``start + count - 1``.
+    """One request's part of a batch: the positions ``start`` to ``start + count - 1``.
 
     ``block_ids`` is its block table: position ``p`` is in ``block_ids[p // block_size]``. The last ``len(draft_ids)``
-    positions are guesses that are verified; -1 is the guess that the request's last result brought or will bring.
+    positions are guesses to verify; -1 stands for the guess of the request's last result, also of one in flight.
     ``start`` is -1 where a scheduler with ``speculative_tokens`` cannot know it, because results that decide on guesses
-    are in flight: then the share begins where the one before it came to. ``known_tokens`` is how many tokens the
-    request has, those in flight included, where the scheduler knows better than the results that it was given: after it
-    dropped some of them. ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it
-    does not know yet.
+    are in flight: the share then begins where the one before it ended. ``known_tokens`` is the number of the request's
+    tokens, those in flight included, where the scheduler knows better than its results, because it dropped some of
+    them. ``token_ids`` are the tokens of these positions where the plan states them, -1 for an unknown one.
+
     Where layers differ in what they attend to, ``windows`` and ``states`` are the tables of the other groups, in blocks
-    of the same pool and size. Layers of a decoder read what an encoder made of the request's first image from the
+    of the same pool and size. Layers of a decoder read the encoder's output for the request's first image from the
     blocks ``crossed``, which its first share writes; None where there are no such layers. No layer of the first group
     reads the positions from the first of ``gap`` to before the second, whose blocks may be anything. Positions before
-    ``rebuilt`` are computed for the windows alone: what the first group has of them is there, and stays.
+    ``rebuilt`` are computed for the windows alone: the first group has them already.
     """
 
     rid: str
@@ -185,7 +186,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     rebuilt: int = 0
 
     def own_blocks(self, size: int) -> tuple[int, ...]:
-        """The blocks of ``block_ids``, of this size, that are not wholly in the gap."""
+        """Return the blocks of ``block_ids``, of this size, that are not wholly in the gap."""
         first, end = -(-self.gap[0] // size), self.gap[1] // size
         return self.block_ids if end <= first else (*self.block_ids[:first], *self.block_ids[end:])
 
@@ -202,7 +203,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """So many slots of a block from the ``first`` on, which are copied to the same slots of another."""
+    """``count`` slots of a block from ``first`` on, which are copied to the same slots of another block."""
 
     source: int
     target: int
@@ -213,12 +214,13 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch. All its shares are written before any of them reads.
 
-    Before that, ``copies`` are made in their order, each from the first block to the second: of requests that are
-    swapped out and in, of prefixes that two requests go on from. Host memory has block numbers of its own. Of the rows
-    ``mirrored`` those that the batch wrote are copied after it.
+    Before that, ``copies`` are made in their order, each from its first block to its second: for requests that are
+    swapped out and in, and for prefixes that two requests continue. Host memory has block numbers of its own.
+    ``mirrored`` rows are copied after the batch has written them.
 
-    The device keeps what its encoder made of images, by their numbers, until it is told to drop it: first those in
-    ``dropped``, then those in ``encoded`` are computed, each a request and the place of the image among its own.
+    The device keeps the encoder's output for images, by their numbers, until it is told to drop it: first it drops
+    those in ``dropped``, then it computes those in ``encoded``, each a request and the place of the image among its
+    own.
     """
 
     id: int
@@ -232,12 +234,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """KV that comes from outside, before the batch of the same step is computed.
 
-    It is that of the positions from ``start`` to the end of ``token_ids``, which are the tokens of the request ``rid``
-    from its first one on; ``block_ids`` is its block table. In the blocks ``missing`` nothing arrived: what is computed
-    from them is worthless, the scheduler will be told so, and must not tell it to anybody. The ``windows``, ``states``
-    and ``rings`` of other groups get what the next position needs, if nothing is missing. ``said`` was sampled where
-    the KV comes from: the request goes on with it. A load that is ``late`` is of a request that has ended: it is
-    written, and begins nothing of one that has got its name since.
+    It covers the positions from ``start`` to the end of ``token_ids``, which are the tokens of the request ``rid`` from
+    its first one on; ``block_ids`` is its block table. Nothing arrived in the blocks ``missing``: all that is computed
+    from them is worthless, the scheduler will hear of it, and must not pass it on. ``windows``, ``states`` and
+    ``rings`` of other groups get what the next position needs, if nothing is missing. ``said`` was sampled at the
+    source: the request continues from it. A ``late`` load belongs to a request that has ended: it is written, and
+    begins no newer request of that rid.
     """
 
     rid: str
@@ -264,7 +266,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """A request does not begin."""
+    """A request is refused."""
 
     rid: str
     reason: str
@@ -284,11 +286,11 @@ Reply = Tokens | Refused | Answer
 class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     """The output of one step.
 
-    ``preempted`` are requests that lost their blocks and will compute again from the beginning. ``loads`` came from
-    outside. ``copies`` were made before the batch is computed, as those of a batch; blocks with numbers below 0 are
-    outside, so that a flush does not empty them. ``verified``: of the guesses that a request has in the last batch, so
-    many may hold, which was not known when it was launched. ``again``: a step without any event may do more.
-    ``deadline``: the time at which a step is due although nothing happens.
+    ``preempted`` requests lost their blocks and will compute again from the beginning. ``loads`` came from outside.
+    ``copies`` are made before the batch is computed, like those of a batch; blocks with negative numbers are outside,
+    so that a flush does not empty them. ``verified``: how many of a request's guesses in the last batch may hold, where
+    that was not known at its launch. ``again``: a step without any event may do more. ``deadline``: the time at which a
+    step is due although nothing happens.
     """
 
     microbatch: Batch | None = None
@@ -312,7 +314,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One step written down; without ``stepped`` the machine died in it, of ``error``."""
+    """One recorded step; without ``stepped`` the machine died in it, of ``error``."""
 
     step: Step
     stepped: Stepped | None

@@ -1,6 +1,6 @@
-"""The oracle of a scheduler of the usual shape: the promises of all schedulers, and what its blocks and counts show.
+"""The oracle of a machine of the SDK: the promises of all schedulers, and the checks of its blocks and counts.
 
-It reads KV that is its own (``pipeline.py``), says what it says alone, and leaves nothing behind.
+Every request reads its own KV (``pipeline.py``) and says what it says alone; in the end nothing is left behind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from scripted.sdk.pipeline import SimulatedRunner
 
 
 class SdkOracle(Oracle):
-    """Made for a machine that is as good as new. ``fresh``, if given, describes it: so it must be again in the end."""
+    """Judges a machine that is as good as new. With ``fresh`` it must be as new again in the end."""
 
     def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh | None) -> None:
         super().__init__(
@@ -49,20 +49,20 @@ class SdkOracle(Oracle):
         self._can = can
         self._fresh = fresh
         self._arrivals = 0
-        # Of a request, one for each group of layers.
+        # The number of block tables of a request, one for each group of layers.
         self._tables = 1
         self._arriving: set[str] = set()
         self._batches: dict[int, Batch] = {}
         # Where pauses wait for their turn: the one that is not answered, and those behind it.
         self._ending: str | None = None
         self._behind: dict[str, Pause | Resume] = {}
-        # Where a pause holds requests back, those that it does: no pause aborts them.
+        # Where a pause holds requests back, the requests that it holds: no pause aborts them.
         self._held_back: set[Life] = set()
-        # The counts that aborts of unknown requests must not change; None except in the step that they are given in.
+        # The counts that aborts of unknown requests must not change; None except in the step with such aborts.
         self._resting: Mapping[str, int] | None = None
 
     def arrive(self, rid: str) -> int:
-        """A request is on its way to the next step; returns how many came before it."""
+        """Note a request for the next step. Returns how many came before it."""
         self._arriving.add(rid)
         self._arrivals += 1
         return self._arrivals - 1
@@ -74,7 +74,7 @@ class SdkOracle(Oracle):
 
     @property
     def fit_together(self) -> bool:
-        """In blocks, in one batch, and with their images; what is cached for nobody makes room."""
+        """Whether all open requests fit in blocks, in one batch, and with their images; unused cache makes room."""
         size, context, blocks = self._limits.block_size, self._limits.context_tokens, 0
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
@@ -98,7 +98,7 @@ class SdkOracle(Oracle):
     # -- a step --
 
     def after_step(self, events: Sequence[Event], stepped: Stepped, machine: Any, pipeline: SimulatedRunner) -> None:
-        """Look at one step. Raises Violation."""
+        """Check one step. Raises Violation."""
         if self._resting is not None:
             self._check_nothing_changed(machine)
         self._arriving.clear()
@@ -130,7 +130,7 @@ class SdkOracle(Oracle):
                     # Its session has begun before.
                     self.account.lives[-1].launched = True
                 if event.grammar < 0:
-                    # Before it is computed, its grammar fails.
+                    # Its grammar fails before it is computed.
                     self.account.fail([event.rid])
             case Abort():
                 self.account.abort(event.rid)
@@ -147,7 +147,7 @@ class SdkOracle(Oracle):
                 self.land(event.batch_id, failed=isinstance(event, BatchFailed))
 
     def _take_turn(self, event: Pause | Resume) -> None:
-        """A pause or its end takes effect."""
+        """Let a pause or its end take effect."""
         if isinstance(event, Resume):
             self.resume()
             self._held_back.clear()
@@ -163,7 +163,7 @@ class SdkOracle(Oracle):
         return next(mode for mode in self._can.pause_modes if mode.name == event.mode)
 
     def _end_turn(self, call_id: str) -> None:
-        """This is answered; of those behind it, one that aborts begins now, and is answered later."""
+        """Take the answer to a call. Of those behind it, one that aborts begins now, and is answered later."""
         if call_id in self._behind:
             self._take_turn(self._behind.pop(call_id))
             self._ending = None
@@ -174,7 +174,7 @@ class SdkOracle(Oracle):
             self._take_turn(self._behind.pop(head.call_id))
 
     def _take_load(self, load: Load) -> None:
-        """A request whose KV comes from outside has begun; one that does not get all of it computes it or fails."""
+        """Begin a request whose KV comes from outside; without all of it, the request computes it or fails."""
         if load.late:
             return
         life = self.account.live.get(load.rid)
@@ -194,7 +194,7 @@ class SdkOracle(Oracle):
                 self._end_turn(reply.call_id)
 
     def _end_aborted(self) -> None:
-        """Where aborts are not answered, a client hears no more once it has given up."""
+        """End aborted requests where aborts are not answered: their clients hear no more."""
         if not self._can.answers_aborts:
             for rid in [rid for rid, life in self.account.live.items() if life.aborted]:
                 self.account.end(rid, "abort")
@@ -207,7 +207,7 @@ class SdkOracle(Oracle):
             raise Violation(
                 f"batch {batch.id} has requests of {len(loras)} LoRAs, of at most {self._can.loras_together}"
             )
-        # What a window left behind is not counted: its table names blocks that are others' by now.
+        # Blocks behind a window are not counted: they belong to others by now.
         size = self._limits.block_size
         blocks = {block for share in batch.shares for block in share.own_blocks(size)}
         if len(blocks) > self._limits.blocks:
@@ -215,7 +215,7 @@ class SdkOracle(Oracle):
         for share in batch.shares:
             self._tables = max(self._tables, len(share.tables) + len(share.states) + len(share.rings))
             self._check_share(share)
-            # Of the guesses those that were right were computed; the token after them was sampled, and comes next.
+            # Accepted guesses were computed; the token sampled after them comes next.
             known = pipeline.known_tokens(share.rid)
             comes_next = known - 1 if share.draft_ids else share.start + share.count
             self.account.compute(share.rid, share.start, share.count, comes_next)
@@ -230,7 +230,7 @@ class SdkOracle(Oracle):
             raise Violation(f"{share.rid} computes a part of its prompt, but prompts are not to be cut")
 
     def _check_tails(self, batch: Batch) -> None:
-        """No block is written for two requests at once. Raises Violation."""
+        """Check that no block is written for two requests at once. Raises Violation."""
         owners: dict[int, str] = {}
         size = self._limits.block_size
         for share in batch.shares:
@@ -249,12 +249,12 @@ class SdkOracle(Oracle):
     # -- the end --
 
     def at_rest(self, machine: Any) -> None:
-        """Nothing happens any more: every request has ended and every call is answered. Raises Violation."""
+        """Check that every request has ended and every call is answered. Raises Violation."""
         self.account.check_end()
         self._resting = dict(machine.counts())
 
     def _check_nothing_changed(self, machine: Any) -> None:
-        """The step before was given aborts of requests that are not alive, and nothing else. Raises Violation."""
+        """Check that a step of nothing but aborts of dead requests changed no count. Raises Violation."""
         resting, self._resting = self._resting, None
         assert resting is not None
         changed = [
@@ -264,7 +264,7 @@ class SdkOracle(Oracle):
             raise Violation(f"an abort of a request that is not alive changed {', '.join(changed)}")
 
     def at_end(self, machine: Any) -> None:
-        """Everything is over, and the cache was flushed where that is declared. Raises Violation."""
+        """Check the end of a run, after a flush where that is declared. Raises Violation."""
         if not machine.is_idle:
             raise Violation(f"everything has ended, but the scheduler is not idle: {_words(machine.counts())}")
         grown = None if self._fresh is None else self._fresh.grown(machine)

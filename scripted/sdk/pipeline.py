@@ -1,7 +1,7 @@
 """The simulated runner: executes plans over the scheduler's own block tables, and catches every wrong read.
 
-Each slot of a block holds a fingerprint of all tokens that lead to it. A share that reads a slot which does not hold
-what its request computed, or what an equal prefix left there, is found in the launch that reads it.
+Each slot of a block holds a fingerprint of all tokens that lead to it. A share must find in the slots that it reads
+what its request computed, or what an equal prefix left there; the launch that reads anything else is reported.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from scripted.sdk.messages import (
     Tokens,
 )
 
-# In a slot whose KV did not arrive or was computed from such a slot; and what is sampled from it, which no model says.
+# The content of a slot whose KV did not arrive or was computed from such a slot; and the token sampled from it, which
+# no model says.
 _SPOILT: Final = -1
 _NONSENSE: Final = 999_999_999
 
 
 class _Tokens:
-    """The tokens of a request with those that were sampled, and the fingerprint after each.
+    """A request's tokens, sampled ones included, and the fingerprint after each.
 
-    ``computed`` is the position that comes next, ``guessed`` what its last share guessed to come next, and ``held`` how
-    many guesses held in it. ``ends`` is the position behind its last share, and ``ahead`` how many blocks behind the
-    place of that share its state is.
+    ``computed`` is the next position, ``guessed`` are the guesses after its last share, and ``held`` counts the guesses
+    of that share that held. ``ends`` is the position behind its last share, ``ahead`` the distance in blocks from that
+    share's place to its state.
     """
 
     __slots__ = ("ahead", "computed", "ends", "fingerprints", "guessed", "held", "ids", "message")
@@ -73,7 +74,7 @@ class _Tokens:
         self.guessed = guesses(self.fingerprints[-1], count, self.mask) if count else ()
 
     def hold(self, most: int, count: int) -> None:
-        """No more than so many guesses of the last share may hold."""
+        """Let at most this many guesses of the last share hold."""
         self.cut(len(self.ids) - self.held + most)
         self.computed, self.held = len(self.ids) - 1, most
         self.guess(count)
@@ -84,7 +85,11 @@ class _Tokens:
 
 
 class SimulatedRunner:
-    """One device. A batch is computed when it is launched; its result waits until it is taken."""
+    """One device, which computes a batch when it is launched; the result waits to be taken.
+
+    A plan states whole block tables, so the runner keeps no row tables, unlike the simulated pipeline of Lockstep's
+    engine.
+    """
 
     def __init__(self, limits: Limits, can: Capabilities) -> None:
         self._size = limits.block_size
@@ -92,36 +97,36 @@ class SimulatedRunner:
         self._speculative_tokens = can.speculative_tokens
         self._flushing = {mode.name for mode in can.pause_modes if mode.flushes}
         self._room_for_images = can.images
-        # What the encoder made, by the number of the image: how many tokens it is.
+        # The number of tokens of each image that the encoder has computed, by the image's number.
         self._encoded: dict[int, int] = {}
-        # Of each block that was ever written, the fingerprint in each of its slots; 0 for a slot that was not. And how
-        # often the cache had been flushed when it was written last.
+        # The fingerprint in each slot of every block that was ever written, 0 for a slot that was not; and how often
+        # the cache had been flushed at the block's last write.
         self._blocks: dict[int, list[int]] = {}
         self._written: dict[int, int] = {}
-        # Of each block that holds a state, the fingerprint of the tokens that it is the state of.
+        # The fingerprint of the tokens whose state a block holds.
         self._states: dict[int, int] = {}
-        # Shares with guesses and states; until the next launch it may be said that fewer of their guesses hold.
+        # Shares with guesses and states; until the next launch the scheduler may say that fewer of their guesses hold.
         self._guessing: list[tuple[Share, _Tokens]] = []
         self._flushes = 0
         self._flush_calls: set[str] = set()
         self._requests: dict[str, _Tokens] = {}
-        # Of a session, what comes when its present request has ended.
+        # The next requests of a session, which begin when its present one has ended.
         self._queued: dict[str, deque[Add]] = {}
         self._done: deque[BatchResult | BatchFailed] = deque()
         self._failing = False
-        # The last batch, with what its scheduler could not know filled in.
+        # The last batch, completed with positions and guesses that its scheduler could not know.
         self.understood: Batch | None = None
         self.violation: Violation | None = None
-        # Requests whose KV is missing because a batch failed, by the position from which it is.
+        # Requests whose KV is missing because a batch failed, with the first missing position.
         self._missing: dict[str, int] = {}
         # Requests of the last batch that were computed from KV which did not arrive.
         self.spoilt: set[str] = set()
         self._may_be_spoilt = False
-        # Of whom fewer guesses held than the device had found right, and the position that comes next.
+        # Requests of which fewer guesses held than the device had found right, with their next position.
         self.shortened: dict[str, int] = {}
 
     def begin(self, request: Add, *, is_queued: bool = False) -> None:
-        """A request begins, or begins again under an old name; one that ``is_queued`` when the one before it ends."""
+        """Begin a request, or a new one of an old rid. One that ``is_queued`` begins when the one before it ends."""
         if is_queued:
             self._queued.setdefault(request.rid, deque()).append(request)
             return
@@ -129,7 +134,7 @@ class SimulatedRunner:
         self._missing.pop(request.rid, None)
 
     def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
-        """See what a step was given and what it said, before what it launched."""
+        """Follow a step's input and replies, before its launch."""
         for event in events:
             if isinstance(event, FlushCache) or (isinstance(event, Pause) and event.mode in self._flushing):
                 self._flush_calls.add(event.call_id)
@@ -152,7 +157,7 @@ class SimulatedRunner:
             self._load(load)
 
     def _go_on(self, rid: str, reason: str) -> None:
-        """A request of a session has ended; one that did not end by itself takes with it what is queued."""
+        """Begin the next request of a session, or drop all of them where the one before did not end by itself."""
         queued = self._queued[rid]
         if reason in OWN_ENDS:
             self.begin(queued.popleft())
@@ -165,11 +170,11 @@ class SimulatedRunner:
         self._failing = True
 
     def known_tokens(self, rid: str) -> int:
-        """Tokens of a request, those in flight included."""
+        """Count a request's tokens, those in flight included."""
         return len(self._requests[rid].ids) if rid in self._requests else 0
 
     def lora_of(self, rid: str) -> int:
-        """What computes a request; 0 for none."""
+        """Return the number of the LoRA that computes a request; 0 for none."""
         return self._requests[rid].message.lora if rid in self._requests else 0
 
     def holds(self, rid: str, block_ids: Sequence[int], first: int, end: int) -> bool:
@@ -184,9 +189,9 @@ class SimulatedRunner:
     # -- the pipeline protocol --
 
     def launch(self, microbatch: Batch) -> None:
-        """Compute a batch at once: first all that is written, then all that is read.
+        """Compute a batch at once: first all writes, then all reads.
 
-        What is wrong with it is kept for the judge, who sees the whole step.
+        A violation is kept for the oracle, which sees the whole step.
         """
         self.understood = None
         self._settle_all()
@@ -205,12 +210,12 @@ class SimulatedRunner:
             self._copy(source, target)
         if self._room_for_images:
             self._encode(batch)
-        # What states begin as is read before any of them is written.
+        # Initial states are read before any state is written.
         for share in batch.shares:
             self._check_states(share)
             self._check_rings(share)
         self.spoilt = set()
-        # A share that computes what did not arrive makes it good for those behind it.
+        # A share that computes missing KV restores it for later shares.
         for share in sorted(batch.shares, key=lambda share: share.start):
             if self._is_spoilt(share):
                 self._spoil(share)
@@ -226,12 +231,12 @@ class SimulatedRunner:
         )
 
     def next_completion(self, timeout_s: float | None) -> BatchResult | BatchFailed | None:
-        """The oldest result; None when there is none."""
+        """Return the oldest result; None when there is none."""
         del timeout_s
         return self._done.popleft() if self._done else None
 
     def _fails(self, batch: Batch) -> bool:
-        """Whether it was told to fail, or goes on with a request that a failed batch left without its KV."""
+        """Whether it was told to fail, or continues a request that a failed batch left without its KV."""
         for share in batch.shares:
             if share.start <= self._missing.get(share.rid, -1):
                 del self._missing[share.rid]
@@ -243,7 +248,7 @@ class SimulatedRunner:
         return True
 
     def _encode(self, batch: Batch) -> None:
-        """Images are encoded before anything is computed of what they are in. Raises Violation."""
+        """Encode images before anything that contains them is computed. Raises Violation."""
         for number in batch.dropped:
             self._encoded.pop(number, None)
         for rid, place in batch.encoded:
@@ -269,7 +274,7 @@ class SimulatedRunner:
     # -- one share --
 
     def _understand(self, share: Share) -> Share:
-        """Fill in where it starts and what it guesses. Raises Violation for a request that never arrived."""
+        """Fill in the start and the guesses of a share. Raises Violation for a request that never arrived."""
         tokens = self._tokens_of(share)
         if share.start < 0:
             if share.start != -1 or not self._speculative_tokens:
@@ -282,14 +287,14 @@ class SimulatedRunner:
         return share
 
     def _copy(self, source: int, target: int) -> None:
-        """A block has what another has; what was never written is nothing that could be read."""
+        """Copy a block; a block that was never written is copied as unreadable."""
         self._blocks[target] = list(self._blocks.get(source, [0] * self._size))
         self._states[target] = self._states.get(source, 0)
         is_outside = source < 0
         self._written[target] = self._flushes if is_outside else self._written.get(source, self._flushes)
 
     def _mirror(self, batch: Batch) -> None:
-        """Rows that the batch wrote are copied to where they are mirrored."""
+        """Copy the rows that the batch wrote to their mirrors."""
         if not batch.mirrored:
             return
         written = {
@@ -304,7 +309,7 @@ class SimulatedRunner:
                     self._written[rows.target] = self._flushes
 
     def _load(self, load: Load) -> None:
-        """What comes from outside is written; of what does not come it is known that it is not there."""
+        """Write KV that comes from outside, and mark the part that does not come."""
         self._may_be_spoilt |= bool(load.missing)
         if load.said:
             request = self._requests[load.rid]
@@ -342,7 +347,7 @@ class SimulatedRunner:
         self._store(share.block_ids, share.start, [_SPOILT] * (end - share.start))
 
     def _store(self, block_ids: Sequence[int], first: int, there: Sequence[int]) -> None:
-        """This is in the slots from position ``first`` on."""
+        """Store these fingerprints in the slots from position ``first`` on."""
         size, done = self._size, 0
         while done < len(there):
             index, slot = divmod(first + done, size)
@@ -352,7 +357,7 @@ class SimulatedRunner:
             done += len(more)
 
     def _nonsense(self, share: Share) -> tuple[int, ...]:
-        """What a share that reads nothing samples, if it samples; the request does not have it."""
+        """Return the token of a share that read missing KV, if it samples; the request does not get it."""
         tokens = self._requests[share.rid]
         tokens.computed = end = share.start + share.count - len(share.draft_ids)
         return (_NONSENSE,) if end >= len(tokens.ids) else ()
@@ -417,7 +422,7 @@ class SimulatedRunner:
         self._guessing = []
 
     def _settle(self, share: Share, tokens: _Tokens) -> None:
-        """It is known how many guesses of a share hold: of its states that at the end of a block is kept there."""
+        """Settle how many guesses of a share hold, and keep the state at the end of a block there."""
         first = share.start + share.count - len(share.draft_ids)
         tokens.ahead = tokens.held
         for state in share.states:
@@ -433,13 +438,13 @@ class SimulatedRunner:
                 tokens.ahead = 0
 
     def _fill(self, ring: Ring, fingerprints: Sequence[int], start: int, end: int) -> None:
-        """These positions of a request are written into a ring, the last of them into the slots of those before."""
+        """Write these positions of a request into a ring, later ones over earlier ones."""
         for position in range(max(start, end - self._size), end):
             self._blocks.setdefault(ring.block_id, [0] * self._size)[position % self._size] = fingerprints[position + 1]
         self._states.pop(ring.block_id, None)
 
     def _check_rings(self, share: Share) -> None:
-        """Each has what the group of the share's first position begins with. Raises Violation."""
+        """Check that each ring has the beginning of the group of the share's first position. Raises Violation."""
         fingerprints = self._requests[share.rid].fingerprints
         for ring in share.rings:
             slots = self._blocks.get(ring.block_id, [0] * self._size)
@@ -452,7 +457,7 @@ class SimulatedRunner:
                     )
 
     def _check_states(self, share: Share) -> None:
-        """Each is that of all tokens before the share. Raises Violation."""
+        """Check that each state is that of all tokens before the share. Raises Violation."""
         tokens = self._requests[share.rid]
         for state in share.states:
             last = (share.start + share.count - 1) // state.tokens + len(share.draft_ids)
@@ -480,7 +485,7 @@ class SimulatedRunner:
                 )
 
     def _read(self, share: Share) -> tuple[int, ...]:
-        """Look at all that the share attends to; returns what it samples."""
+        """Check all KV that the share attends to. Returns the tokens that it samples."""
         tokens = self._requests[share.rid]
         end = share.start + share.count - len(share.draft_ids)
         begin, gap = 0, share.gap
@@ -500,12 +505,12 @@ class SimulatedRunner:
         return said
 
     def _made_of(self, share: Share) -> list[int]:
-        """What its encoder made of the image that a request has apart from its prompt."""
+        """Return the encoder's output for the image that a request has apart from its prompt."""
         images = self._requests[share.rid].message.images[:1]
         return [place + ~((image.number + 2) * LARGEST_IMAGE) for image in images for place in range(image.count)]
 
     def _check_crossed(self, share: Share) -> None:
-        """The blocks hold it. Raises Violation."""
+        """Check that the blocks hold the encoder's output. Raises Violation."""
         made, crossed = self._made_of(share), share.crossed or ()
         there = [slot for block in crossed for slot in self._blocks.get(block, [0] * self._size)]
         if there[: len(made)] != made:
@@ -514,7 +519,7 @@ class SimulatedRunner:
             )
 
     def _check_reads(self, share: Share, block_ids: Sequence[int], begin: int, end: int) -> None:
-        """These blocks hold the request's own KV from one position to another. Raises Violation."""
+        """Check that these blocks hold the request's own KV between two positions. Raises Violation."""
         fingerprints, size = self._requests[share.rid].fingerprints, self._size
         for index in range(begin // size, -(-end // size)):
             start = index * size
@@ -529,7 +534,7 @@ class SimulatedRunner:
                 )
 
     def _sample(self, tokens: _Tokens, drafts: Sequence[int]) -> tuple[int, ...]:
-        """What comes next; after each guess that was right, what comes after it as well."""
+        """Sample the next token, and after each right guess the token after it."""
         said = []
         for guess in (*drafts, None):
             said.append(next_token(tokens.fingerprints[-1], state=tokens.mask))
@@ -553,7 +558,7 @@ class SimulatedRunner:
         return tokens
 
     def _compare(self, share: Share, tokens: _Tokens) -> None:
-        """The plan states the tokens that the request has."""
+        """Compare the tokens that the plan states with those of the request."""
         assert share.token_ids is not None
         there = [*tokens.ids[share.start : share.start + share.count - len(share.draft_ids)], *share.draft_ids]
         if len(there) != len(share.token_ids) or any(

@@ -1,6 +1,8 @@
-"""Recordings of machines of the SDK: every step of one that runs anywhere, as lines of JSON, and the same steps again.
+"""Recordings of machines of the SDK: every step of one that runs anywhere, as lines of JSON; and their replay.
 
-A machine is deterministic, so what it was given and when is all that it takes. The tokens may be those of a real model.
+A machine is deterministic, so its inputs and their times are enough. The tokens may be a real model's. Lockstep's
+engine writes another format, ``engine.core.recording``, because production imports nothing of the harness and keeps
+check sums and checkpoints instead of whole outputs.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from scripted.report.step_log import log_of_adapter
 from scripted.sdk.messages import Event, Record, Step, Stepped
 
 FORMAT: Final = "lockstep-steps-1"
-# Where the format stands in the first line, and how long that is at most.
+# The part of the first line that has the format, and the line's largest length.
 _FORMAT_WITHIN_BYTES: Final = 200
 _LONGEST_HEADER_BYTES: Final = 1 << 20
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line: whose steps these are. ``config`` are the words of its configuration."""
+    """The first line: the adapter, and the words of its configuration."""
 
     format: str
     adapter: str
@@ -39,10 +41,10 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """A machine that writes down what it is given and what it does; use it wherever the machine is used.
+    """A machine that records its input and output; use it wherever the machine is used.
 
-    ``adapter`` is the name that replay finds its adapter by, ``config`` the words of its configuration. Raises OSError
-    like any file.
+    Replay finds the adapter by the name ``adapter``; ``config`` are the words of its configuration. Raises OSError like
+    any file.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Recorder:
         self._write(Header(FORMAT, adapter, words))
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """One step of the machine, written down before it is handed on, also when the machine dies in it."""
+        """Do one step, and record it before it is handed on, also when the machine dies in it."""
         step = Step(tuple(events), now)
         try:
             stepped: Stepped = self.machine.step(events, now)
@@ -82,7 +84,7 @@ class Recorder:
 
 
 def recorded_adapter(path: str | Path) -> str | None:
-    """The name of the adapter whose steps a file has; None for a file that does not begin as a recording of steps."""
+    """Return the name of the adapter whose steps a file has; None for a file that is no recording of steps."""
     with Path(path).open("rb") as file:
         first = file.readline(_LONGEST_HEADER_BYTES)
     if FORMAT.encode() not in first[:_FORMAT_WITHIN_BYTES]:
@@ -98,10 +100,10 @@ def _header(path: str | Path, line: bytes) -> Header:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """Raises ScriptDefinitionError that names file and line for anything else."""
+    """Read a recording. Raises ScriptDefinitionError that names file and line for anything else."""
     first, *lines = Path(path).read_bytes().split(b"\n")
     header, records = _header(path, first), []
-    # What was cut off while it was written has no end of line.
+    # A last line that was cut off has no end of line.
     for number, line in enumerate(lines[:-1], 2):
         try:
             records.append(msgspec.json.decode(line, type=Record))
@@ -135,7 +137,7 @@ def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None
 
 
 def _difference(number: int, then: Record, now: Record) -> str | None:
-    """The first field in which two steps differ, with both values."""
+    """Name the first field in which two steps differ, with both values."""
     if then.stepped is None or now.stepped is None:
         return f"step {number}: the recorded machine died of {then.error}, this one did not"
     for name in Stepped.__struct_fields__:

@@ -1,6 +1,6 @@
-"""What a machine and the output of its steps look like: the first thing that is wrong, in words, or nothing.
+"""Checks the form of a machine and of its output: it names the first fault in words, or returns None.
 
-An adapter that gets this wrong says nothing about its scheduler. It knows no promise of a scheduler.
+A fault here is the adapter's and says nothing about its scheduler. This module knows no promise of a scheduler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REPLIES: Final = (Tokens, Refused, Answer)
 
 
 def wrong_in_machine(machine: Any) -> str | None:
-    """What a new machine lacks, or has as something else."""
+    """Name the part that a new machine lacks, or has in a wrong form."""
     lacks = [part for part in _PARTS if not _has(machine, part)]
     if lacks:
         return f"has no {', '.join(lacks)}"
@@ -42,7 +42,7 @@ def wrong_in_machine(machine: Any) -> str | None:
 
 
 def wrong_in_step(stepped: object) -> str | None:
-    """What the output of a step is instead of what it should be."""
+    """Name the first fault in the output of a step."""
     if not isinstance(stepped, Stepped):
         return f"returns a Stepped, got {stepped!r:.80}"
     for name in ("replies", "preempted"):
@@ -75,7 +75,7 @@ def _wrong_in_batch(batch: object) -> str | None:
 
 
 def _has(machine: Any, part: str) -> bool:
-    """A property that raises is there all the same."""
+    """Whether the machine has a part, also where a property raises."""
     if inspect.getattr_static(machine, part, None) is not None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""The base of what may happen to one kind of machine alone: its action becomes a ``Signal``."""
+"""The base of actions of one kind of machine: each becomes a ``Signal``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def value(self) -> Any:
-        """What the signal says: the first field, unless that is the rid."""
+        """The value of the signal: the first field, unless that is the rid."""
         first = next(iter(self.__struct_fields__), "rid")
         return 0 if first == "rid" else getattr(self, first)
 
@@ -31,7 +31,7 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         run.give(Signal(name=self.kind, value=self.value, rid=getattr(self, "rid", "")))
 
     def tell(self, t: Any) -> None:
-        """Its verb. Raises BadCall for a value that is none, and where there is nothing for it to act on."""
+        """Do its verb. Raises BadCall for a wrong value, and where there is nothing for it to act on."""
         (verb,) = verbs_of(type(self))
         if not self.is_known(t.run.config):
             raise BadCall(f"{verb}() needs {self.needed}")
@@ -41,7 +41,7 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def is_known(cls, config: Any) -> bool:
-        """Whether machines of this configuration have what it acts on."""
+        """Whether machines of this configuration have its target."""
         return not cls.needs or bool(getattr(config, cls.needs))
 
     def reaches(self, run: RunLike) -> bool:

@@ -1,4 +1,4 @@
-"""What generated targets of a scheduler of the usual shape are drawn from: its settings, its limits, what it can do."""
+"""The space of generated targets of a scheduler of the usual shape: its settings, limits and capabilities."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class SchedulerSpace:
 
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
     values the others, and a number is halved, doubled or moved by one. A target with an event of ``actions`` has the
-    settings that it needs, and so has one with a setting, or with requests of a kind (priorities, loras, grammars,
-    images), of ``needed``. With ``crowded``, settings with which requests meet, some targets are scenes: these
-    settings, requests of one kind, and little else.
+    settings that the event needs; the same holds for settings and kinds of requests (priorities, loras, grammars,
+    images) in ``needed``. With ``crowded`` settings, with which requests meet, some targets are scenes: these settings,
+    requests of one kind, and little else.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class SchedulerSpace:
 
     @functools.cached_property
     def scenes(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Requests of each kind that there is, by its name."""
+        """The scenes of each kind of request, by the kind's name."""
         declared = self._declared().items() if self._is_crowded else ()
         scenes = {name: {name: levels} for name, levels in declared}
-        # Those that go on where others said the same.
+        # Requests that continue where others said the same.
         return scenes | {f"{name}-alike": {**scenes[name], **_ALIKE} for name in scenes if name == "sessions"}
 
     @property
@@ -94,7 +94,7 @@ class SchedulerSpace:
         return _TRIPLES
 
     def _declared(self) -> dict[str, tuple[str, ...]]:
-        """What requests may have with the default settings, or with those that it needs."""
+        """The kinds of requests that the default settings allow, or the settings that the kinds need."""
         can = [self._can_of({})]
         can += [self._can_of(self._first_of(one)) for one in _OWN]
         declared = {
@@ -111,7 +111,7 @@ class SchedulerSpace:
         return cast(Capabilities, can)
 
     def _kinds_needing(self) -> Iterator[str]:
-        """Kinds of events that can be added where their settings are as they need them."""
+        """The kinds of events that can be added where their settings are as they need them."""
         for kind in self._needed:
             if not kind.startswith(EVENT):
                 continue
@@ -168,7 +168,7 @@ class SchedulerSpace:
         return drawn
 
     def _first_of(self, feature: str) -> dict[str, Any]:
-        """The first values of what it needs, and of what these need."""
+        """The first values of its needs, and of theirs."""
         first = {name: values[0] for name, values in self._needed.get(feature, {}).items()}
         for name in [name for name, value in first.items() if value != getattr(self._default, name)]:
             first = {**self._first_of(name), **first}

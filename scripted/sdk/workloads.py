@@ -15,7 +15,7 @@ _SHARED: Final = re.compile(r"[A-Z][A-Z0-9-]*")
 
 
 def read_workloads(file: Path, prefix: str = "") -> tuple[dict[str, str], dict[str, str]]:
-    """The schedules of a file, and the settings or clauses that several of them share, whose names are in capitals."""
+    """Read the schedules of a file, and the settings or clauses that several of them share, with names in capitals."""
     texts: dict[str, str] = {}
     shared: dict[str, str] = {}
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
@@ -29,7 +29,7 @@ def read_workloads(file: Path, prefix: str = "") -> tuple[dict[str, str], dict[s
 
 
 def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
-    """By name, as text without a configuration, which is the default one."""
+    """Make the workloads by name, as text of the default configuration."""
     size, pool, budget = limits.block_size, limits.pool_tokens, limits.batch_tokens
     most = min(pool, limits.context_tokens) - 3
     long = max(1, min(most, 2 * budget + size // 2 + 1 if can.chunked else budget))
@@ -49,7 +49,7 @@ def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
             "8 release count=1",
             "10 release",
         ),
-        # Each name begins like another one: what is done to one request is done to no other.
+        # Each name is a prefix of the next one: an action on one request must not hit another.
         "prefixed-names": (
             _start("a", size + 1, new=6),
             _start("ab", size + 1, seed=1, new=6),
@@ -66,7 +66,7 @@ def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
 
 
 def _prefixes(size: int) -> dict[str, Iterable[str]]:
-    """Prompts that share what is cached: all of it, full blocks, parts of a block."""
+    """Prompts that share cached tokens: all of them, full blocks, parts of a block."""
     return {
         # Equal prompts of full blocks: a prompt that is fully cached must still compute one token.
         "twins": (_start("a", 2 * size), _start("b", 2 * size, step=2), _start("c", 2 * size, new=3, step=8)),
@@ -81,7 +81,7 @@ def _prefixes(size: int) -> dict[str, Iterable[str]]:
 
 
 def _aborts(size: int, long: int) -> dict[str, Iterable[str]]:
-    """What an aborted request left is met by others: blocks that are written again, a prompt that comes again."""
+    """Requests that meet the remains of an aborted one: blocks that are written again, its prompt again."""
     return {
         "aborted": (
             _start("a", long, new=3),
@@ -107,11 +107,12 @@ def _without_room(limits: Limits, can: Capabilities, most: int, long: int) -> di
     grown = max(1, min(pool // 3, limits.context_tokens - third))
     made: dict[str, Iterable[str]] = {
         "refilled": (_start("a", third), _start("b", third, seed=1, step=10), _start("a", third, step=20)),
-        # A request that comes to the end of the context before it has said all: refused at once, or ended with length.
+        # A request that reaches the end of the context before its output is complete: refused at once, or ended with
+        # length.
         "at-the-context": (_start("a", most + 2, new=5), _start("b", size, seed=1, new=3, step=2)),
     }
     if limits.context_tokens > pool + 1:
-        # More than all blocks: refused, or ended some other way, but not left to wait.
+        # A request larger than the pool: refused, or ended otherwise, but not left to wait.
         made["beyond-the-pool"] = (_start("a", pool + 1), _start("b", size, seed=1, new=3, step=2))
     if can.preemption:
         made["full"] = [_start(f"r{i}", third, seed=i, new=grown, step=1 + i) for i in range(3)]

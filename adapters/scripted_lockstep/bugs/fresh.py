@@ -49,7 +49,7 @@ class _Edit(NamedTuple):
 
 
 def fresh_mutant(name: str) -> Mutant | None:
-    """Return the mutant of this name; None for another kind of name. Raises ScriptDefinitionError for a wrong number."""
+    """Return the mutant of this name; None for any other name. Raises ScriptDefinitionError for a wrong number."""
     if not name.startswith(_PREFIX):
         return None
     found = _NAME.fullmatch(name)

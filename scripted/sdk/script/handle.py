@@ -1,4 +1,4 @@
-"""A script's hold on a request of an adapter of the SDK: what the oracle has noted of its plans and replies."""
+"""A script's handle of a request of an adapter of the SDK: the oracle's account of its plans and replies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _REFUSED = "refused"
 
 
 class SdkRequest(BaseRequest):
-    """One life of a rid. ``computed`` are the positions that were launched, those of a prefix hit included."""
+    """One life of a rid. It reads the oracle's account, because each machine keeps requests in its own way."""
 
     def __init__(self, message: Add, client: ClientView, account: Account, index: int) -> None:
         super().__init__(message.rid, message.prompt_ids, message.max_new_tokens, client)
         self._account = account
-        # Requests arrive in the order in which the script has begun them.
+        # Requests arrive in the order in which the script has started them.
         self._index = index
         self._shares: list[Share] = []
         self._parts = 0
@@ -26,7 +26,7 @@ class SdkRequest(BaseRequest):
     # -- filled in by the run --
 
     def note_share(self, share: Share) -> None:
-        """A batch computes this much of it."""
+        """Note the share of a batch."""
         first = not self._shares
         self._shares.append(share)
         is_part = share.start < len(self.prompt_ids)
@@ -34,7 +34,7 @@ class SdkRequest(BaseRequest):
         self._parts += is_part and not (is_whole and not self._parts)
 
     def note_retraction(self) -> None:
-        """It lost its blocks; one that had computed nothing lost nothing."""
+        """Note the loss of its blocks; a request without computed tokens lost nothing."""
         if self._shares:
             self._retractions += 1
             self._shares.clear()
@@ -43,13 +43,13 @@ class SdkRequest(BaseRequest):
 
     @property
     def _life(self) -> Life | None:
-        """None before the first step that sees it."""
+        """Its life in the account; None before the first step that sees it."""
         lives = self._account.lives
         return lives[self._index] if self._index < len(lives) else None
 
     @property
     def req(self) -> Life | None:
-        """What the oracle knows of it; None before its first step and after its end."""
+        """The oracle's account of it; None before its first step and after its end."""
         return None if self.finished else self._life
 
     @property

@@ -27,11 +27,11 @@ _VERBS: Final = tuple(name for action in ACTIONS for name in verbs_of(action))
 
 
 class SdkContext(BaseContext):
-    """What a script drives the scheduler of an adapter with."""
+    """``t`` on an adapter of the SDK."""
 
     @property
     def last_batch(self) -> MicrobatchInFlight | None:
-        """What the last step launched; None when it launched nothing."""
+        """The microbatch that the last step launched; None when it launched nothing."""
         last: MicrobatchInFlight | None = self._run.batch_of_step(self._run.step)
         return last
 
@@ -50,12 +50,15 @@ _REFUSED_STATUS = 400
 
 @functools.cache
 def _context_of(actions: tuple[type[Action], ...]) -> type[SdkContext]:
-    """The class of ``t`` for what a configuration declares."""
+    """Make the class of ``t`` for the declared actions."""
     return with_verbs(actions)(type(SdkContext.__name__, (SdkContext,), {}))
 
 
 class SdkRun(ScriptedRun):
-    """``plans`` are the batches by the step that launched them, as the device understood them."""
+    """Runs one script on a new machine, and winds it up as a schedule is wound up.
+
+    ``plans`` are the batches by the step that launched them, as the device understood them.
+    """
 
     fatal: ClassVar[tuple[type[Exception], ...]] = (HarnessError,)
     records: list[Record]
@@ -71,7 +74,7 @@ class SdkRun(ScriptedRun):
         self._is_over = False
 
     def context_with(self, *more: type[Action]) -> type[SdkContext]:
-        """The class of ``t`` for what the configuration declares, and more."""
+        """Make the class of ``t`` for the declared actions of the configuration, and more."""
         own = [action for action in self.adapter.actions if action not in ACTIONS]
         return _context_of((*actions_of(self._can), *own, *more))
 
@@ -125,7 +128,7 @@ class SdkRun(ScriptedRun):
         )
 
     def batch_of_step(self, step: int) -> MicrobatchInFlight | None:
-        """What this step launched."""
+        """Return the microbatch that this step launched."""
         batch = self.plans.get(step)
         return None if batch is None else self._shown(batch)
 
@@ -148,7 +151,7 @@ class SdkRun(ScriptedRun):
         return handle is not None and share.start >= len(handle.prompt_ids)
 
     def _computing(self, rid: str) -> Any:
-        """The handle of what is computed under this rid; behind it others of its session may be queued."""
+        """Return the handle of the request computed under this rid; others of its session may wait behind it."""
         return self.handles.live().get(rid, self.handles.latest(rid))
 
     def did_something(self, record: Record) -> bool:
@@ -202,7 +205,7 @@ class SdkRun(ScriptedRun):
         yield from ()
 
     def after_script(self, script: ScriptExecution) -> Steps:
-        """What is open is settled, then everything is wound up, as at the end of any schedule."""
+        """Settle everything open and wind the run up, as at the end of any schedule."""
         assert script.context is not None
         context = script.context
         self._last_step, self._steps_limit = self.step, self.step + STEPS_LIMIT
@@ -238,7 +241,7 @@ class SdkRun(ScriptedRun):
                 case Answer() if reply.call_id in calls:
                     calls[reply.call_id].answer(200 if reply.ok else _REFUSED_STATUS, reply.text)
         for handle in self.handles.all:
-            # Where aborts are not answered, the client has hung up; what was queued ends with what it follows.
+            # Where aborts are not answered, the client has hung up; queued requests end with the one that they follow.
             handle.client.closed = handle.client.closed or handle.finished
         if stepped.microbatch is not None:
             handles = self._told()
@@ -246,12 +249,12 @@ class SdkRun(ScriptedRun):
                 handles[share.rid].note_share(share)
 
     def _told(self) -> dict[str, SdkRequest]:
-        """Who is told what comes next, by rid: the oldest whose client has not heard of its end."""
+        """The handles that get the next replies, by rid: the oldest whose client has not heard of its end."""
         return {handle.rid: handle for handle in reversed(self.handles.all) if not handle.client.closed}
 
 
 def _tell(view: ClientView, reply: Tokens | Refused) -> None:
-    """What a client receives of a reply."""
+    """Give a client a reply."""
     if isinstance(reply, Refused):
         view.fail(reply.reason, _REFUSED_STATUS)
         return

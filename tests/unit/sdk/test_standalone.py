@@ -23,7 +23,7 @@ def test_a_file_is_kept_if_it_fails_as_it_says_and_alone(body: str, is_kept: boo
 @pytest.mark.parametrize(
     ("schedule", "mutant", "words"),
     [
-        ("default; 1 start a prompt=4", None, "the adapter lockstep writes no standalone tests; leave --standalone out"),
+        ("default; 1 start a prompt=4", None, "lockstep writes no standalone tests; leave --standalone out"),
         ("default; 1 start a prompt=4", "abc", "a standalone test knows no mutant: leave --mutant abc"),
         (f"{EXAMPLE}; 1 start a prompt=4", None, "writes no standalone tests, for it has no standalone="),
     ],
