@@ -97,6 +97,11 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
         return list(outcome.implied)
 
 
+def config_text(words: Mapping[str, object]) -> str:
+    """Name a configuration in a report, by its values that are not at their defaults."""
+    return ", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration"
+
+
 def written_call(name: str, arguments: Sequence[str], width: int) -> str:
     """A call as code: in one line, or with one argument a line where that is longer than ``width``."""
     text = f"{name}({', '.join(arguments)})"

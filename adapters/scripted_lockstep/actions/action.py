@@ -41,7 +41,7 @@ class EventReader(Protocol):
         ...
 
 
-def take_in(*kinds: type[Action]) -> None:
+def register(*kinds: type[Action]) -> None:
     """List these actions, in this place among the others."""
     _classes.extend(kinds)
 
@@ -51,7 +51,7 @@ class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        take_in(cls)
+        register(cls)
 
     def reaches(self, run: RunLike) -> bool:
         """Whether it has something to act on: a live request, or an engine that has not failed."""

@@ -14,12 +14,12 @@ from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResul
 from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
 from scripted.sdk.action_bases import BatchFailure
-from scripted_lockstep.actions.action import EngineAction, EventReader, take_in
+from scripted_lockstep.actions.action import EngineAction, EventReader, register
 
 _STAGE: Final = "stage-"
 
 
-take_in(HoldResults, ReleaseResults)
+register(HoldResults, ReleaseResults)
 
 
 class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
@@ -143,4 +143,4 @@ class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
         return self.stage % run.machine.limits.pp_size in run.stalled
 
 
-take_in(AdvanceClock)
+register(AdvanceClock)

@@ -15,7 +15,7 @@ from engine.core.routing.load import Load
 from engine.core.routing.prefills import PREFILL, Prefills
 from scripted.core.violation import Violation
 from scripted.fleets.machine import MemberRun, SearchedMember
-from scripted_lockstep.script.fleet_ends import EngineEnd
+from scripted_lockstep.script.fleet_traffic import ConnectedEngine
 
 _GONE: Final = "is gone"
 
@@ -34,7 +34,7 @@ class PrefillLoad(msgspec.Struct, frozen=True):
     load: Load | None
 
 
-class SearchedEngine(EngineEnd, SearchedMember):
+class SearchedEngine(ConnectedEngine, SearchedMember):
     """One engine of a fleet; all that it sends and receives is real to the others.
 
     ``others`` are all names. A prefill engine tells its load when it has changed, and each decode engine knows it as

@@ -31,7 +31,7 @@ from scripted.core.violation import Violation
 from scripted.report.step_log import EngineLog, FleetLog, Message, Said, ShownStep, StepLog
 from scripted.script.fleet import BaseFleet
 from scripted.script.wait import Steps
-from scripted_lockstep.script.fleet_ends import EngineEnd
+from scripted_lockstep.script.fleet_traffic import ConnectedEngine
 from scripted_lockstep.script.handle import RequestHandle
 from scripted_lockstep.script.history import check_answers
 from scripted_lockstep.script.reset import HARNESS_CALL, RESET_BUDGET_STEPS
@@ -46,7 +46,7 @@ _PASSED_FOR_NOBODY: Final = "time that passed for nobody"
 _LOST: Final = "the connection broke before the answer ended"
 
 
-class FleetEngine(EngineEnd):
+class FleetEngine(ConnectedEngine):
     """One engine; ``t`` has its verbs, waits and queries."""
 
     def __init__(self, name: str, run: Any, t: Any) -> None:

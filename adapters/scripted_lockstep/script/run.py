@@ -56,7 +56,7 @@ from scripted_lockstep.script.followed_answers import FollowedAnswers
 from scripted_lockstep.script.handle import RequestHandle
 from scripted_lockstep.script.history import EngineHandles, check_answers, record_step
 from scripted_lockstep.script.reset import HARNESS_CALL, drain, flush, reset, restore_weights, warm_up
-from scripted_lockstep.script.solo_runs import AloneRuns
+from scripted_lockstep.script.solo_runs import SoloRuns
 from scripted_lockstep.script.state import EngineState, take_state
 from scripted_lockstep.script.world import StageLink, World
 from scripted_lockstep.simulated.grammar import HeldGrammars
@@ -92,7 +92,7 @@ class EngineRun(ScriptedRun):
         self.kills = self.is_dead = False
         self.recording = True
         self._answers = FollowedAnswers(world.decoder)
-        self._alone = AloneRuns(self)
+        self._alone = SoloRuns(self)
         # Whether the steps of a script are judged; in the reset before it, only the books are audited.
         self._judged = False
         # The sizes of the stages before the first script.

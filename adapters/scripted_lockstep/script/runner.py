@@ -19,6 +19,8 @@ from scripted.report.failure import FailureReport, ScriptError
 from scripted.report.failure import error_of as error_of_report
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
+from scripted.sdk.base_adapter import config_text
+from scripted_lockstep.configs import config_values
 from scripted_lockstep.script.execution import ScriptSucceeded
 
 
@@ -74,11 +76,4 @@ class ScriptRunner(ABC):
 
 def error_of(report: FailureReport, config: EngineConfig, mutant: str | None) -> ScriptError:
     """Make the error of a report, with the configuration of the run."""
-    return error_of_report(msgspec.structs.replace(report, config=_config_text(config), mutant=mutant))
-
-
-def _config_text(config: EngineConfig) -> str:
-    """Name the values that are not at their defaults."""
-    values = config.model_dump()
-    changed = {name: value for name, value in values.items() if value != type(config).model_fields[name].default}
-    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "the default configuration"
+    return error_of_report(msgspec.structs.replace(report, config=config_text(config_values(config)), mutant=mutant))

@@ -44,7 +44,7 @@ class Compared(msgspec.Struct):
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
-class AloneRuns:
+class SoloRuns:
     """Runs requests alone on a script's own engine, and remembers their outputs by the weights that computed them."""
 
     def __init__(self, run: Any) -> None:

@@ -24,6 +24,7 @@ from scripted.report.frames import Frame
 from scripted.report.step_log import log_of_adapter
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome, run_one
 from scripted.script.options import ScriptOptions
+from scripted.sdk.base_adapter import config_text
 from scripted.sdk.script.run import SdkRun
 
 
@@ -35,12 +36,11 @@ class _SdkExecution(ScriptExecution):
     ) -> FailureReport:
         """Raises HarnessError for what neither the script nor the scheduler is to blame for."""
         _check_blame(run, exc)
-        words = run.adapter.config_words(run.config)
         more |= {
             "when": _when(run, self, exc),
             "inside": _frames_inside(exc) if run.phase is Phase.ADAPTER and run.script_error is None else (),
             "adapter": run.adapter.name,
-            "config": ", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration",
+            "config": config_text(run.adapter.config_words(run.config)),
             "log": log_of_adapter(run.adapter, run.records, run.config),
             "state": _counts(run),
         }

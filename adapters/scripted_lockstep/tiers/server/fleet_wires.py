@@ -25,7 +25,7 @@ from engine.pipeline.kv_frames import END, HEADER, KV_PROTOCOL, PAGE, Greeting, 
 from engine.process.kv_addresses import KVAddress, parse_kv_address
 from scripted.core.violation import Violation
 from scripted_lockstep.script.fleet import role_of
-from scripted_lockstep.script.fleet_ends import Heard, WiredEngine, Wires
+from scripted_lockstep.script.fleet_traffic import Heard, WiredEngine, Wires
 from scripted_lockstep.simulated.transfers import SentPages
 from scripted_lockstep.tiers.server.clients import NO_AUTHORITIES
 from scripted_lockstep.tiers.server.loop_thread import LoopThread

@@ -68,7 +68,7 @@ class Wires:
         """An engine dies with all that it holds."""
 
 
-class EngineEnd(Member):
+class ConnectedEngine(Member):
     """One engine of a fleet, as the others know it; ``run`` is its run.
 
     ``asked``: a decode engine's prefill engine for each transfer without an answer. ``serving``: a prefill engine's
