@@ -1,4 +1,4 @@
-"""An adapter for a scheduler of the usual shape: everything but the machine, ready made.
+"""Adapters for schedulers of the usual shape: everything but the machine is ready-made.
 
 Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``SchedulerAdapter`` of it; docs/your_scheduler.md
 leads through it.

@@ -48,7 +48,7 @@ from scripted.sdk.workloads import workloads_of
 from scripted.search.mutant_search import Found
 
 _WIDTH: Final = 116
-# Names that mean something else in @scripted(...).
+# Names with another meaning in @scripted(...).
 _OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
 # The name of a request that was never there; no schedule uses it.
 UNKNOWN_RID: Final = "nobody-ever"
@@ -60,7 +60,7 @@ SdkRunLike: TypeAlias = RunLike[_SettingsT, Event, Step, Stepped, Record, _Machi
 
 
 def _default_of(name: str, config: type[_SettingsT]) -> _SettingsT:
-    """The default configuration. Raises ScriptDefinitionError unless there is one, which never changes."""
+    """Make the default configuration. Raises ScriptDefinitionError unless it is complete and immutable."""
     rule = f"the configuration of {name} is a frozen msgspec.Struct whose fields all have defaults"
     if not (isinstance(config, type) and issubclass(config, msgspec.Struct)):
         raise ScriptDefinitionError(f"{rule}, got {config!r:.80}")
@@ -79,16 +79,16 @@ class SchedulerAdapter(
     """Implements the adapter protocol for a machine of the usual shape.
 
     ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose
-    fields all have defaults. ``limits`` says the numbers of a configuration and ``can`` what such a machine can do.
-    ``copier`` copies a machine between two steps; None if it cannot be copied, then every schedule starts at its
-    beginning. ``may_grow`` are parts of the paths of containers that need not be empty in the end. ``workloads`` are
-    further base schedules by name, ``settings`` further values of settings that generated targets try. ``actions`` are
-    further ones, each with the settings, and their values, without which it has nothing to act on, and ``undoing`` what
-    undoes them. ``needed`` are settings of the same kind by what needs them: another setting, which makes no machine or
-    no difference without, or requests that have priorities, loras, grammars, sessions or images. With ``crowded``,
-    settings with which requests meet, some generated targets are of such requests and little else.
-    ``packages`` are those of the scheduler: what their code raises is a finding, also where it was only looked at.
-    ``standalone`` says how a finding is written without the adapter, ``live`` how a real server is started, for the
+    fields all have defaults. ``limits`` and ``can`` return the limits and capabilities of a configuration. ``copier``
+    copies a machine between two steps; with None every schedule starts at its beginning. ``may_grow`` are parts of the
+    paths of containers that need not be empty in the end. ``workloads`` are further base schedules by name,
+    ``settings`` further values of settings for generated targets. ``actions`` are further actions, each with the
+    settings, and their values, without which it has nothing to act on; ``undoing`` are actions that undo them.
+    ``needed`` are settings of the same kind by what needs them: another setting, which makes no machine or no
+    difference without, or requests with priorities, LoRAs, grammars, sessions or images. With ``crowded`` settings,
+    with which requests meet, some generated targets have such requests and little else. ``packages`` are the
+    scheduler's: an exception that their code raises is a finding, also where the machine was only looked at.
+    ``standalone`` describes how a finding is written without the adapter, ``live`` how a real server is started for the
     server tier of scripts. ``api`` is the version of this interface that the adapter is written for.
     """
 
@@ -147,7 +147,7 @@ class SchedulerAdapter(
             **(workloads or {}),
         }
         self.space = SchedulerSpace(self, config, settings or {}, actions or {}, needed or {}, crowded or {})
-        # What some configuration can do is part of the language of schedules.
+        # All capabilities of some configuration are part of the language of schedules.
         self.actions: tuple[type[Action], ...] = (*actions_of(can(default)), *(actions or {}))
         self.resuming: Action | None = ResumeAll() if can(default).pause_modes else None
         self.undoing: tuple[Action, ...] = (
@@ -174,12 +174,12 @@ class SchedulerAdapter(
         return config
 
     def config_words(self, config: _SettingsT) -> Mapping[str, ConfigValue]:
-        """Every value that is not at its default."""
+        """The values that are not at their defaults."""
         default = msgspec.structs.asdict(self._config())
         return {name: value for name, value in msgspec.structs.asdict(config).items() if value != default[name]}
 
     def smaller_configs(self, config: _SettingsT) -> Iterator[_SettingsT]:
-        """One setting at its default, where that goes with the others."""
+        """Yield configurations with one setting at its default, where that goes with the others."""
         default = msgspec.structs.asdict(self._config())
         for name in self.config_words(config):
             with suppress(ValueError):
@@ -234,7 +234,7 @@ class SchedulerAdapter(
         return stepped
 
     def where(self, run: SdkRunLike[_SettingsT, _MachineT], rid: str | None) -> tuple[str, str]:
-        """From the account of replies and computed positions."""
+        """Read it off the account of replies and computed positions."""
         live = run.oracle.account.live
         if rid is None:
             state = "+".join(sorted({life.state for life in live.values()})) or "no request"
@@ -245,7 +245,7 @@ class SchedulerAdapter(
         return state, full if batches else "empty"
 
     def finale(self, run: SdkRunLike[_SettingsT, _MachineT], turn: int) -> Sequence[Event]:
-        """Aborts of unknown requests, which change nothing; then a pause ends, and the cache is flushed if possible."""
+        """Aborts of requests that are not alive, which change nothing; then a flush, where that is declared."""
         if turn == 0:
             ended = [life.message.rid for life in run.oracle.account.lives[-1:]]
             return [Abort(rid=rid) for rid in (UNKNOWN_RID, *ended)]
@@ -254,25 +254,25 @@ class SchedulerAdapter(
         return ()
 
     def record_step(self, step: Step, stepped: Stepped | None, machine: _MachineT, error: str | None) -> Record:
-        """The step with the machine's counts after it."""
+        """Record a step with the machine's counts after it."""
         return Record(step, stepped, dict(machine.counts()), error)
 
     def as_log(self, records: Sequence[Record], config: _SettingsT) -> StepLog:
         return log_of(records, self._limits(config))
 
     def freeze(self, run: SdkRunLike[_SettingsT, _MachineT]) -> Frozen[SdkRunLike[_SettingsT, _MachineT]] | None:
-        """The run as it is now; None without a copier."""
+        """Freeze the run as it is now; None without a copier."""
         return None if self._copier is None else Frozen(run, self._copier)
 
     # -- recordings --
 
     def replay_recording(self, path: Path, *, until: int | None, last_steps: int | None) -> Rerun:
-        """What a ``Recorder`` wrote. Raises ScriptDefinitionError for anything else."""
+        """Replay a ``Recorder``'s file. Raises ScriptDefinitionError for any other file."""
         del last_steps
         return replayed(self, read_recording(path), until=until)[0]
 
     def schedule_of_recording(self, path: Path, *, until: int | None) -> Translated:
-        """The steps that a ``Recorder`` wrote. Raises ScriptDefinitionError for anything else."""
+        """Translate a ``Recorder``'s file. Raises ScriptDefinitionError for any other file."""
         recording = read_recording(path)
         return schedule_of(self, self.read_config(recording.header.config), recording.records[:until])
 
@@ -282,7 +282,7 @@ class SchedulerAdapter(
     # -- mutants --
 
     def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
-        """A table of its own; a page that is there keeps what stands above its first table."""
+        """Write a table of its own; an existing page keeps the text above its first table."""
         from lockstep.output_files import write_output  # a search imports nothing of the engine
 
         above = page.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if page.exists() else ""
@@ -310,7 +310,7 @@ class SchedulerAdapter(
         return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
 
     def standalone_test(self, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
-        """The calls that its machine made. Raises ScriptDefinitionError where it does not say what they need."""
+        """Write the calls of its machine. Raises ScriptDefinitionError without the description that they need."""
         if self.standalone is None:
             raise ScriptDefinitionError(
                 f"the adapter {self.name} writes no standalone tests, for it has no standalone=; leave --standalone out"

@@ -1,7 +1,7 @@
-"""A finding as one pytest file of the scheduler's own classes: the calls that the machine made, and what was wrong.
+"""Writes a finding as one pytest file of the scheduler's own classes: its machine's calls, and the fault.
 
-Nothing of this project is imported there. An adapter says what its engine is made of (``Standalone``); the calls are
-noted while the schedule runs, and the file is run by itself before it is kept.
+The file imports nothing of this project. An adapter describes its engine (``Standalone``); the calls are recorded while
+the schedule runs, and the file is run by itself before it is kept.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _INDENT: Final = "    "
 _WIDTH: Final = 110
 _PASSED: Final = "passed over"
 _LIMIT_S: Final = 300
-# After so many launches of nothing nobody waits for another one.
+# After this many empty launches a further one changes nothing.
 _EMPTY_LAUNCHES: Final = 20
 _MORE_LAUNCHES: Final = 3
 _PACKAGES: Final = (*sorted(harness_packages()), "engine")
-# What runs a file where none of these can be imported.
+# Runs a file where none of these packages can be imported.
 _ALONE: Final = (
     f"import sys; sys.modules.update(dict.fromkeys({_PACKAGES!r})); import pytest; "
     "sys.exit(pytest.main([sys.argv[1], '-q', '-p', 'no:cacheprovider', '-c', sys.argv[2], '--rootdir', sys.argv[3]]))"
@@ -50,17 +50,17 @@ _ALONE: Final = (
 
 
 class Standalone(ABC):
-    """What an adapter says of its engine. ``engine`` is the name and version that a file is for.
+    """An adapter's description of its engine. ``engine`` is the name and version that a file is for.
 
-    ``launch`` is the method that plans a batch, ``update`` the one that says what clients are told.
+    ``launch`` is the method that plans a batch, ``update`` the method that returns replies to clients.
     """
 
     launch = "schedule"
     update = "update_from_output"
-    # Statements before the imports of a file; and those that run before it where it is tried, for what it never uses.
+    # Statements before the imports of a file; and statements before its trial, for imports that it never uses.
     first: Sequence[str] = ()
     prepare = ""
-    # What writes the schedules of which this one says that it cannot.
+    # The command that writes schedules that this form cannot express.
     instead: Standalone | None = None
 
     @property
@@ -69,51 +69,51 @@ class Standalone(ABC):
 
     @abstractmethod
     def modules(self, config: Any) -> Sequence[ModuleType]:
-        """Those of the adapter whose text is written down. Of this project they import one another alone."""
+        """The adapter's modules whose text is copied. They import no other modules of this project."""
 
-    # Functions that a file needs beside, as far as they can be said of this engine: ``launches(plan)`` and
-    # ``moves(plan)``, launching or not; ``positions_of(plan, request_id)``; ``said_of(outputs, request_id)``.
+    # Functions that a file needs, as far as this engine allows them: ``launches(plan)`` and ``moves(plan)``, launching
+    # or not; ``positions_of(plan, request_id)``; ``said_of(outputs, request_id)``.
     helpers: Sequence[Callable[..., Any]] = ()
 
     @abstractmethod
     def opening(self, config: Any) -> Sequence[str]:
-        """The statements that make the engine of ``settings``."""
+        """Return the statements that make the engine of ``settings``."""
 
     @abstractmethod
     def watched(self, machine: Any) -> Mapping[str, tuple[Any, Sequence[str]]]:
-        """The engine's objects by the expression that they are in the file, with the methods that the machine calls."""
+        """Return the engine's objects by their expressions in the file, with the methods that the machine calls."""
 
     @abstractmethod
     def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
-        """An argument as an expression; None for one that spells itself. Names of requests are told to ``calls``."""
+        """Return an argument as an expression; None for one with a literal form. Rids are noted in ``calls``."""
 
     def must_hold(self, machine: Any, calls: Calls, said: str) -> str:
-        """An expression of the file that must hold and does not, after these calls; empty where there is none.
+        """Return an expression of the file that must hold and does not after these calls; empty where there is none.
 
-        ``said`` is what was wrong here.
+        ``said`` is the fault here.
         """
         del machine, calls, said
         return ""
 
     def written(self, called: str, given: Sequence[str]) -> str:
-        """A call as the file has it."""
+        """Return a call as the file has it."""
         return _call(called, given)
 
     @abstractmethod
     def remark(self, plan: Any) -> str:
-        """What a reader wants to know of a plan."""
+        """Return a remark on a plan for the reader."""
 
 
 class Calls:
-    """The calls of an engine's methods by its machine, as statements; calls within calls are the engine's own.
+    """Records the calls of an engine's methods by its machine, as statements; nested calls are the engine's own.
 
-    ``names`` are the requests as the engine calls them, by rid.
+    ``names`` are the engine's names of requests by rid.
     """
 
     def __init__(self, standalone: Standalone) -> None:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}
-        # Results by their names, in order, with the place of their line; kept, so that their ids stay theirs.
+        # Results by name, in order, with the place of their line; kept, so that their ids stay theirs.
         self.results: dict[str, tuple[Any, str, int]] = {}
         self._standalone = standalone
         self._known: dict[int, str] = {}
@@ -160,7 +160,7 @@ class Calls:
                 delattr(kind, method)
 
     def spell(self, value: Any, arguments: Sequence[Any] = ()) -> str:
-        """An expression of this value. Raises NotImplementedError for one that there is none of."""
+        """Return an expression of this value. Raises NotImplementedError where there is none."""
         if isinstance(value, (bool, int, float, str, bytes, type(None))) and not isinstance(value, Enum):
             return repr(value)
         if id(value) in self._known:
@@ -182,7 +182,7 @@ class Calls:
         raise NotImplementedError(f"a call has an argument that cannot be written down: {type(value).__name__}")
 
     def launch_again(self, machine: Any) -> None:
-        """A few times more, with nothing between: what waits may begin in any of them."""
+        """Launch a few times more without anything between: a waiting request may begin in any of them."""
         launch = self._standalone.launch
         target = next(one for one, methods in self._standalone.watched(machine).values() if launch in methods)
         with self.noted(machine):
@@ -194,7 +194,7 @@ class Calls:
 
 
 def write_standalone(standalone: Standalone, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
-    """A file of the first of these schedules that fails by itself as it failed here."""
+    """Write a file of the first of these schedules that fails by itself as it failed here."""
     refused: list[str] = []
     for schedule in schedules:
         text, why = text_of(standalone, schedule, name)
@@ -207,7 +207,7 @@ def write_standalone(standalone: Standalone, schedules: Sequence[Schedule], *, n
 
 
 def text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str | None, str | None]:
-    """The file, with what it must fail with; or why there is none."""
+    """Return the file with its expected failure, or the reason why there is none."""
     text, why = _text_of(standalone, schedule, name)
     if text is None and standalone.instead is not None:
         return text_of(standalone.instead, schedule, name)
@@ -249,7 +249,7 @@ def _text_of(standalone: Standalone, schedule: Schedule, name: str) -> tuple[str
 
 
 def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) -> list[str]:
-    """The statements that fail. Raises NotImplementedError where what is wrong cannot be seen in the engine."""
+    """Return the statements that fail. Raises NotImplementedError for a fault that the engine does not show."""
     if not isinstance(exc, Violation):
         return [f"# The last call raises {type(exc).__name__}."]
     said, plans = words_of(exc), calls.named(standalone.launch)
@@ -284,7 +284,7 @@ def _asserted(standalone: Standalone, run: Run, exc: Exception, calls: Calls) ->
         empty = plans[max((at + 1 for at, is_there in enumerate(there) if is_there), default=0) :]
         if waiting and sign in helpers and len(empty) > 1:
             if len(empty) > _EMPTY_LAUNCHES:
-                # What comes after so many is more of the same.
+                # Further ones are more of the same.
                 empty = empty[:_EMPTY_LAUNCHES]
                 del calls.lines[calls.results[empty[-1]][2] :]
             return [
@@ -311,7 +311,7 @@ def _file(
 ) -> str:
     config = schedule.config
     imports, bodies = _sources(standalone.modules(config), config)
-    # A call that is written down has the names that the machine makes it with, or its adapter writes it with.
+    # A call in the file has the names that the machine or the adapter gives it.
     imports += _sources([sys.modules[type(one).__module__] for one in (machine, standalone)], config)[0]
     bodies += [part for helper in standalone.helpers for part in ("", *inspect.getsource(helper).split("\n"))]
     statements = "\n".join([*standalone.opening(config), *calls.lines, *asserted])
@@ -338,7 +338,7 @@ def _file(
 
 
 def _sources(modules: Sequence[ModuleType], config: Any) -> tuple[list[ast.Import | ast.ImportFrom], list[str]]:
-    """The imports and the rest of these modules, without what this configuration passes over."""
+    """Return the imports and the rest of these modules, without the parts that this configuration does not use."""
     imports: list[ast.Import | ast.ImportFrom] = []
     bodies: list[str] = []
     for module in modules:
@@ -356,13 +356,13 @@ def _sources(modules: Sequence[ModuleType], config: Any) -> tuple[list[ast.Impor
                 first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
                 while lines[first - 2].startswith("#"):
                     first -= 1
-                # A blank line or two between them, as they are written.
+                # One or two blank lines between them, as in the source.
                 bodies += ["", *(line for line in lines[first - 1 : node.end_lineno] if line is not _PASSED), ""]
     return imports, bodies
 
 
 def _used(imports: Sequence[ast.Import | ast.ImportFrom], text: str) -> list[str]:
-    """Those that this text needs and that are not the adapter's, each module once."""
+    """Return the imports that this text needs and that are not the adapter's, each module once."""
     found: dict[str, set[str]] = {"collections": {"namedtuple"}}
     plain = set()
     for node in imports:
@@ -378,7 +378,7 @@ def _used(imports: Sequence[ast.Import | ast.ImportFrom], text: str) -> list[str
 
 
 def _call(called: str, given: Sequence[str]) -> str:
-    """A call with its arguments, over several lines where it is long."""
+    """Return a call with its arguments, over several lines where it is long."""
     line = f"{called}({', '.join(given)})"
     if len(line) <= _WIDTH - 20:
         return line
@@ -387,7 +387,7 @@ def _call(called: str, given: Sequence[str]) -> str:
 
 
 def what_is_wrong(text: str, expected: str | None, python: str = sys.executable, *, prepare: str = "") -> str | None:
-    """Why a file does not fail as expected where nothing of this project can be imported; None if it does."""
+    """Say why a file does not fail as expected without this project; None if it does."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "test_standalone.py"
         path.write_text(text, encoding="utf-8")
@@ -399,7 +399,7 @@ def what_is_wrong(text: str, expected: str | None, python: str = sys.executable,
 
 
 def run_alone(path: Path, python: str, *, prepare: str = "") -> tuple[int, str]:
-    """Run the tests of a file where nothing of this project can be imported; the exit status, and what is said."""
+    """Run the tests of a file without this project. Returns the exit status and the output."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "pytest.ini"
         settings.write_text("[pytest]\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A client of a live engine: one HTTP call to its own front end, in a thread that only fills in what it hears."""
+"""A client of a live engine: one HTTP call to its front end, in a thread that only fills in what it receives."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DATA: Final = b"data: "
 class HttpCall:
     """A POST. ``status`` is None until it is there; ``closed`` turns true when nothing more can come.
 
-    Of a completion that is streamed, ``token_ids`` are those that came, which ``read`` finds in a chunk; of any other
-    answer ``text`` is the body.
+    ``token_ids`` are the received tokens of a streamed completion, which ``read`` finds in a chunk; ``text`` is the
+    body of any other answer.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class HttpCall:
         threading.Thread(target=self._listen, name="scripted-client", daemon=True).start()
 
     def hang_up(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # its end is read already
+        with contextlib.suppress(OSError, AttributeError):  # Its end was read already.
             self._http.sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def ok(self) -> bool:
-        """It was answered, and well."""
+        """Whether it was answered with success."""
         return self.status == _OK
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError, HTTPException, ValueError, AttributeError):  # it has hung up
+        with contextlib.suppress(OSError, HTTPException, ValueError, AttributeError):  # The client has hung up.
             answer = self._http.getresponse()
             self.status = answer.status
             if not self.ok or "event-stream" not in answer.headers.get("Content-Type", ""):

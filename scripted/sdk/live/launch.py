@@ -1,4 +1,4 @@
-"""How an adapter starts a live server of its engine: its own command on loopback, with our hook as a plugin of it.
+"""Starts a live server of an adapter's engine: its own command on loopback, with our hook as a plugin.
 
 An engine that loads plugins by the metadata of installed packages finds ours on the path of its processes, in the
 private folder of the server; nothing of the engine is edited.
@@ -20,27 +20,28 @@ from scripted.script.wire import HookReady, ScriptFailedReply
 
 MODEL: Final = "model"
 SOCKET: Final = "gate"
-# What the hook in the engine's process is told: the folder of the socket, and the process that it lives for.
+# The hook's environment: the folder of the socket, and the process that it lives for.
 FOLDER_VARIABLE: Final = "SCRIPTED_LIVE_FOLDER"
 OWNER_VARIABLE: Final = "SCRIPTED_LIVE_OWNER"
-# And where its front end listens, and its adapter's settings.
+# The address of the front end, and the adapter's settings.
 PORT_VARIABLE: Final = "SCRIPTED_LIVE_PORT"
 SETTINGS_VARIABLE: Final = "SCRIPTED_LIVE_SETTINGS"
 
 
 class ServerCommand(NamedTuple):
-    """A command, and what is added to its environment."""
+    """A command with additions to its environment."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
 
 
-# Of a configuration, an empty folder and a free port. Raises ScriptDefinitionError for what the live engine cannot do.
+# Makes the command for a configuration, an empty folder and a free port. Raises ScriptDefinitionError for settings that
+# the live engine lacks.
 Launcher = Callable[[Any, Path, int], ServerCommand]
 
 
 class Plugin(NamedTuple):
-    """The ``group`` in which an engine looks for plugins, and the function ``hook`` (MODULE:NAME) that it calls."""
+    """The entry-point ``group`` of an engine's plugins, and the function ``hook`` (MODULE:NAME) that it calls."""
 
     group: str
     hook: str
@@ -49,7 +50,7 @@ class Plugin(NamedTuple):
 def server_command(
     settings: Any, folder: Path, port: int, plugin: Plugin, command: Sequence[str], environment: Mapping[str, str]
 ) -> ServerCommand:
-    """``command`` is of Python; with tiny models in the folder ``MODEL`` and the hook on its path."""
+    """Return a ``command`` of Python, with tiny models in the folder ``MODEL`` and the hook on its path."""
     _write_plugin(folder, plugin)
     common = {
         "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
@@ -62,7 +63,7 @@ def server_command(
 
 
 def check_simulated(settings: Any, simulated: Sequence[str], runs: str) -> None:
-    """Raises ScriptDefinitionError for settings that only the simulated device understands."""
+    """Raise ScriptDefinitionError for settings that only the simulated device understands."""
     default = type(settings)()
     strange = [name for name in simulated if getattr(settings, name) != getattr(default, name)]
     if strange:
@@ -70,7 +71,7 @@ def check_simulated(settings: Any, simulated: Sequence[str], runs: str) -> None:
 
 
 def option_words(values: Mapping[str, Any]) -> list[str]:
-    """The words of a command for options by their names in Python."""
+    """Return the words of a command for options by their names in Python."""
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 

@@ -1,4 +1,4 @@
-"""A live engine as a machine of the SDK: events go in over HTTP, and what its loop does is seen at the gate."""
+"""A live engine as a machine of the SDK: events go in over HTTP, and the gate shows what its loop does."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ from scripted.sdk.messages import (
 )
 
 ABORT: Final = "abort"
-# Calls of no script: what is done alone has ended with its answer, or goes on after it.
+# Calls of no script. Work done alone has ended with its answer, or continues after it.
 _ALONE: Final = "alone"
 _GOES_ON: Final = "goes-on"
 _MOST_STEPS: Final = 4000
-# A loop plans again after an empty plan, for ever. A plan that is empty so often in a row stays empty.
+# A loop plans again after an empty plan, for ever. After this many empty plans in a row it stays so.
 _EMPTY_PLANS: Final = 3
 
 
 class LiveEngine:
-    """One script's view of an engine that runs. A subclass says how its engine is spoken to, and what it plans."""
+    """One script's view of a running engine. A subclass defines how to talk to its engine and read its plans."""
 
     depth = 1
-    # The pause that keeps what runs where it is.
+    # The pause that keeps running requests where they are.
     keeping: str
 
     def __init__(self, stops: LoopStops, port: int) -> None:
         self._stops = stops
         self._gate = stops.gate
         self._port = port
-        # Of each request that lives its connection, and what it was told.
+        # The connection of each live request, and what it was told.
         self._clients: dict[str, HttpCall] = {}
         self._told: dict[str, list[int]] = {}
         self._posts: dict[str, HttpCall] = {}
         self._replies: list[Reply] = []
-        # Those whose clients hung up in this step.
+        # The requests whose clients hung up in this step.
         self._gone: set[str] = set()
         self._empty = 0
         self._first = stops.batches
-        # Those that were loaded last, and the call that loads others.
+        # The weights that were loaded last, and the call that loads others.
         self._weights = VERSIONS[0]
         self._loading: HttpCall | None = None
         # A script begins with an empty cache.
@@ -79,11 +79,11 @@ class LiveEngine:
         raise NotImplementedError
 
     def call(self, event: Any) -> None:
-        """Send what is no request, abort or result. Raises TypeError for what the engine has nothing for."""
+        """Send an administrative call. Raises TypeError for one that the engine does not have."""
         raise TypeError(f"this live engine has nothing for {event}")
 
     def load(self, folder: str) -> HttpCall:
-        """Begin to load the weights of a folder, with what was computed kept."""
+        """Begin to load the weights of a folder, and keep all computed KV."""
         raise NotImplementedError
 
     def start(self, event: Add) -> None:
@@ -95,22 +95,22 @@ class LiveEngine:
         raise NotImplementedError
 
     def planned(self) -> tuple[Batch | None, tuple[str, ...]]:
-        """What was launched in this step, and who lost its blocks."""
+        """Return this step's launch, and the requests that lost their blocks."""
         raise NotImplementedError
 
     def hear(self) -> None:
-        """Reply what the engine said in this step."""
+        """Return the engine's replies of this step."""
         raise NotImplementedError
 
     # -- what a run asks --
 
     def obstacle(self, run: RunLike) -> Action | None:
-        """None: a live engine holds nothing that a script does not."""
+        """No obstacle: a live engine holds nothing that a script does not."""
         del run
         return None
 
     def step(self, events: Sequence[Event], now: float) -> Stepped:
-        """Let in what these events send, let results through, and let the loop run until it waits again."""
+        """Let in these events and due results, and let the loop run until it waits again."""
         del now
         self._replies, self._gone = [], set()
         self._stops.begin_step()
@@ -126,7 +126,7 @@ class LiveEngine:
         return Stepped(microbatch=batch, replies=tuple(self._replies), preempted=preempted, again=again)
 
     def say_alone(self, message: Add, history: History = ((0, VERSIONS[0]),)) -> tuple[int, ...]:
-        """What a request is told that has the engine, and an empty cache, for itself, with these changes of weights."""
+        """Run a request alone on the engine, with an empty cache and these changes of weights. Returns its tokens."""
         (_, version), *changes = history
         self._change_weights(version)
         self._alone([FlushCache(call_id=_ALONE)])
@@ -153,7 +153,7 @@ class LiveEngine:
             client.hang_up()
 
     def _alone(self, events: list[Event], changes: Mapping[int, int] | None = None) -> tuple[int, ...]:
-        """Do this and nothing else until it ends. ``changes`` are versions of weights by positions."""
+        """Do this alone, until it ends. ``changes`` are versions of weights by positions."""
         said: list[int] = []
         for _ in range(_MOST_STEPS):
             stepped = self.step(events, 0.0)
@@ -194,7 +194,7 @@ class LiveEngine:
         return call
 
     def arrived(self, what: str, call: HttpCall | None, is_it: Callable[[Any], bool] = bool) -> list[Any]:
-        """Let in what a call sends to the engine: nothing if it may be, and is, answered without it."""
+        """Let in the message of a call, unless the engine answers it without one."""
         inbox = self._stops.inbox
         self._gate.wait(
             lambda: any(map(is_it, inbox.held)) or (call is not None and call.closed), f"{what} at the engine"
@@ -204,18 +204,18 @@ class LiveEngine:
     # -- what was seen --
 
     def tell(self, rid: str, token_ids: Sequence[int], reason: str | None) -> None:
-        """The engine tells a request something."""
+        """Note what the engine tells a request."""
         self._told[rid] += token_ids
         self._replies.append(Tokens(rid=rid, token_ids=tuple(token_ids), finish_reason=reason))
 
     def answer(self, call_id: str, *, ok: bool | None = None, text: str = "") -> None:
-        """The engine has answered a call, and so does its front end, which says whether it went well if nobody does."""
+        """Note the engine's answer to a call, and take the front end's for its success if the engine names none."""
         post = self._posts.pop(call_id)
         self._gate.wait(lambda: post.closed, f"the answer to {call_id}")
         self._replies.append(Answer(call_id=call_id, ok=post.ok if ok is None else ok, text=text))
 
     def loaded(self) -> None:
-        """The engine has loaded weights, and so its front end says. Raises Violation if they were not."""
+        """Note loaded weights, and check the front end's answer. Raises Violation for a failure."""
         call, self._loading = self._loading, None
         if call is None:
             return
@@ -224,7 +224,7 @@ class LiveEngine:
             raise Violation(f"other weights were not loaded: {call.text}")
 
     def _settle(self) -> None:
-        """Wait until every client has heard what the engine told it. Raises Violation if it heard something else."""
+        """Wait until every client has received the engine's replies. Raises Violation for any difference."""
         ended = {reply.rid: reply.finish_reason for reply in self._replies if isinstance(reply, Tokens)}
         for rid, reason in ended.items():
             client, told = self._clients.get(rid), self._told[rid]

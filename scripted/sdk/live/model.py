@@ -15,16 +15,16 @@ _VOCABULARY: Final = 256
 
 
 def write_models(folder: Path) -> None:
-    """In a folder for each version of the weights."""
+    """Write a model in a folder for each version of the weights."""
     for seed in VERSIONS:
         write_model(folder / str(seed), seed)
 
 
 def write_model(folder: Path, seed: int, vocabulary: int = _VOCABULARY, context: int = 4096) -> None:
-    """A Llama of two layers whose random weights are those of the seed, and a tokenizer with a word for each id."""
-    # The end of sequence: its logit is 0, so there is always a greater one, and nobody says it.
+    """Write a Llama of two layers with random weights of the seed, and a tokenizer with a word for each id."""
+    # The end of sequence: its logit is 0, so another one is always greater, and it is never chosen.
     end = vocabulary - 1
-    # The names of transformers are made when they are asked for; a server needs the others, its adapter does not.
+    # transformers makes names on demand; a server needs the others, its adapter does not.
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     tokenizers: Any = importlib.import_module("tokenizers")

@@ -49,10 +49,10 @@ def hook_loop(
     stops: Callable[[Any], Any],
     machine: Callable[[Any, Any, int], LiveEngine],
 ) -> None:
-    """Let the ``loop`` of an engine's class stop at the gate in a live server. It may be hooked twice.
+    """Stop the ``loop`` of an engine's class at the gate in a live server. Hooking twice is harmless.
 
-    ``stops`` are made of the engine, and a machine for each script of the engine, its stops and the port of its front
-    end. Scripts are run in a thread of its own.
+    ``stops`` are made from the engine; a machine for each script from the engine, its stops and the port of its front
+    end. Scripts run in a thread of their own.
     """
     own_loop = getattr(kind, loop)
     if own_loop.__module__ == __name__ or PORT_VARIABLE not in os.environ:
@@ -74,7 +74,7 @@ def _start(target: Callable[[], None]) -> None:
 
 
 def _end_with_owner() -> None:
-    """No server outlives the test process that started it."""
+    """End this process with the test process that started it."""
     owner = int(os.environ[OWNER_VARIABLE])
     while True:
         time.sleep(_OWNER_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""A live server as the test process sees it: starts it, gives it scripts, and leaves nothing of it behind."""
+"""A live server in the test's process: starts it, gives it scripts, and leaves nothing of it behind."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from scripted.script.options import ScriptOptions
 from scripted.script.wire import HookReady, ScriptFailedReply, command_to_run
 from scripted.sdk.live.launch import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Broken, Launcher, Passed, Reply
 
-# An engine with all its imports, on a machine with two cores that others use as well.
+# An engine with all its imports, on two cores that others use as well.
 _BOOT_TIMEOUT_S: Final = 600.0
 _END_TIMEOUT_S: Final = 5.0
-# The gate's own timeouts fire first and say more. Requests alone are computed after the script's own time.
+# The gate's own timeouts come first and say more. Requests alone are computed after the script's own time.
 _PATIENCE_S: Final = 30.0
 _POLL_MS: Final = 500
 _LOG_TAIL: Final = 3000
 
 
 class LiveServer:
-    """One server of one configuration. ``usable`` until a script fails on it or it ends."""
+    """One server of one configuration. It is ``usable`` until a script fails on it or it ends."""
 
     def __init__(self, launcher: Launcher, config: Any) -> None:
         self.usable = True
@@ -68,7 +68,7 @@ class LiveServer:
     def run(
         self, test: ScriptedTest, arguments: dict[str, Any], options: ScriptOptions, mutant: str | None
     ) -> ScriptOutcome:
-        """Run one script. Raises ScriptFailed, ScriptTimeout, or HarnessError with what the engine's process says."""
+        """Run one script. Raises ScriptFailed, ScriptTimeout, or HarnessError with the engine's output."""
         command = command_to_run(test.script, (), arguments, options, mutant)
         self.usable = False
         self._socket.send(msgspec.msgpack.encode(command))
@@ -104,7 +104,7 @@ class LiveServer:
         return self._log.read_bytes()[-_LOG_TAIL:].decode("utf-8", "replace")
 
     def _end(self) -> None:
-        """Everything is in a session of its own."""
+        """Kill the session, which has everything."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -120,7 +120,7 @@ class LiveServers:
         self._of: Any = None
 
     def lend(self, adapter: Any, config: Any) -> LiveServer:
-        """A server of this configuration. Raises ScriptDefinitionError for an adapter without one."""
+        """Return a server of this configuration. Raises ScriptDefinitionError for an adapter without one."""
         if adapter.live is None:
             raise ScriptDefinitionError(f"the adapter {adapter.name} has no live server; use --tier sim")
         if self._server is None or not self._server.usable or self._of != (adapter.name, config):

@@ -1,4 +1,4 @@
-"""What stands in a live run where a search has its simulated runner and its oracle: here an engine really computes."""
+"""The device and the oracle of a live run, in place of a search's: here an engine really computes."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ from scripted.sdk.script.run import SdkRun
 
 
 class LiveDevice:
-    """Knows of each batch that it is in flight; what it computes, the engine's own workers do."""
+    """Knows which batches are in flight; the engine's own workers compute them."""
 
     understood: Batch | None = None
     violation: Violation | None = None
     spoilt: frozenset[str] = frozenset()
-    # Outputs that a step took back: only of guesses, and there are none.
+    # Withdrawn outputs, of which there are none without guesses.
     shortened: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self) -> None:
         self._in_flight: deque[int] = deque()
 
     def begin(self, request: Add, *, is_queued: bool = False) -> None:
-        """Nothing: its tokens are the model's."""
+        """Do nothing: the model makes the tokens."""
 
-    def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
-        """Nothing."""
+    def follow(self, events: Sequence[Event], stepped: Stepped) -> None: ...
 
     def lora_of(self, rid: str) -> int:
-        """None: a live engine has no LoRAs here."""
+        """Return 0: a live engine has no LoRAs here."""
         del rid
         return 0
 
     def known_tokens(self, rid: str) -> int:
-        """Asked of those with guesses, and there are none."""
+        """Return 0: only requests with guesses are asked, and there are none."""
         del rid
         return 0
 
@@ -50,17 +49,17 @@ class LiveDevice:
         raise BadCall("a batch of a real engine does not fail on command; write this script for the sim tier")
 
     def launch(self, microbatch: Batch) -> None:
-        """Its result can be let through from now on."""
+        """Allow the batch's result from now on."""
         self._in_flight.append(microbatch.id)
 
     def next_completion(self, timeout_s: float | None) -> BatchResult | None:
-        """The oldest; its tokens are in the replies of the step that takes it."""
+        """Return the oldest result; its tokens are in the replies of the step that takes it."""
         del timeout_s
         return BatchResult(batch_id=self._in_flight.popleft(), token_ids=()) if self._in_flight else None
 
 
 class LiveOracle(SdkOracle):
-    """All promises but what can be seen in a simulated runner alone; tokens are compared with the request alone."""
+    """Checks all promises that need no simulated runner; tokens are compared with those of the request alone."""
 
     def __init__(self, limits: Limits, can: Capabilities) -> None:
         super().__init__(limits, can, None)
@@ -77,7 +76,7 @@ class LiveOracle(SdkOracle):
         self._weights.follow(event)
 
     def at_end(self, machine: Any) -> None:
-        """Everything is over and the cache was flushed: the pool is whole, and tokens are as they are alone."""
+        """Check the end of a run after a flush: the pool is whole, and tokens are as they are alone."""
         super().at_end(machine)
         free = machine.counts()["blocks_free"]
         if free != self._limits.blocks:

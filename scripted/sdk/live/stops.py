@@ -1,4 +1,4 @@
-"""Where an engine's loop stops: it waits for messages or for a result, or would plan twice in one step.
+"""The stops of an engine's loop: where it waits for messages or a result, or would plan twice in one step.
 
 Between the loop and a script is a gate: two threads, of which one runs at a time.
 """
@@ -16,7 +16,7 @@ ANSWER_TIMEOUT_S: Final = 30.0
 
 
 class LoopGate:
-    """``where`` says what the loop waits for; empty while it runs. ``news`` is notified of whatever comes from outside.
+    """``where`` says what the loop waits for, and is empty while it runs. Events from outside notify ``news``.
 
     An open gate stops nobody: the engine starts, or its process ends.
     """
@@ -66,9 +66,9 @@ class LoopGate:
 
 
 class HeldQueue(queue.Queue[Any]):
-    """The queue in which a loop gets its messages. What arrives is ``held`` until it is let in.
+    """The queue of a loop's messages. Messages are ``held`` until they are let in.
 
-    ``ends`` says of a message that it ends the process: it opens the gate.
+    ``ends`` says whether a message ends the process: then it opens the gate.
     """
 
     def __init__(self, gate: LoopGate, ends: Callable[[Any], bool]) -> None:
@@ -87,7 +87,7 @@ class HeldQueue(queue.Queue[Any]):
             self._gate.news.notify_all()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The oldest message that was let in; the loop stops here while there is none."""
+        """Return the oldest message that was let in; the loop stops here while there is none."""
         while block and self.empty() and not self._gate.is_open:
             self._gate.stop_at("messages")
         return super().get(block, timeout)
@@ -97,7 +97,7 @@ class HeldQueue(queue.Queue[Any]):
         super().put(item)
 
     def let_in(self) -> list[Any]:
-        """All that is held; returns it."""
+        """Let in all held messages, and return them."""
         with self._gate.news:
             items, self.held = self.held, []
         for item in items:
@@ -106,7 +106,7 @@ class HeldQueue(queue.Queue[Any]):
 
 
 class LoopStops:
-    """What an adapter's hook puts into the loop of its engine, and what was seen there in the last step.
+    """The stops that an adapter's hook puts into its engine's loop, with the last step's observations.
 
     ``batches`` were launched so far, of which ``launched`` in this step; the results of the first ``released`` are let
     through. Messages wait in the ``inbox``; ``ends`` says which one ends the process.
@@ -120,28 +120,28 @@ class LoopStops:
         self._waited_for = 0
 
     def close(self) -> None:
-        """The front end serves: from now on the loop stops."""
+        """Stop the loop from now on: the front end serves."""
         self.gate.is_open = False
         self.wake()
         self.gate.wait(lambda: bool(self.gate.where), "the engine's loop at the gate")
 
     def wake(self) -> None:
-        """Bring a loop that sleeps until there is a message to the gate."""
+        """Bring a loop that sleeps until the next message to the gate."""
 
     def begin_step(self) -> None:
-        """Forget what was seen in the step before."""
+        """Forget the observations of the last step."""
 
     @property
     def waits_for_result(self) -> bool:
-        """The loop waits for a result that is not let through."""
+        """Whether the loop waits for a result that is not let through."""
         return self.gate.where == "result" and self.released < self._waited_for
 
     def await_release(self, batch_id: int) -> None:
-        """In the loop's thread: until the result of this batch is let through."""
+        """Wait in the loop's thread until the result of this batch is let through."""
         self._waited_for = batch_id
         while not (self.is_released(batch_id) or self.gate.is_open):
             self.gate.stop_at("result")
 
     def is_released(self, batch_id: int) -> bool:
-        """Whether the loop may look at this result now."""
+        """Whether the loop may take this result now."""
         return batch_id <= self.released

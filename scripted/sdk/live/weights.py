@@ -1,4 +1,4 @@
-"""Other weights for a live engine: the action of a script, and what each request had computed with which weights."""
+"""Other weights for a live engine: the action of a script, and the weights that computed each position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSIONS: Final = (0, 1)
 
 
 class UpdateWeights(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="weights"):
-    """What is computed from now on is computed with these weights."""
+    """Loads other weights, which compute everything from now on."""
 
     version: int
 
@@ -25,16 +25,16 @@ class UpdateWeights(SignalAction, frozen=True, kw_only=True, omit_defaults=True,
     @staticmethod
     @verb
     def update_weights(t: Any, version: int) -> None:
-        """Load other weights, of version 0 or 1. Those of the engine's start are 0, and each script begins with them.
+        """Load other weights, of version 0 or 1. Each script begins with version 0.
 
-        The cache is kept: flush it, or what was computed before is used after.
+        The cache is kept: flush it, or old KV is used with the new weights.
         """
         if version not in VERSIONS:
             raise BadCall(f"update_weights() takes a version of {VERSIONS}, got {version!r}")
         UpdateWeights(version=version).tell(t)
 
 
-# From which position on a request was computed with which weights.
+# The weights of a request's positions, by the first position.
 History = tuple[tuple[int, int], ...]
 
 
@@ -45,11 +45,11 @@ class WeightsOfRequests:
         self._account = account
         self._version = VERSIONS[0]
         self._histories: dict[Life, list[tuple[int, int]]] = {}
-        # Of requests that alone cannot do the same from then on, how much they had said.
+        # The length of the outputs of requests that cannot do the same alone from then on.
         self._comparable: dict[Life, int] = {}
 
     def follow(self, event: Event) -> None:
-        """Before the batch of its step is noted."""
+        """Follow a step's events before its batch is noted."""
         match event:
             case Add():
                 self._histories[self._account.lives[-1]] = [(0, self._version)]
@@ -63,16 +63,16 @@ class WeightsOfRequests:
                     self._histories[life].append((position, event.value))
 
     def lose_blocks(self, rids: Sequence[str]) -> None:
-        """These compute again, with what weights there are now."""
+        """Note requests that compute again, with the present weights."""
         for rid in rids:
             life = self._account.live.get(rid)
             if life is not None and len({version for _, version in self._histories[life]}) > 1:
                 self._comparable.setdefault(life, len(life.said))
 
     def history(self, life: Life) -> History:
-        """The last version of each position."""
+        """Return the last version of each position."""
         return tuple(dict(self._histories[life]).items())
 
     def comparable(self, life: Life) -> int | None:
-        """How many of its tokens are those that it says alone; None for all."""
+        """Return how many of its tokens it says alone too; None for all."""
         return self._comparable.get(life)
