@@ -48,7 +48,7 @@ STATES: Final = StateReader({
     Counters: set(Counters.__slots__) - _USED_COUNTERS,
     EngineOracle: ("_sent", "conformance"),
     HeldGrammars: ("failed",),
-    Results: ("_has_kept", "_in_vain"),
+    Results: ("_has_kept", "_ineffective_holds"),
     Scheduler: ("_handlers", "_owners", "_replies", "digests", "hooks", "last_microbatch"),
     SimulatedPipeline: ("_describes", "_failed", "_microbatches", "_tokens", "last_microbatch"),
     Specification: ("replies", "totals"),

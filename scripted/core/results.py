@@ -20,14 +20,14 @@ class Results:
         self.stalled: set[int] = set()
         self.cut: set[int] = set()
         # How often something was held and nothing came that would have been kept back.
-        self._in_vain = 0
+        self._ineffective_holds = 0
         self._has_kept = True
         # Releases while nothing was held.
-        self.releases_in_vain = 0
+        self.ineffective_releases = 0
 
     @property
-    def holds_in_vain(self) -> int:
-        return self._in_vain + (not self._has_kept)
+    def ineffective_holds(self) -> int:
+        return self._ineffective_holds + (not self._has_kept)
 
     def launched(self, microbatch_id: int, step: int) -> None:
         self._in_flight.append((microbatch_id, step + self._depth))
@@ -59,12 +59,12 @@ class Results:
 
     def hold(self) -> None:
         """Keep back every completion that is not yet taken."""
-        self._in_vain += not self._has_kept
+        self._ineffective_holds += not self._has_kept
         self._held, self._has_kept = True, False
         self._released = 0
 
     def release(self, count: int | None) -> None:
-        self.releases_in_vain += not self._held
+        self.ineffective_releases += not self._held
         if count is None:
             self._held = False
             self._released = 0
@@ -85,4 +85,4 @@ class Results:
         self.stalled.clear()
         self.cut.clear()
         self.release(None)
-        self._in_vain, self._has_kept, self.releases_in_vain = 0, True, 0
+        self._ineffective_holds, self._has_kept, self.ineffective_releases = 0, True, 0

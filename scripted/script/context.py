@@ -122,7 +122,7 @@ class BaseContext(Asked):
         self._lines: deque[tuple[int, str, int]] = deque(maxlen=_MOST_LINES)
         self.is_smoke = False
         # What met nothing, by what a summary calls it.
-        self._in_vain: dict[str, int] = {}
+        self._ineffective: dict[str, int] = {}
         # After which steps a batch was told to fail.
         self._failures_ordered: list[int] = []
         self._bad_calls_before = BadCall.made
@@ -155,7 +155,7 @@ class BaseContext(Asked):
             self.check_handle(call, r)
         rid = r if isinstance(r, str) else r.rid
         if rid not in self._run.handles.known_rids():
-            self.count_in_vain("aborts of rids that never were")
+            self.count_ineffective("aborts of rids that never were")
         return rid
 
     def check_released(self, call: str, n: object) -> None:
@@ -163,9 +163,9 @@ class BaseContext(Asked):
         if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
             raise BadCall(f"{call} takes n >= 1, or None for all, got {n!r}")
 
-    def count_in_vain(self, what: str) -> None:
+    def count_ineffective(self, what: str) -> None:
         """Count, for the summary, something that met nothing."""
-        self._in_vain[what] = self._in_vain.get(what, 0) + 1
+        self._ineffective[what] = self._ineffective.get(what, 0) + 1
 
     def note_line(self) -> None:
         """Note the line outside of the harness that is being run: a verb of it acts on the next step."""
@@ -395,7 +395,7 @@ class BaseContext(Asked):
             "scripts without a step": not run.records,
             "scripts in which no step had anything to do": idle,
         }
-        return {name: int(count) for name, count in (counts | self._in_vain).items() if count}
+        return {name: int(count) for name, count in (counts | self._ineffective).items() if count}
 
     def end(self) -> None:
         """The script has ended: from now on everything but ``reached`` and ``notes`` is refused."""
@@ -414,7 +414,7 @@ class BaseContext(Asked):
             raise BadCall(f"t.{query}() takes a rid, got {rid!r}; write .rid after it, or ask the handle itself")
         handle = self._run.handles.latest(rid)
         if handle is None:
-            self.count_in_vain("questions about rids that never were")
+            self.count_ineffective("questions about rids that never were")
         return handle
 
     def _known(self, query: str, rid: str) -> Any:

@@ -88,9 +88,10 @@ class ScriptedRun(Run, ABC):
     def can_fail(self, record: Any) -> bool:
         """Whether this step launched what can fail, or learned that something has failed."""
 
-    @abstractmethod
     def before_script(self, script: ScriptExecution) -> Steps:
-        """Bring the scheduler to the beginning of a script."""
+        """Bring the scheduler to the beginning of a script; a new one is there already."""
+        del script
+        yield from ()
 
     @abstractmethod
     def after_script(self, script: ScriptExecution) -> Steps:
@@ -100,9 +101,9 @@ class ScriptedRun(Run, ABC):
     def take_step(self, stepped: Any) -> None:
         """Note what the last step did, and judge it. Raises Violation."""
 
-    @abstractmethod
     def warm_up(self) -> Steps:
-        """What comes before the first script, where the source asks for it."""
+        """Run the steps before the first script, where the source asks for them."""
+        yield from ()
 
     # -- for verbs --
 

@@ -95,7 +95,7 @@ class SchedulerAdapter(
     violations: tuple[type[Exception], ...] = ()
     states = StateReader({
         Account: ("calls",),
-        Results: ("_has_kept", "_in_vain"),
+        Results: ("_has_kept", "_ineffective_holds"),
         SdkOracle: ("_can", "_fresh", "_limits"),
     })  # fmt: skip
 

@@ -282,7 +282,7 @@ def test_the_script_guide_names_everything_that_a_script_can_use(kind):
     internal = {"check_waits", "check_reached", "bind", "is_bound", "see", "see_refusal", "receive", "fail", "answer"}
     internal |= {"was_computed_with", "step_on", "see_chunked", "loose_ends"}
     # What verbs are made with.
-    internal |= {"check_handle", "check_live_stage", "check_released", "check_stage", "count_in_vain", "next_rid"}
+    internal |= {"check_handle", "check_live_stage", "check_released", "check_stage", "count_ineffective", "next_rid"}
     internal |= {"line_notes", "note_failure", "note_line", "rid_of", "wait_for"}
     names = [name for name in dir(kind) if not name.startswith("_") and name not in internal]
     assert [name for name in names if not re.search(rf"\b{name}\b", guide)] == []

@@ -75,7 +75,7 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     def fail_next_grammar(t: Any) -> None:
         """Make the next grammar that would become ready fail to compile; the engine goes on."""
         t.run.act(FailGrammar())
-        t.count_in_vain("failures of a grammar that none met")
+        t.count_ineffective("failures of a grammar that none met")
 
     def apply(self, run: RunLike) -> None:
         run.device.grammars.fail_next()

@@ -131,7 +131,7 @@ class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
         """End a stall."""
         t.check_stage(i)
         if i not in t.run.stalled:
-            t.count_in_vain("resumes of stages that ran")
+            t.count_ineffective("resumes of stages that ran")
         if t.run.failure is None and not t.run.is_dead:
             t.run.world.resume_stage(i)
         t.run.act(ResumeStage(stage=i))

@@ -51,7 +51,7 @@ def _press(t: Any, call: str, name: str, value: int) -> None:
             f"got {value}"
         )
     if value == most:
-        t.count_in_vain("pressure that keeps nothing back")
+        t.count_ineffective("pressure that keeps nothing back")
     t.run.act(Press(**{name: value}))
 
 
@@ -257,7 +257,7 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
         t.run.act(Evict(pages=pages))
         after: int = tree.evictable_pages
         if after == before and pages != 0:
-            t.count_in_vain("evictions that evicted nothing")
+            t.count_ineffective("evictions that evicted nothing")
         return before - after
 
     @classmethod

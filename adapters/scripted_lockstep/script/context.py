@@ -20,7 +20,7 @@ from scripted.script.values import ListedList
 from scripted.script.wait import Steps, Wait
 from scripted_lockstep.actions import all_actions
 from scripted_lockstep.script.fleet import Fleet
-from scripted_lockstep.script.ineffective_actions import met_nothing
+from scripted_lockstep.script.ineffective_actions import count_ineffective_actions
 
 # A longer delay would be taken for a process that hangs.
 MAX_DELAY_S: Final = 2.0
@@ -189,10 +189,10 @@ class ScriptContext(BaseContext):
 
     def loose_ends(self) -> dict[str, int]:
         """Count the ``fail_next_grammar`` calls that no grammar met, too."""
-        left = self._in_vain.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
+        left = self._ineffective.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
         if left > 0:
-            self._in_vain["failures of a grammar that none met"] = left
-        ends = super().loose_ends() | {name: count for name, count in met_nothing(self._run).items() if count}
+            self._ineffective["failures of a grammar that none met"] = left
+        ends = super().loose_ends() | count_ineffective_actions(self._run)
         return ends if self._run.fleet is None else self._run.fleet.loose_ends(ends)
 
     def _warmup_radix(self, prompt_ids: Sequence[int]) -> Steps:

@@ -23,8 +23,8 @@ from engine.core.messages import (
 from engine.core.scheduler import StepRecord
 
 
-def met_nothing(run: Any) -> dict[str, int]:
-    """Count verbs without effect, by name."""
+def count_ineffective_actions(run: Any) -> dict[str, int]:
+    """Count verbs without effect, by name, without the zeros."""
     records = run.records
     messages = [handle.message for handle in run.handles.all]
     loaded = {event.name for record in records for event in record.events if isinstance(event, LoadLora)}
@@ -32,27 +32,29 @@ def met_nothing(run: Any) -> dict[str, int]:
     ended_by_limit = any(handle.finish_reason == FinishReason.TIMEOUT.value for handle in bounded)
     decoded = any(reply.finish_reason is None for record in records for reply in _outputs(record))
     speculates = run.scheduler.limits.draft_tokens > 0
-    return {
-        "aborts that ended no request": sum(_aborts_in_vain(record, run.handles.known_rids()) for record in records),
-        "pauses that stopped nobody": sum(_pauses_in_vain(records)),
-        "continuations of what was not paused": _continued_in_vain(records),
-        "holds of results that held nothing": run.results.holds_in_vain,
-        "releases of results that nothing held": run.results.releases_in_vain,
-        "pressure that no request met": sum(_pressure_in_vain(records)),
-        "time that passed for nobody": _time_in_vain(records, run.clock.now()),
+    known = run.handles.known_rids()
+    counts = {
+        "aborts that ended no request": sum(_ineffective_aborts(record, known) for record in records),
+        "pauses that stopped nobody": sum(_ineffective_pauses(records)),
+        "continuations of what was not paused": _ineffective_continuations(records),
+        "holds of results that held nothing": run.results.ineffective_holds,
+        "releases of results that nothing held": run.results.ineffective_releases,
+        "pressure that no request met": sum(_ineffective_pressure(records)),
+        "time that passed for nobody": _is_time_ineffective(records, run.clock.now()),
         "time limits that never came": 0 if ended_by_limit else len(bounded),
         "LoRAs that no request used": len(loaded - {message.lora for message in messages}),
         "scripts with speculation and without a guess": speculates
         and decoded
         and not run.scheduler.counters.drafted_tokens,
     }
+    return {name: count for name, count in counts.items() if count}
 
 
 def _outputs(record: StepRecord) -> Iterable[TokenOutput]:
     return (reply for reply in record.replies if isinstance(reply, TokenOutput))
 
 
-def _aborts_in_vain(record: StepRecord, known: set[str]) -> int:
+def _ineffective_aborts(record: StepRecord, known: set[str]) -> int:
     """Count the aborts of a step that ended no request; aborts of rids that were never used are another mistake."""
     ended = {reply.rid for reply in _outputs(record) if reply.finish_reason is not None}
     single = [e.rid for e in record.events if isinstance(e, Abort) and e.finish_reason is FinishReason.ABORT]
@@ -60,7 +62,7 @@ def _aborts_in_vain(record: StepRecord, known: set[str]) -> int:
     return sum(rid in known and rid not in ended for rid in single) + (0 if ended else everything)
 
 
-def _pauses_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
+def _ineffective_pauses(records: Sequence[StepRecord]) -> Iterable[bool]:
     """Yield for each pause whether there was nothing to pause, then and as long as it lasted."""
     before = 0
     for index, record in enumerate(records):
@@ -71,17 +73,17 @@ def _pauses_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
         before = _size_of(record)
 
 
-def _continued_in_vain(records: Sequence[StepRecord]) -> int:
-    paused, in_vain = False, 0
+def _ineffective_continuations(records: Sequence[StepRecord]) -> int:
+    paused, count = False, 0
     for event in (event for record in records for event in record.events):
         if isinstance(event, ContinueGeneration):
-            in_vain += not paused
+            count += not paused
         if isinstance(event, (PauseGeneration, ContinueGeneration)):
             paused = isinstance(event, PauseGeneration)
-    return in_vain
+    return count
 
 
-def _pressure_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
+def _ineffective_pressure(records: Sequence[StepRecord]) -> Iterable[bool]:
     """Yield for each time of pressure whether nothing wanted memory as long as it lasted."""
     met: bool | None = None
     for record in records:
@@ -97,7 +99,7 @@ def _pressure_in_vain(records: Sequence[StepRecord]) -> Iterable[bool]:
         yield not met
 
 
-def _time_in_vain(records: Sequence[StepRecord], now: float) -> bool:
+def _is_time_ineffective(records: Sequence[StepRecord], now: float) -> bool:
     """Whether time moved, and nothing was there from its last move on."""
     last = records[-1].now if records else 0.0
     after = [record for record in records if record.now == last] if last == now else []

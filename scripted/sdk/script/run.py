@@ -197,13 +197,6 @@ class SdkRun(ScriptedRun):
 
     # -- one script --
 
-    def warm_up(self) -> Steps:
-        yield from ()
-
-    def before_script(self, script: ScriptExecution) -> Steps:
-        del script
-        yield from ()
-
     def after_script(self, script: ScriptExecution) -> Steps:
         """Settle everything open and wind the run up, as at the end of any schedule."""
         assert script.context is not None

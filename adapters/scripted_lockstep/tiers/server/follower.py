@@ -23,11 +23,11 @@ from scripted_lockstep.tiers.server.wire import (
     Answered,
     Arrived,
     Ask,
-    AskedInVain,
     Do,
     FollowerReady,
     FollowerReply,
     GateSocket,
+    Unanswered,
     decode_asked,
 )
 from scripted_lockstep.tiers.server.world import ServerWorld
@@ -87,7 +87,7 @@ class Follower:
         try:
             value = self._value_of(asked)
         except (EngineError, NoAnswer, AssertionError) as exc:
-            self._send(AskedInVain(error=f"{type(exc).__name__}: {exc}"))
+            self._send(Unanswered(error=f"{type(exc).__name__}: {exc}"))
         else:
             self._send(Answered(value=msgspec.Raw(encode(value))))
 

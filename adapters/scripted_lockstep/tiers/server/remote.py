@@ -49,11 +49,11 @@ from scripted_lockstep.tiers.server.wire import (
     Answered,
     Arrived,
     Ask,
-    AskedInVain,
     Do,
     EnginePlace,
     FollowerReady,
     FollowerVerb,
+    Unanswered,
     connected_socket,
     decode_reply,
 )
@@ -130,7 +130,7 @@ class RemoteWorld(World):
         self.on_sent: Callable[[Any], None]
         self.new_decoder: Callable[[], Decoder]
         self._messages: list[ClientMessage] = []
-        self._answers: list[Answered | AskedInVain | FollowerReady] = []
+        self._answers: list[Answered | Unanswered | FollowerReady] = []
         self._ordered: dict[int, SendPages | ReceivePages] = {}
         # Readable when the supervisor is gone.
         self.pid = place.pid
@@ -366,14 +366,14 @@ class RemoteWorld(World):
         command = what if isinstance(what, Do) else Ask(verb=what, numbers=numbers, replies=replies)
         self.socket.send(encode(command))
         answer = self._next_answer(self._answer_timeout_s + _PATIENCE_S, f"the answer to {command}")
-        if isinstance(answer, AskedInVain):
+        if isinstance(answer, Unanswered):
             raise EngineError(f"engine {self.name}: {answer.error}")
         assert isinstance(answer, Answered), answer
         if isinstance(what, Do):
             return answer.value
         return None if kind is None else msgspec.msgpack.decode(answer.value, type=kind)
 
-    def _next_answer(self, timeout_s: float, what: str) -> Answered | AskedInVain | FollowerReady:
+    def _next_answer(self, timeout_s: float, what: str) -> Answered | Unanswered | FollowerReady:
         self.wait_until(lambda: self._answers, what, timeout_s)
         return self._answers.pop(0)
 

@@ -189,13 +189,13 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     value: msgspec.Raw
 
 
-class AskedInVain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Unanswered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The answer to the question did not come."""
 
     error: str
 
 
-FollowerReply = FollowerReady | Arrived | Answered | AskedInVain
+FollowerReply = FollowerReady | Arrived | Answered | Unanswered
 
 # Raises BadFrameError for anything else, as the one below.
 decode_asked: Callable[[bytes], Do | Ask] = decoder_of(Do | Ask)
