@@ -14,6 +14,7 @@ from engine.core.messages import Event, GetStats
 from engine.core.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
 from scripted.core.action import Action, RunLike
 from scripted.core.adapters import OWN
+from scripted.core.base_adapter import BaseAdapter, written_call
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.mutant import Mutant
 from scripted.core.placed_action import Placed
@@ -24,7 +25,6 @@ from scripted.report.step_log import StepLog
 from scripted.script.decorator import ScriptFunction
 from scripted.script.loader import find_test
 from scripted.script.options import ScriptOptions
-from scripted.sdk.base_adapter import BaseAdapter, written_call
 from scripted.search.execution import Outcome
 from scripted.search.generated import Space
 from scripted.search.mutant_search import Found
@@ -263,7 +263,7 @@ class LockstepAdapter(
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
         """The actions that ended the run, and those that end what a broken run has left open."""
         # The flush that ends every run of the search is not part of the schedule.
-        implied = [one for one in super().settling(placed, outcome) if not isinstance(one.action, Flush)]
+        implied = [one for one in outcome.implied if not isinstance(one.action, Flush)]
         open_ends: dict[type[Action], Action] = {}
         for one in (*placed, *implied):
             if (end := _end_of(one.action)) is not None:

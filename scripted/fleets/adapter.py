@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, ClassVar
 
 from scripted.core.action import Action
+from scripted.core.base_adapter import BaseAdapter
 from scripted.core.common_actions import AdvanceClock
 from scripted.core.protocol import ConfigValue, Freezer, SkipsChecks, violations_of
 from scripted.core.states import StateReader
@@ -32,7 +33,6 @@ from scripted.fleets.machine import (
     merged,
 )
 from scripted.report.step_log import ShownStep, StepLog
-from scripted.sdk.base_adapter import BaseAdapter
 from scripted.search.generated import Space
 
 

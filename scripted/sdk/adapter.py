@@ -12,12 +12,14 @@ from typing_extensions import TypeVar
 
 from scripted.core.account import Account
 from scripted.core.action import Action, RunLike
+from scripted.core.base_adapter import BaseAdapter, written_call
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.errors import Overdue
 from scripted.core.forks import Copier, Frozen
 from scripted.core.machine import Machine
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
+from scripted.core.placed_action import Placed
 from scripted.core.protocol import ADAPTER_API, ConfigValue, TestHead, WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.results import Results
@@ -32,7 +34,6 @@ from scripted.script.on_adapters import ScriptEnded
 from scripted.script.options import ScriptOptions
 from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.as_schedule import plan_of, schedule_of
-from scripted.sdk.base_adapter import BaseAdapter, written_call
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.live.launch import Launcher
@@ -45,6 +46,7 @@ from scripted.sdk.space import SchedulerSpace
 from scripted.sdk.standalone import Standalone, write_standalone
 from scripted.sdk.step_words import log_of
 from scripted.sdk.workloads import workloads_of
+from scripted.search.execution import Outcome
 from scripted.search.mutant_search import Found
 
 _WIDTH: Final = 116
@@ -308,6 +310,11 @@ class SchedulerAdapter(
         from scripted.sdk.script.runner import run_script
 
         return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
+
+    def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
+        """The actions that ended its run; a script ends like a schedule, so a broken run leaves nothing open."""
+        del placed
+        return list(outcome.implied)
 
     def standalone_test(self, schedules: Sequence[Schedule], *, name: str) -> WrittenTest:
         """Write the calls of its machine. Raises ScriptDefinitionError without the description that they need."""

@@ -14,12 +14,12 @@ from typing import Any, Self
 import msgspec
 
 from engine.core.config import EngineConfig
+from scripted.core.base_adapter import config_text
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureReport, ScriptError
 from scripted.report.failure import error_of as error_of_report
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
-from scripted.sdk.base_adapter import config_text
 from scripted_lockstep.configs import config_values
 from scripted_lockstep.script.execution import ScriptSucceeded
 

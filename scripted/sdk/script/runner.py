@@ -11,6 +11,7 @@ from traceback import extract_tb
 from typing import Any
 
 from scripted.core.account import OWN_ENDS
+from scripted.core.base_adapter import config_text
 from scripted.core.errors import Overdue
 from scripted.core.installed import is_in_harness
 from scripted.core.mutant import switched_on
@@ -24,7 +25,6 @@ from scripted.report.frames import Frame
 from scripted.report.step_log import log_of_adapter
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome, run_one
 from scripted.script.options import ScriptOptions
-from scripted.sdk.base_adapter import config_text
 from scripted.sdk.script.run import SdkRun
 
 

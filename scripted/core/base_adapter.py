@@ -15,10 +15,8 @@ from scripted.core.action import Action, RunLike
 from scripted.core.machine import ConfigT, DeviceT, EventT, MachineT, OutputT, RecordT, StepT
 from scripted.core.mutant import Mutant
 from scripted.core.oracle import OracleT
-from scripted.core.placed_action import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.states import StateReader
-from scripted.search.execution import Outcome
 
 
 class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT]):
@@ -88,13 +86,6 @@ class BaseAdapter(ABC, Generic[ConfigT, EventT, StepT, OutputT, RecordT, Machine
     def bugs_met(self, codes: Container[int]) -> Sequence[str]:
         """The mutants that break code with one of these ids."""
         return [name for name, mutant in self.mutants.items() if mutant.is_met(codes)]
-
-    # -- tests --
-
-    def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
-        """The actions that ended the run, where a broken run leaves nothing open."""
-        del placed
-        return list(outcome.implied)
 
 
 def config_text(words: Mapping[str, object]) -> str:
