@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import shlex
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,14 +158,14 @@ class ScriptedSession:
 
         gc.collect()  # what scripts have left ends here, and not inside an import
         verdicts: dict[str, tuple[str, dict[str, int]]] = {}
-        until = time.process_time() + (float("inf") if is_whole else _VETTING_S)
+        until = _computed_s() + (float("inf") if is_whole else _VETTING_S)
         vetting = Vetting(is_brief=True)
         for name, (test, arguments) in sorted(self._passed.items(), key=lambda one: -_changed_at(one[1][0].file)):
             digest = _digest(test.file)
             if known.get(name, ("",))[0] == digest:
                 verdicts[name] = (digest, known[name][1])
                 continue
-            one_s = float("inf") if is_whole else min(until - time.process_time(), _VETTING_ONE_S)
+            one_s = float("inf") if is_whole else min(until - _computed_s(), _VETTING_ONE_S)
             try:
                 findings = vetting.findings(test, name, arguments, seconds=one_s)
             except (Exception, SystemExit):  # noqa: BLE001  (out of time; or broken by what the script left)
@@ -230,13 +230,19 @@ def _faults(findings: Findings, *, has_windows: bool) -> Iterator[tuple[str, int
 
     None of a script that fails when it runs again, which says nothing of it, and no word on bugs where it meets none.
     """
-    from scripted.report.tally import NEVER_FAILS, NOTICES_NOTHING, REPEATS_WAITS
+    from scripted.report.tally import NEVER_FAILS, NOT_REPEATABLE, NOTICES_NOTHING, UNUSED
 
     if findings.met and (findings.assertions or has_windows) and not findings.own:
         yield NOTICES_NOTHING, 1
-    if findings.repeats_waits:
-        yield REPEATS_WAITS, 1
+    if findings.differs:
+        yield NOT_REPEATABLE, 1
+    yield from ((f"{UNUSED}{name}", 1) for name in findings.unused)
     yield from ((f"{NEVER_FAILS}{assertion}", 1) for assertion in findings.always)
+
+
+def _computed_s() -> float:
+    """The seconds of CPU of this process and of the children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _digest(file: str) -> str:

@@ -18,7 +18,9 @@ ASKED: Final = "asked: "
 
 # What vetting says of a script, and how each of its assertions that cannot fail begins.
 NOTICES_NOTHING: Final = "scripts that notice no bug but those that every script notices (`scripted vet` says more)"
-REPEATS_WAITS: Final = "scripts that assert only what they have waited for"
+NOT_REPEATABLE: Final = "scripts that ran otherwise the second time (seed what is random, take the time from t.clock)"
+# Begins the name of a count of a parameter that a script never reads.
+UNUSED: Final = "parameters that a script never reads: "
 NOT_VETTED: Final = "scripts that were not vetted yet (each session vets new ones for a while; --scripted-vet all: all)"
 NEVER_FAILS: Final = "never fails: "
 # Begins the name of a count of servers that a script has changed; the changes follow.

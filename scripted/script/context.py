@@ -54,6 +54,8 @@ class ScriptClock(Asked):
 
 _Context = TypeVar("_Context", bound="BaseContext")
 # What resumes a script is below it on the stack.
+# Begins the failure of a script that has not seen a window; the names follow.
+NEVER_REACHED: Final = "the script never reached"
 _EXECUTION: Final = str(Path(__file__).with_name("execution.py"))
 _MOST_LINES: Final = 1000
 STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
@@ -376,7 +378,7 @@ class BaseContext(Asked):
     def check_reached(self) -> None:
         """Raise AssertionError, as a script would, for windows that it had to see and never saw."""
         if missed := [name for name in self._must_reach if not self.reached.get(name)]:
-            raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {self.reached}")
+            raise AssertionError(f"{NEVER_REACHED} {', '.join(map(repr, missed))}; reached: {self.reached}")
 
     def loose_ends(self) -> dict[str, int]:
         """What the script leaves behind that may be a mistake: counts by name, without the zeros."""

@@ -20,10 +20,6 @@ HOOKS: Final = "@scripted"
 _BUILTINS: Final = frozenset(name for name in dir(builtins) if name.islower()) - {"list", "tuple", "next"}
 # Context managers and functions by which libraries for tests assert.
 _EXPECTS: Final = frozenset({"raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "subtests"})
-# Other names of rewritten code are values of the condition.
-_REWRITTEN: Final = frozenset({HOOKS, "@py_builtins", "@pytest_ar"})
-# They look at the frame that calls them.
-_SCOPED: Final = frozenset({"super", "locals", "vars", "dir", "eval", "exec", "globals"})
 _OPPOSITES: Final[tuple[tuple[type[ast.cmpop], type[ast.cmpop]], ...]] = (
     (ast.Eq, ast.NotEq),
     (ast.Lt, ast.GtE),
@@ -55,7 +51,7 @@ def counted(
 ) -> tuple[types.CodeType, set[str]]:
     """The code of a file whose assertions are counted by these numbers, and the modules that it imports anywhere.
 
-    With ``turnable`` each of them can be asked the other way round, and with other answers than the true ones.
+    With ``turnable`` each of them can be asked the other way round.
     """
     tree = ast.parse(source, filename=file)
     imported = {name for node in ast.walk(tree) for name in _imports(node)}
@@ -65,8 +61,6 @@ def counted(
 
         rewrite_asserts(tree, source, file)
     tree = _Calls().visit(tree)
-    if turnable:
-        tree = _Answers().visit(tree)
     for node in ast.walk(tree):  # what was rewritten ends where it begins, and not where the node around it ends
         if hasattr(node, "lineno") and getattr(node, "end_lineno", None) is None:
             node.end_lineno, node.end_col_offset = node.lineno, node.col_offset  # type: ignore[attr-defined]
@@ -137,15 +131,8 @@ class _Marker(ast.NodeTransformer):
 
     def _asked(self, number: int, asked: ast.stmt) -> list[ast.stmt]:
         """A statement that raises where something does not hold, with its counters."""
-        around = asked
-        if self._turnable:
-            again = ast.If(ast.UnaryOp(ast.Not(), _hook("lies.failed", number)), [ast.Raise()], [])
-            failing = ast.ExceptHandler(_hook("lies.failure").func, None, [again])
-            around = ast.copy_location(ast.Try([asked], [failing], [], []), asked)
-            for node in ast.walk(failing):
-                ast.copy_location(node, asked)
         begins = [] if isinstance(asked, ast.Expr) else [_statement("reached", number, asked)]
-        return [*begins, around, _statement("held", number, asked)]
+        return [*begins, asked, _statement("held", number, asked)]
 
     def _visited(self, node: ast.stmt, asks: bool) -> Any:
         if not asks:
@@ -168,35 +155,6 @@ class _Elements(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "all" and len(node.args) == 1:
             node.args = [ast.copy_location(_hook("elements", self._number, node.args[0]), node)]
         return node
-
-
-class _Answers(ast.NodeTransformer):
-    """Has the hooks read every attribute, and look at every function that is called by its name."""
-
-    def visit_match_case(self, node: ast.match_case) -> Any:
-        """A pattern is no answer, and may have no call in it."""
-        node.guard = None if node.guard is None else self.visit(node.guard)
-        node.body = [self.visit(statement) for statement in node.body]
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> Any:
-        self.generic_visit(node)
-        owner: ast.expr = node
-        while isinstance(owner, ast.Attribute):
-            owner = owner.value
-        is_hidden = node.attr.startswith("__") or (isinstance(owner, ast.Name) and owner.id in _REWRITTEN)
-        is_super = isinstance(owner, ast.Call) and _called(owner) == "super"
-        if is_hidden or is_super or not isinstance(node.ctx, ast.Load):
-            return node
-        return ast.copy_location(_hook("lies.read", node.value, ast.Constant(node.attr)), node)
-
-    def visit_Call(self, node: ast.Call) -> Any:
-        if isinstance(node.func, ast.Name) and not node.func.id.startswith("@") and node.func.id not in _SCOPED:
-            node.func = ast.copy_location(_hook("lies.function", node.func), node.func)
-            node.args = [self.visit(one) for one in node.args]
-            node.keywords = [self.visit(one) for one in node.keywords]
-            return node
-        return self.generic_visit(node)
 
 
 class _Calls(ast.NodeTransformer):

@@ -12,7 +12,6 @@ import dis
 import functools
 import gc
 import inspect
-import linecache
 import sys
 import sysconfig
 import types
@@ -28,7 +27,6 @@ from scripted.core.installed import is_in_harness
 from scripted.core.phrases import path_of
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.decorator import ScriptedTest
-from scripted.script.lies import Liar, constants_of
 
 _ENGINE: Final = Path(__file__).parents[2] / "engine"
 _LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})
@@ -162,7 +160,6 @@ class _Hooks:
 
     def __init__(self) -> None:
         self.asked: Measured | None = None
-        self.lies = Liar(is_on=False)
         self.turned: Site | None = None
         self._sites: list[Site] = []
         self._numbers: dict[Site, int] = {}
@@ -178,7 +175,6 @@ class _Hooks:
         return [site for site in self._sites if site.file == file]
 
     def reached(self, number: int) -> None:
-        self.lies.reached(number)
         if self.asked is not None:
             site = self._sites[number]
             self.asked.executed[site] = self.asked.executed.get(site, 0) + 1
@@ -187,14 +183,11 @@ class _Hooks:
 
     def asserting(self, number: int, function: Any) -> Any:
         """What asserts by its name is about to be called; if it is of the project, its own assertions are counted."""
-        if HOOKS in getattr(function, "__globals__", ()):
-            self.lies.reached(number)
-        else:
+        if HOOKS not in getattr(function, "__globals__", ()):
             self.reached(number)
         return function
 
     def held(self, number: int) -> None:
-        self.lies.held(number)
         if self.asked is not None:
             self.asked.failing.discard(self._sites[number])
 
@@ -217,25 +210,6 @@ class _Hooks:
 
 
 _hooks: Final = _Hooks()
-
-
-@contextlib.contextmanager
-def tell_lies(function: Callable[..., Any], *, keeps_waits: bool = False) -> Iterator[Liar]:
-    """Answer a script otherwise for as long as this is open, ``keeps_waits`` but for what it has waited for."""
-    function = inspect.unwrap(function)
-    code = getattr(function, "__func__", function).__code__
-    source = "".join(linecache.getlines(code.co_filename))  # code with counters has constants of its own
-    constants = frozenset(one for one in constants_of(code) if str(one) in source)
-    before, _hooks.lies = _hooks.lies, Liar(constants, keeps_waits=keeps_waits)
-    try:
-        yield _hooks.lies
-    finally:
-        _hooks.lies = before
-
-
-def numbered(sites: Iterable[Site]) -> dict[int, Site]:
-    """By the numbers that lies know them by."""
-    return {_hooks.number_of(site): site for site in sites}
 
 
 @contextlib.contextmanager

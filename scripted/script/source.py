@@ -35,6 +35,7 @@ WAITS: Final = frozenset(
     }
 )
 # Attributes of a handle that are always there, whatever became of its request.
+_RETURN_NONE: Final = frozenset({"add", "append", "clear", "extend", "insert", "reverse", "sort", "update"})
 _ALWAYS_THERE: Final = frozenset({"client", "output_ids", "prompt_ids", "rid", "sampling", "status"})
 # Functions that answer and change nothing.
 _ANSWERS: Final = frozenset(
@@ -246,6 +247,8 @@ def _why_dropped(value: ast.expr, text: str, names: Mapping[str, Any]) -> str | 
             return f"'{text}' makes a generator that never runs; write 'yield from {text}'"
         case ast.Call(func=ast.Name(id=name)) if name in _ANSWERS and name not in names:
             return f"'{text}' is worked out and dropped; assert something of it, or write a loop for what it calls"
+        case ast.Call(func=ast.Attribute(attr="sometimes"), args=[_, condition]) if _always_holds(condition):
+            return f"'{text}' is a window that is always open; ask for what only the race brings about"
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args):
             if name in _EXPECTS_BELOW and len(args) < 2:
                 return f"'{text}' expects an error of nothing; write 'with {text}:' around what must raise it"
@@ -335,6 +338,11 @@ def _why_no_comparison(test: ast.Compare, text: str) -> str | None:
     return None
 
 
+def _is_singleton(value: ast.expr) -> bool:
+    """None and constants, and names, which may be of one object."""
+    return isinstance(value, ast.Constant | ast.Name)
+
+
 def _why_it_holds(test: ast.Compare) -> str | None:
     if len(test.ops) > 1:
         return None
@@ -344,6 +352,12 @@ def _why_it_holds(test: ast.Compare) -> str | None:
             return "a yield brings None"
         case ast.Attribute(attr=name), ast.IsNot(), ast.Constant(value=None) if name in _ALWAYS_THERE:
             return f"{ast.unparse(left)} is never None"
+        case ast.Call(func=ast.Attribute(attr=one)), ast.Eq(), ast.Call(func=ast.Attribute(attr=other)) if (
+            one in _RETURN_NONE and other in _RETURN_NONE
+        ):
+            return f"{one}() returns None"
+        case _, ast.IsNot(), _ if not (_is_singleton(left) or _is_singleton(right)):
+            return "two answers are never the same object"
         case _, ast.Eq() | ast.Is() | ast.LtE() | ast.GtE(), _ if ast.dump(left) == ast.dump(right) and not _acts(left):
             return "both sides are the same"
         case ast.Constant(), _, _ if type(operator) in _MIRRORED:

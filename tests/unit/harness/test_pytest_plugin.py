@@ -393,13 +393,10 @@ WEAK = """
 from engine import EngineConfig
 from scripted import scripted
 
-SEEN = []
-
 @scripted(EngineConfig())
 def test_weak(t):
     r = t.start_req(prompt_len=5, max_new_tokens=3)
     yield from t.run_until_finished(r)
-    SEEN.append(r.finish_reason)
     assert r.finish_reason in ("length", "stop", "abort")
 
 @scripted(EngineConfig())
@@ -413,9 +410,6 @@ def test_holds_both_ways(t):
 def test_says_what_it_is_for(t):
     t.smoke()
     yield
-
-def test_the_scripts_have_run_once_each():
-    assert SEEN == ["length"]
 """
 
 
@@ -423,7 +417,7 @@ def test_scripts_that_notice_nothing_are_named_at_the_end(pytest_of) -> None:
     """26.14: after the last test, so that none meets what a bug has left; the cache knows it the next time."""
     for _ in range(2):
         result = pytest_of(WEAK, "--vet", "new")
-        result.assert_outcomes(passed=4)
+        result.assert_outcomes(passed=3)
         result.stdout.fnmatch_lines(
             [
                 "scripts that notice no bug but those that every script notices*: 1, in 1 script:",
@@ -436,7 +430,7 @@ def test_scripts_that_notice_nothing_are_named_at_the_end(pytest_of) -> None:
 
 
 def test_scripts_that_passed_on_a_server_are_vetted_too(pytest_of) -> None:
-    """26.14: bugs and other answers are tried in sim."""
+    """26.14: bugs are tried in sim."""
     head, _, rest = WEAK.partition("@scripted(EngineConfig())\ndef test_weak")
     weak = rest.partition("@scripted(EngineConfig())\ndef test_holds")[2].partition("@scripted(EngineConfig())")[0]
     text = f"{head}@scripted(EngineConfig())\ndef test_holds{weak}"

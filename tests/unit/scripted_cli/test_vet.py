@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,27 @@ def fails_by_itself(t):
     assert len(r.output_ids) == 4
 
 
-def _vetted(script: Any, **options: Any) -> Any:
+def ignores_its_parameter(t, tokens):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 3
+
+
+def draws_without_a_seed(t):
+    r = t.start_req(prompt_len=random.randrange(1, 1000), max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 3
+
+
+def ends_its_process(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    os._exit(4)
+
+
+def _vetted(script: Any, arguments: Any = None, **options: Any) -> Any:
     test = scripted(CONFIG, **options)(script).scripted  # type: ignore[attr-defined]
-    return Vetting().findings(test, script.__name__, {})
+    return Vetting(is_brief=arguments is not None).findings(test, script.__name__, arguments or {})
 
 
 def test_a_race_notices_what_an_empty_script_does_not() -> None:
@@ -104,6 +124,26 @@ def test_a_script_that_fails_by_itself_is_told_so() -> None:
     assert "assert" in findings.failure
     assert not findings.is_a_test
     assert list(findings.lines())[1].startswith("  fails without any bug: ")
+
+
+def test_a_parameter_that_is_never_read_is_named() -> None:
+    """46.10."""
+    findings = _vetted(ignores_its_parameter, arguments={"tokens": 3})
+    assert findings.own
+    assert findings.unused == ("tokens",)
+    assert not findings.is_a_test
+
+
+def test_a_script_that_runs_otherwise_each_time_is_told_so() -> None:
+    """46.10: two runs are compared by their digests."""
+    findings = _vetted(draws_without_a_seed)
+    assert findings.own
+    assert findings.differs
+    assert not findings.is_a_test
+
+
+def test_a_script_that_ends_its_process_ends_no_other() -> None:
+    assert _vetted(ends_its_process).failure == "its process left with status 4"
 
 
 def _command(*words: str | Path) -> tuple[int, str]:
