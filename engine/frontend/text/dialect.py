@@ -43,11 +43,11 @@ class AnswerParser:
             return self._shown(self._called(text))
         return self._shown(self._split(self._reasoning.push(text)))
 
-    def flush(self) -> list[Part]:
-        """The rest, once it is known that no more text comes."""
+    def flush(self, *, stopped: bool = False) -> list[Part]:
+        """The rest, once it is known that no more text comes; ``stopped``: because the model ended it."""
         rest = [] if self._reasoning is None else self._split(self._reasoning.flush())
         if self._calls is not None:
-            rest += self._calls.flush()
+            rest += self._calls.flush(stopped=stopped)
         return self._shown(rest)
 
     def _split(self, parts: Iterable[Part]) -> list[Part]:

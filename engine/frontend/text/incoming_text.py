@@ -18,6 +18,10 @@ Reading = Generator[None, None, Result]
 Emit = Callable[[str], None]
 
 
+# Longer than any tag of a family: in other text no more than this is held back.
+_TAG = re.compile(r"<[^<>\n]{0,48}>?")
+
+
 def dropped(text: str) -> None:
     """Take text and do nothing with it."""
 
@@ -30,6 +34,7 @@ class IncomingText:
         self._at = 0
         self._mark: int | None = None
         self._ended = False
+        self._stopped = False
 
     def feed(self, text: str) -> None:
         kept = self._at if self._mark is None else self._mark
@@ -38,8 +43,15 @@ class IncomingText:
         if self._mark is not None:
             self._mark = 0
 
-    def end(self) -> None:
+    def end(self, *, stopped: bool = False) -> None:
+        """Note that no more text comes. ``stopped``: the model ended it, so that it is not cut."""
         self._ended = True
+        self._stopped = stopped
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the model has ended the text. Closers that are missing then were forgotten."""
+        return self._stopped
 
     def mark(self, *, back: int = 0) -> None:
         """Keep what is read from here on, or from ``back`` characters before, until ``unmark``."""
@@ -50,6 +62,11 @@ class IncomingText:
         text = "" if self._mark is None else self._text[self._mark : self._at]
         self._mark = None
         return text
+
+    def rewind(self) -> None:
+        """Go back to the mark, which is kept no longer."""
+        assert self._mark is not None, "only a mark can be gone back to"
+        self._at, self._mark = self._mark, None
 
     def step_back(self, count: int) -> None:
         self._at -= count
@@ -103,6 +120,16 @@ class IncomingText:
                     return marker
             if self._ended or not any(marker.startswith(ahead) for marker in markers):
                 return None
+            yield
+
+    def tag(self) -> Reading[str]:
+        """The tag that stands here, damaged or not, which is not read; empty where none begins."""
+        while True:
+            found = _TAG.match(self._text, self._at)
+            if self._ended or (self._at < len(self._text) and found is None):
+                return "" if found is None else found.group()
+            if found is not None and (found.end() < len(self._text) or found.group().endswith(">")):
+                return found.group()
             yield
 
     def until(self, markers: Sequence[str], emit: Emit) -> Reading[str | None]:

@@ -84,7 +84,8 @@ def test_a_client_that_leaves_in_the_middle_of_a_call(play, tokens_before: int) 
         (CALL, FinishReason.STOP, {"content": None, "calls": [["f", '{"a": "\u20ac"}']], "reason": "tool_calls"}),
         (CALL, FinishReason.LENGTH, {"content": None, "calls": [["f", '{"a": "\u20ac"}']], "reason": "length"}),
         (CALL[:44], FinishReason.ABORT, {"content": None, "calls": [["f", '{"a": ']], "reason": "abort"}),
-        (CALL[:44], FinishReason.STOP, {"content": None, "calls": [["f", '{"a": ']], "reason": "stop"}),
+        (CALL[:44], FinishReason.STOP, {"content": None, "calls": [["f", '{"a": ']], "reason": "length"}),
+        (CALL[:47], FinishReason.STOP, {"content": None, "calls": [["f", '{"a": "\u20ac"}']], "reason": "tool_calls"}),
         (CALL[:20], FinishReason.LENGTH, {"content": CALL[:20], "calls": [], "reason": "length"}),
         ("<tool_call>no", FinishReason.STOP, {"content": "<tool_call>no", "calls": [], "reason": "stop"}),
         (f"{CALL} x", FinishReason.STOP, {"content": "x", "calls": [["f", '{"a": "\u20ac"}']], "reason": "tool_calls"}),
@@ -128,7 +129,7 @@ def test_calls_are_counted_whole_or_cut(play, monkeypatch: pytest.MonkeyPatch) -
         speaking(stage)
         answer = asyncio.create_task(stage.http.post(CHAT, json=body()))
         await stage.scheduler.receive()
-        cut = '<tool_call>{"name": "f", "arguments": {"a": 1\n</tool_call>'
+        cut = '<tool_call>{"name": "f", "arguments": {"a": \n</tool_call>'
         await stage.scheduler.reply(said(CALL + CALL + cut + CALL[:44], end=FinishReason.LENGTH))
         assert len((await answer).json()["choices"][0]["message"]["tool_calls"]) == 4
         counted = (await stage.http.get("/metrics")).text

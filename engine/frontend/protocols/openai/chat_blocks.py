@@ -101,6 +101,7 @@ class SpokenChoice:
         self._end_of_reasoning = end_of_reasoning
         self._calls = 0
         self._in_call = False
+        self._has_cut_call = False
         self._reasoning_ended = False
         self._tokens_of_reasoning = 0
 
@@ -122,9 +123,10 @@ class SpokenChoice:
                 blocks[-1].written.append(part.text)
                 yield Grown(blocks[-1], part.text)
         if piece.meta_info.finish_reason is not None:
-            if self._in_call:
-                self._count_call(False)
+            self._note_cut_call()
             self.end = piece.meta_info.finish_reason
+            if self._has_cut_call and _is_the_models_end(piece):
+                self.end = FinishReason.LENGTH  # Arguments that are no JSON are not an answer that ended well.
             if self.blocks:
                 yield Ended(self.blocks[-1])
 
@@ -144,10 +146,16 @@ class SpokenChoice:
             yield
 
     def finish_reason(self, reason: FinishReason | None) -> str | None:
-        """Why the choice ended, in the protocol's words. A call that was cut is no reason to answer it."""
-        if reason is FinishReason.STOP and self._calls and not self._in_call and not self._named:
+        """Why the choice ended, in the protocol's words."""
+        end = self.end or reason
+        if end is FinishReason.STOP and self._calls and not self._has_cut_call and not self._named:
             return TOOL_CALLS
-        return reason
+        return end
+
+    def _note_cut_call(self) -> None:
+        if self._in_call:
+            self._in_call, self._has_cut_call = False, True
+            self._count_call(False)
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -167,7 +175,9 @@ class SpokenChoice:
         if self._parser is None:
             return [Content(piece.text)] if piece.text else []
         parts = self._parser.push(piece.text)
-        return parts if piece.meta_info.finish_reason is None else parts + self._parser.flush()
+        if piece.meta_info.finish_reason is None:
+            return parts
+        return parts + self._parser.flush(stopped=_is_the_models_end(piece))
 
     def _count_tokens(self, ids: tuple[int, ...]) -> None:
         if self._reasoning_ended or self._end_of_reasoning is None:
@@ -178,11 +188,16 @@ class SpokenChoice:
     def _new_block(self, part: Reasoning | Content | CallBegun | CallArguments) -> Block:
         if not isinstance(part, CallBegun):
             return Block(_KINDS[type(part)], len(self.blocks))
-        if self._in_call:
-            self._count_call(False)
+        self._note_cut_call()
         self._in_call = True
         self._calls += 1
         return Block(BlockKind.CALL, len(self.blocks), part.name, part.id or self._new_id(), self._calls - 1)
+
+
+def _is_the_models_end(piece: GenerateAnswer) -> bool:
+    """Whether the model ended the text itself, and no limit or stop string did."""
+    meta = piece.meta_info
+    return meta.finish_reason is FinishReason.STOP and not isinstance(meta.matched_stop, str)
 
 
 _KINDS = {Reasoning: BlockKind.REASONING, Content: BlockKind.TEXT, CallArguments: BlockKind.CALL}

@@ -1,8 +1,8 @@
-"""What every family's parser finds calls with: their parts as they come out, calls as JSON objects, values.
+"""Reads calls that are JSON objects, JSON values and Python literals, for the parsers of all families.
 
-Owns what is held back until it is known whether it belongs to a call, when an object is a call (its name is known and
-its arguments begin), what a value without quotes is (a text where the tool's schema allows nothing else, JSON where it
-reads as such), which tag closes one, and Python's literals. Values are passed on as they arrive.
+Owns the parts of an answer as they come out, when an object is a call (its name is known and its arguments begin), and
+which closing brackets a value lacks. Values are passed on as they arrive, and a call ends only with arguments that are
+a JSON object.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any, Final
 
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading, dropped
 from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
+from engine.frontend.text.tools.closing_tags import is_closer
 
 # The schemas of a tool's arguments by their names.
 Properties = Mapping[str, Mapping[str, Any]]
 
 
 class CallParts:
-    """Adds what is certain to ``parts``."""
+    """Collects the parts of an answer that are certain."""
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
+        self._arguments: list[str] = []
         self._space = ""
         self._said = False
         self._called = False
@@ -41,14 +43,18 @@ class CallParts:
 
     def begin(self, name: str, call_id: str | None = None) -> None:
         self._called = True
+        self._arguments.clear()
         self._parts.append(CallBegun(name, call_id))
 
     def argue(self, text: str) -> None:
+        self._arguments.append(text)
         appended(self._parts, CallArguments(text))
 
-    def end(self) -> None:
-        """Add the end of a call whose arguments are complete."""
-        self._parts.append(CallEnded())
+    def end(self, missing: str = "") -> None:
+        """Add the closers that are ``missing``, and the end of the call; neither if its arguments are no object."""
+        if is_object("".join(self._arguments) + missing):
+            self.argue(missing)
+            self._parts.append(CallEnded())
 
     def close(self) -> None:
         """No more text follows: whitespace at the end is content if there was no call."""
@@ -56,34 +62,73 @@ class CallParts:
             appended(self._parts, Content(self._space))
 
 
+def is_object(written: str) -> bool:
+    try:
+        return isinstance(json.loads(written, parse_constant=refuse_constant), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def refuse_constant(word: str) -> Any:
+    """Refuse NaN and the infinities, which Python reads and JSON does not have."""
+    raise ValueError(f"{word} is no JSON")
+
+
 SPACE = re.compile(r"\s*")
-# What stands between quotes up to the next escape, by the quote.
+# Text between quotes up to the next escape, by the quote.
 _PLAIN = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
-_UNSTRUCTURED = re.compile(r'[^"{}\[\]<]*')
+# Models write line feeds into strings where JSON wants them escaped.
+_CONTROLS = re.compile(r"[\x00-\x1f]")
+_SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
+_HEX = frozenset("0123456789abcdefABCDEF")
 # A number or a word.
 LITERAL = re.compile(r"[\w.+-]*")
-# Models write line feeds into strings where JSON wants them escaped.
-_decode_string = json.JSONDecoder(strict=False).decode
 
 
 def read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
-    """Read a string, which begins here, with its quotes. False when the text ended inside."""
+    """Read a string, which begins here, with its quotes. False when the text ended inside.
+
+    Control characters and backslashes that JSON does not allow in a string are escaped.
+    """
     emit(text.take(1))
     while True:
-        yield from text.run(_PLAIN['"'], emit)
+        yield from text.run(_PLAIN['"'], lambda piece: emit(_CONTROLS.sub(lambda found: escaped(found[0]), piece)))
         character = yield from text.peek()
         if not character:
             return False
-        emit(text.take(1))
+        text.take(1)
         if character == '"':
+            emit(character)
             return True
-        if not (yield from text.peek()):
+        if not (yield from _read_json_escape(text, emit)):
             return False
-        emit(text.take(1))
+
+
+def _read_json_escape(text: IncomingText, emit: Emit) -> Reading[bool]:
+    """Read on after a backslash; one that escapes nothing stands for itself. False when the text ended inside."""
+    character = yield from text.peek()
+    if not character:
+        return False
+    if character in _SIMPLE_ESCAPES:
+        emit("\\" + text.take(1))
+        return True
+    if character != "u":
+        emit("\\\\")
+        return True
+    code = text.take(1)
+    while len(code) < 5 and (character := (yield from text.peek())) in _HEX:
+        code += text.take(1)
+    if len(code) < 5 and not character:
+        return False
+    emit(("\\" if len(code) == 5 else "\\\\") + code)
+    return True
+
+
+_decode_string = json.JSONDecoder(strict=False).decode
 
 
 def _decoded(written: str) -> str | None:
-    """What a string with its quotes says; None when it is no JSON, or half of a surrogate pair."""
+    """The text of a string with its quotes; None when it is no JSON, or half of a surrogate pair."""
     try:
         value = str(_decode_string(written))
         value.encode()
@@ -92,25 +137,105 @@ def _decoded(written: str) -> str | None:
     return value
 
 
-def read_value(text: IncomingText, emit: Emit, stops: Sequence[str]) -> Reading[bool]:
-    """Read an object or a list, which begins here. False when it was cut: by the end, or by one of ``stops``.
+_BETWEEN_BRACKETS = re.compile(r'[^"{}\[\],<;`]*')
+_NEVER_AFTER_A_CLOSER = re.compile(r"[^\s{\[]")
+_CLOSER = {"{": "}", "[": "]"}
 
-    A stop is what ends a call; it cuts a value whose brackets do not close, and is not read.
+
+class JsonValue:
+    """Reads an object or a list, which begins here, and passes it on with every bracket closed in its turn.
+
+    ``stops`` end a call, and cut a value whose brackets do not close. Left out are brackets that close nothing, commas
+    before a closing bracket, and words right after a string or a bracket.
     """
-    depth = 0
-    while True:
-        yield from text.run(_UNSTRUCTURED, emit)
-        character = yield from text.peek()
-        if not character or (yield from text.sees(stops)) is not None:
-            return False
-        if character == '"':
-            if not (yield from read_string(text, emit)):
-                return False
-            continue
-        emit(text.take(1))
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(character, 0)
-        if depth <= 0:
+
+    def __init__(self, text: IncomingText, emit: Emit, stops: Sequence[str]) -> None:
+        self._text = text
+        self._emit = emit
+        self._stops = stops
+        # The closing brackets that are due, and how many of each kind.
+        self._due: list[str] = []
+        self._count = {"}": 0, "]": 0}
+        # A comma, and the space after it, until it is known that something follows.
+        self._held = ""
+        self._wants_key = False
+        # A string or a bracket was just closed: no word can follow.
+        self._closed = False
+
+    def read(self) -> Reading[str]:
+        """Read the value; returns the closers that it lacks, none for one that is whole."""
+        text = self._text
+        while True:
+            yield from text.run(_BETWEEN_BRACKETS, self._pass)
+            character = yield from text.peek()
+            if not character and not text.has_stopped:
+                self._pass("")
+            if not character or (yield from self._is_cut(character)):
+                return self._missing
+            if character == '"':
+                self._pass("")
+                self._wants_key = False
+                if not (yield from read_string(text, self._emit)):
+                    return '"' + self._missing
+                self._closed = True
+                continue
+            text.take(1)
+            if character in "}]":
+                if self._close(character):
+                    return ""
+            elif character in "{[":
+                self._open(character)
+            elif character == ",":
+                self._pass("")
+                self._held, self._closed = character, False
+                self._wants_key = self._due[-1] == "}"
+            else:
+                self._pass(character)
+
+    @property
+    def _missing(self) -> str:
+        return "".join(reversed(self._due))
+
+    def _is_cut(self, character: str) -> Reading[bool]:
+        """Whether the call ends here: at a marker, a damaged one too, or an object where only a key can stand."""
+        if (yield from self._text.sees(self._stops)) is not None:
             return True
+        if character == "<":
+            tag = yield from self._text.tag()
+            return any(is_closer(tag, stop) for stop in self._stops)
+        return character == "{" and self._wants_key
+
+    def _pass(self, piece: str) -> None:
+        if self._closed:
+            junk, colon, rest = piece.partition(":")
+            piece = _NEVER_AFTER_A_CLOSER.sub("", junk) + colon + rest
+            self._closed = not colon
+        if self._held and piece.isspace():
+            self._held += piece
+            return
+        text = self._held + piece
+        self._held = ""
+        if text:
+            self._emit(text)
+
+    def _open(self, bracket: str) -> None:
+        self._pass(bracket)
+        self._due.append(_CLOSER[bracket])
+        self._count[_CLOSER[bracket]] += 1
+        self._wants_key = self._closed = False
+
+    def _close(self, bracket: str) -> bool:
+        """Close up to the opening bracket's partner; True when that was the value's."""
+        if not self._count[bracket]:
+            return False
+        self._held, self._wants_key = "", False
+        while True:
+            due = self._due.pop()
+            self._count[due] -= 1
+            self._emit(due)
+            if due == bracket:
+                self._closed = True
+                return not self._due
 
 
 def skip_value(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
@@ -119,8 +244,19 @@ def skip_value(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
     if character == '"':
         return (yield from read_string(text, dropped))
     if character and character in "{[":
-        return (yield from read_value(text, dropped, stops))
+        return not (yield from JsonValue(text, dropped, stops).read())
     return bool((yield from text.word(LITERAL)))
+
+
+def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str]) -> Reading[bool]:
+    """Read the object of a call that has begun, and end the call; False when the object was cut.
+
+    Closing brackets that the model has forgotten are added, unless the text was cut before they could come.
+    """
+    missing = yield from JsonValue(text, parts.argue, stops).read()
+    if not missing or text.has_stopped or (yield from text.peek()):
+        parts.end(missing)
+    return not missing
 
 
 NO_ARGUMENTS: Final = "{}"
@@ -216,15 +352,12 @@ class CallObject:
         """Pass an object on as it arrives, or keep it until the name is known."""
         if self._name is None:
             kept: list[str] = []
-            whole = yield from read_value(self._text, kept.append, self._stops)
-            if whole:
-                self._arguments = "".join(kept)
-            return whole
+            if (yield from JsonValue(self._text, kept.append, self._stops).read()):
+                return False
+            self._arguments = "".join(kept)
+            return True
         self._begin(self._name)
-        whole = yield from read_value(self._text, self._parts.argue, self._stops)
-        if whole:
-            self._parts.end()
-        return whole
+        return (yield from read_arguments(self._text, self._parts, self._stops))
 
     def _give(self, arguments: str) -> None:
         """Give all arguments out, or keep them until the name is known."""
@@ -239,29 +372,6 @@ class CallObject:
         self._begun = True
         self._text.unmark()
         self._parts.begin(name)
-
-
-_TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
-
-
-class WrittenArguments:
-    """The arguments of one call, which become an object in JSON one after the other."""
-
-    def __init__(self, parts: CallParts) -> None:
-        self._parts = parts
-        self._begun = False
-
-    def key(self, key: str) -> None:
-        """Begin an argument; its value is told to ``add``."""
-        self._parts.argue(f'{", " if self._begun else "{"}"{escaped(key)}": ')
-        self._begun = True
-
-    def add(self, text: str) -> None:
-        self._parts.argue(text)
-
-    def end(self) -> None:
-        self._parts.argue("}" if self._begun else "{}")
-        self._parts.end()
 
 
 def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -285,93 +395,14 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def json_of(written: str, schema: Mapping[str, Any]) -> str:
-    """The JSON of a whole value. What is none, or is not of the schema's type while a text is, is a text."""
-    stripped = written.strip()
-    stripped = _WORDS.get(stripped, stripped)
-    try:
-        value = json.loads(stripped, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return f'"{escaped(written)}"'
-    return stripped if _fits(value, schema) else f'"{escaped(written)}"'
-
-
-def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """True as well for a value of a wrong type where a text would be one too."""
-    types = schema.get("type")
-    types = [types] if isinstance(types, str) else types
-    if not isinstance(types, list) or "string" not in types:
-        return True
-    return any(name in types for name in (("null",) if value is None else _TYPES.get(type(value), ("object",))))
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
-
-
-class TaggedValues:
-    """``close`` closes a value when one of ``followers`` comes next, or nothing does.
-
-    With ``lines`` a value stands in lines of its own: a line feed before and one after it are no part of it.
-    """
-
-    def __init__(self, text: IncomingText, *, close: str, followers: Sequence[str], lines: bool) -> None:
-        self._text = text
-        self._close = close
-        self._followers = followers
-        self._lines = lines
-
-    def read(self, schema: Mapping[str, Any], arguments: WrittenArguments) -> Reading[bool]:
-        """Read a value, and add it to the arguments. False when it was cut."""
-        if is_text(schema):
-            arguments.add('"')
-            whole = yield from self._until_closed(lambda text: arguments.add(escaped(text)))
-            if whole:
-                arguments.add('"')
-            return whole
-        kept: list[str] = []
-        whole = yield from self._until_closed(kept.append)
-        if whole:
-            arguments.add(json_of("".join(kept), schema))
-        return whole
-
-    def _until_closed(self, emit: Emit) -> Reading[bool]:
-        value = _OwnLines(emit) if self._lines else emit
-        while (yield from self._text.until((self._close,), value)) is not None:
-            space: list[str] = []
-            yield from self._text.run(SPACE, space.append)
-            if not (yield from self._text.peek()) or (yield from self._text.sees(self._followers)) is not None:
-                return True
-            value(self._close + "".join(space))
-        return False
-
-
-class _OwnLines:
-    """Passes a value on without the line feeds around it."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._begun = False
-        self._held = ""
-
-    def __call__(self, text: str) -> None:
-        if text and not self._begun:
-            self._begun = True
-            text = text.removeprefix("\n")
-        text = self._held + text
-        shown = text.removesuffix("\n")
-        self._held = text[len(shown) :]
-        if shown:
-            self._emit(shown)
-
-
 DEPTH_LIMIT: Final = 64
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "/": "/"}
 # How many hexadecimal digits follow.
 _CODES = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
+_CLOSERS = frozenset(_CLOSING.values())
 _LAST_CODE = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -397,11 +428,17 @@ def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
     while True:
         yield from text.run(SPACE)
         character = yield from text.peek()
-        if character == closing:
-            text.take(1)
+        if character in _CLOSERS or (not character and text.has_stopped):
+            # Another bracket closes what this one is in.
+            text.take(int(character == closing))
             emit("}" if is_dict else "]")
             return True
+        if not character:
+            return False
         if not is_first:
+            if (yield from _sees_call(text)):
+                emit("}" if is_dict else "]")
+                return True
             emit(", ")
         is_first = False
         if is_dict and not (yield from _read_key(text, emit)):
@@ -412,8 +449,17 @@ def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
         character = yield from text.peek()
         if character == ",":
             text.take(1)
-        elif character != closing:
+        elif character and character not in _CLOSERS:
             return False
+
+
+def _sees_call(text: IncomingText) -> Reading[bool]:
+    """Whether a call stands where an item has to: the brackets of the one before it are missing."""
+    text.mark()
+    name = yield from text.word(LITERAL)
+    sees = bool(name) and (yield from text.peek()) == "("
+    text.rewind()
+    return sees
 
 
 def _read_key(text: IncomingText, emit: Emit) -> Reading[bool]:
@@ -436,7 +482,9 @@ def _read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
         yield from text.run(_PLAIN[quote], lambda piece: emit(escaped(piece)))
         character = yield from text.peek()
         if not character:
-            return False
+            if text.has_stopped:
+                emit('"')
+            return text.has_stopped
         text.take(1)
         if character == quote:
             emit('"')
@@ -477,8 +525,8 @@ def _read_code(text: IncomingText, emit: Emit, kind: str) -> Reading[bool]:
 
 def _literal(word: str) -> str | None:
     """A word or a number as JSON; None for what is neither."""
-    if word in _WORDS:
-        return _WORDS[word]
+    if word in PYTHON_WORDS:
+        return PYTHON_WORDS[word]
     if _NUMBER.fullmatch(word):
         return word
     try:

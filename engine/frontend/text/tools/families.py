@@ -19,11 +19,11 @@ from engine.frontend.text.tools.call_parser import (
     CallObject,
     CallParts,
     Properties,
-    TaggedValues,
-    WrittenArguments,
+    read_arguments,
     read_python_value,
-    read_value,
 )
+from engine.frontend.text.tools.closing_tags import is_closer
+from engine.frontend.text.tools.tagged_values import TaggedValues, WrittenArguments
 
 # After a call: what separates calls in some families, and a brace too many, which models often write.
 _BETWEEN = re.compile(r"[\s,;}]*")
@@ -40,10 +40,12 @@ class CallParser(PartReader):
     """How the family writes calls."""
     markers: ClassVar[tuple[str, ...]]
     """What the family writes around its calls; a tokenizer may have it as special tokens."""
+    separators: ClassVar[tuple[str, ...]] = ()
+    """Text after a call's object, which stands nowhere in JSON outside strings."""
     closes: ClassVar[bool] = False
     """True when a marker closes each call."""
     typed: ClassVar[bool] = False
-    """True when it depends on the schemas of the arguments what a model has written."""
+    """True when the reader needs the schemas of the arguments."""
 
     def __init__(self, tools: Collection[str], properties: Mapping[str, Properties] | None = None) -> None:
         super().__init__()
@@ -61,9 +63,9 @@ class CallParser(PartReader):
         """An id for a call, where the model gave none."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
-    def flush(self) -> list[Part]:
-        """The rest, once it is known that no more text comes."""
-        self._text.end()
+    def flush(self, *, stopped: bool = False) -> list[Part]:
+        """The rest, once it is known that no more text comes; ``stopped``: because the model ended it."""
+        self._text.end(stopped=stopped)
         next(self._reader, None)
         self._parts.close()
         return self._advance()
@@ -81,7 +83,8 @@ class CallParser(PartReader):
             yield from text.run(SPACE)
         found = False
         while (yield from text.peek()) == "{":
-            if not (yield from CallObject(text, self._parts, self.markers, self._tools if bare else None).read()):
+            stops = self.markers + self.separators
+            if not (yield from CallObject(text, self._parts, stops, self._tools if bare else None).read()):
                 break
             found = True
             yield from self._read_between()
@@ -98,8 +101,16 @@ class CallParser(PartReader):
         if not self.closes:
             self._parts.say("".join(character for character in between if character.isspace()))
 
+    def _skip_closer(self, closer: str) -> Reading[bool]:
+        """Read the closing tag, damaged or not, if it stands here."""
+        tag = yield from self._text.tag()
+        if not is_closer(tag, closer, self.markers):
+            return False
+        self._text.take(len(tag))
+        return True
+
     def _give_back(self) -> None:
-        """What was held is no call: it is content."""
+        """Give what was held out as content: it is no call."""
         self._parts.say(self._text.unmark())
 
 
@@ -124,7 +135,7 @@ class HermesParser(CallParser):
         while (yield from text.until((OPEN,), self._parts.say)) is not None:
             text.mark(back=len(OPEN))
             yield from self._read_objects()
-            yield from text.marker((CLOSE,))
+            yield from self._skip_closer(CLOSE)
 
 
 PYTHON_TAG: Final = "<|python_tag|>"
@@ -139,6 +150,7 @@ class Llama3Parser(CallParser):
 
     name = "llama3"
     markers = (PYTHON_TAG,)
+    separators = (";",)
     form = CallForm(before=('{"name": ',), between=(', "parameters": ',), after=("}",), separator=("; ",))
 
     def _read(self) -> Reading[None]:
@@ -210,8 +222,7 @@ class MistralParser(CallParser):
             return
         text.unmark()
         self._parts.begin(name, call_id)
-        if (yield from read_value(text, self._parts.argue, self.markers)):
-            self._parts.end()
+        yield from read_arguments(text, self._parts, self.markers)
         yield from self._read_between()
 
     def _read_name(self) -> Reading[str]:
@@ -223,6 +234,8 @@ class MistralParser(CallParser):
 START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 _PYTHON_NAME = re.compile(r"[\w.-]*")
+_OPENING = frozenset("[({'\"")
+_NEVER_AFTER_A_CLOSER = re.compile(r"[^\s,=()\[\]{}<'\"]*")
 _PYTHON_KEY = re.compile(r"[^\s=,()\[\]{}\"']*")
 _COMMAS = re.compile(r"[\s,]*")
 
@@ -268,7 +281,7 @@ class Llama4Parser(CallParser):
 
     def _read_list(self, *, bare: bool) -> Reading[None]:
         """Read calls up to the end of their list. What was marked is given back if there is none."""
-        text = self._text
+        text, found = self._text, False
         while True:
             yield from text.run(SPACE)
             name = yield from text.word(_PYTHON_NAME)
@@ -277,42 +290,70 @@ class Llama4Parser(CallParser):
             text.take(1)
             if not (yield from self._read_call(name)):
                 return
+            found = True
             yield from text.run(_COMMAS)
             text.mark()
             if (yield from text.peek()) == "]":
                 text.take(1)
                 text.unmark()
-                yield from text.run(SPACE)
-                yield from text.marker((END,))
-                return
+                break
         self._give_back()
+        if found:
+            yield from text.run(SPACE)
+            yield from self._skip_closer(END)
 
     def _read_call(self, name: str) -> Reading[bool]:
         """Read the arguments of a call; False when it was cut, or is none: arguments have names."""
-        text, arguments, begun = self._text, WrittenArguments(self._parts), False
+        text, arguments = self._text, WrittenArguments(self._parts)
+        yield from text.run(SPACE)
+        begun = False
         while True:
+            if (yield from text.peek()) == ")" or (begun and (yield from self._lacks_closer())):
+                break
+            key = yield from text.word(_PYTHON_KEY)
             yield from text.run(SPACE)
-            closed = (yield from text.peek()) == ")"
-            key = "" if closed else (yield from text.word(_PYTHON_KEY))
-            yield from text.run(SPACE)
-            if not closed and (not key or (yield from text.peek()) != "="):
+            if not key or (yield from text.peek()) != "=":
                 self._give_back()
                 return False
             text.take(1)
             if not begun:
                 begun = True
-                text.unmark()
-                self._parts.begin(name)
-            if closed:
-                arguments.end()
-                return True
+                self._begin(name)
             yield from text.run(SPACE)
             arguments.key(key)
+            first = yield from text.peek()
             if not (yield from read_python_value(text, arguments.add)):
                 return False
+            if first in _OPENING and not (yield from self._lacks_closer()):
+                yield from text.run(_NEVER_AFTER_A_CLOSER)
             yield from text.run(SPACE)
             if (yield from text.peek()) == ",":
                 text.take(1)
+                yield from text.run(SPACE)
+        if (yield from text.peek()) == ")":
+            text.take(1)
+        if not begun:
+            self._begin(name)
+        arguments.end()
+        return True
+
+    def _begin(self, name: str) -> None:
+        self._text.unmark()
+        self._parts.begin(name)
+
+    def _lacks_closer(self) -> Reading[bool]:
+        """Whether a call ends here without its bracket: with the list, the text, or before the next call."""
+        text = self._text
+        character = yield from text.peek()
+        if not character:
+            return text.has_stopped
+        if character in "]}<":
+            return character != "<" or is_closer((yield from text.tag()), END, (START,))
+        text.mark()
+        name = yield from text.word(_PYTHON_NAME)
+        follows = name in self._tools and (yield from text.peek()) == "("
+        text.rewind()
+        return follows
 
 
 FUNCTION: Final = "<function="
@@ -320,6 +361,7 @@ END_FUNCTION: Final = "</function>"
 PARAMETER: Final = "<parameter="
 END_PARAMETER: Final = "</parameter>"
 _TAG_NAME = re.compile(r"[^<>\n]*")
+_BEFORE_TAG = re.compile(r"[^<]*")
 
 
 class Qwen3CoderParser(CallParser):
@@ -355,32 +397,91 @@ class Qwen3CoderParser(CallParser):
     def _read_function(self, *, bare: bool) -> Reading[None]:
         text = self._text
         name = yield from self._read_name()
-        if not name or (bare and name not in self._tools) or (yield from text.peek()) != ">":
+        # Without its bracket the tag is a call's all the same where it names a tool.
+        closed = (yield from text.peek()) == ">"
+        if not name or ((bare or not closed) and name not in self._tools):
             self._give_back()
             return
-        text.take(1)
+        text.take(int(closed))
         text.unmark()
         self._parts.begin(name)
         arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
-        values = TaggedValues(text, close=END_PARAMETER, followers=(PARAMETER, END_FUNCTION, CLOSE), lines=True)
-        while True:
-            yield from text.run(SPACE)
-            if (yield from text.marker((PARAMETER,))) is None:
-                break
+
+        def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
+            if tag.startswith(PARAMETER):
+                key = tag.removeprefix(PARAMETER).removesuffix(">").strip()
+                return _may_follow(key, arguments, properties, at_line_start)
+            return (yield from self._ends_call(tag))
+
+        values = TaggedValues(
+            text,
+            close=END_PARAMETER,
+            followers=(PARAMETER, OPEN, FUNCTION),
+            closers=(END_FUNCTION, CLOSE),
+            forgotten=forgotten,
+            lines=True,
+        )
+        while (yield from self._next_parameter()):
             key = yield from self._read_name()
-            if (yield from text.peek()) != ">":
+            closed = (yield from text.peek()) == ">"
+            text.take(int(closed))
+            if not key or key in arguments.keys or not (closed or key in properties or not properties):
+                whole = yield from values.skip()
+            else:
+                whole = yield from values.read(properties.get(key, {}), arguments, key)
+            if not whole:
                 return
-            text.take(1)
-            arguments.key(key)
-            if not (yield from values.read(properties.get(key, {}), arguments)):
-                return
-        closed = (yield from text.marker((END_FUNCTION,))) is not None
         yield from text.run(SPACE)
-        if (yield from text.marker((CLOSE,))) is not None or closed:
+        closed = yield from self._skip_closer(END_FUNCTION)
+        yield from text.run(SPACE)
+        closed = (yield from self._skip_closer(CLOSE)) or closed
+        if closed or text.has_stopped or (yield from text.peek()):
             arguments.end()
+
+    def _next_parameter(self) -> Reading[bool]:
+        """Read up to the next parameter, and its opening; False at the end of the call."""
+        text = self._text
+        while True:
+            yield from text.run(_BEFORE_TAG)
+            tag = yield from text.tag()
+            if tag.startswith(PARAMETER):
+                text.take(len(PARAMETER))
+                return True
+            if not tag or tag.startswith((OPEN, FUNCTION)) or self._is_end(tag):
+                return False
+            # Nothing that a call has.
+            text.take(len(tag))
+
+    def _is_end(self, tag: str) -> bool:
+        return any(is_closer(tag, closer, (*self.markers, FUNCTION)) for closer in (END_FUNCTION, CLOSE))
+
+    def _ends_call(self, tag: str) -> Reading[bool]:
+        """Read on from a tag; whether it ends a call whose last value has no closing tag."""
+        text = self._text
+        text.take(len(tag))
+        yield from text.run(SPACE)
+        after = yield from text.tag()
+        follows = after.startswith((OPEN, FUNCTION)) or not (yield from text.peek())
+        if tag == OPEN:
+            return after.startswith(FUNCTION)
+        if tag.startswith(FUNCTION):
+            return tag.removeprefix(FUNCTION).removesuffix(">").strip() in self._tools
+        if is_closer(tag, CLOSE, (*self.markers, FUNCTION)):
+            return follows
+        return self._is_end(tag) and (follows or self._is_end(after))
 
     def _read_name(self) -> Reading[str]:
         return (yield from self._text.word(_TAG_NAME)).strip()
+
+
+def _may_follow(key: str, arguments: WrittenArguments, properties: Properties, at_line_start: bool) -> bool:
+    """Whether an opening tag inside a value is the next argument's: of the tool, and not given yet.
+
+    Where the tool's arguments are not known it stands at the start of a line.
+    """
+    if not key or key in arguments.keys:
+        return False
+    return key in properties if properties else at_line_start
 
 
 KEY: Final = "<arg_key>"
@@ -418,37 +519,92 @@ class Glm45Parser(CallParser):
             yield from text.run(SPACE)
             name = yield from text.word(_BARE_NAME)
             yield from text.run(SPACE)
-            if not name or (yield from text.sees((KEY, CLOSE))) is None:
+            if not name or not (yield from self._is_call(name)):
                 self._give_back()
                 continue
             text.unmark()
             self._parts.begin(name)
             yield from self._read_arguments(name)
 
+    def _is_call(self, name: str) -> Reading[bool]:
+        """Whether the call of a name goes on here; one of a tool may end here without its closing tag."""
+        tag = yield from self._text.tag()
+        if tag in (KEY, CLOSE) or (name in self._tools and (tag == OPEN or is_closer(tag, CLOSE, self.markers))):
+            return True
+        return name in self._tools and self._text.has_stopped and not (yield from self._text.peek())
+
     def _read_arguments(self, name: str) -> Reading[None]:
         """Read up to the end of the call; what is cut has no end."""
         text, arguments, properties = self._text, WrittenArguments(self._parts), self._properties.get(name, {})
-        values = TaggedValues(text, close=END_VALUE, followers=(KEY, CLOSE), lines=False)
-        while (yield from text.marker((KEY,))) is not None:
-            key = yield from self._read_key()
-            if (yield from text.marker((VALUE,))) is None:
-                return
-            arguments.key(key)
-            if not (yield from values.read(properties.get(key, {}), arguments)):
-                return
+
+        def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
+            del at_line_start
+            text.take(len(tag))
+            if tag == KEY:
+                key = (yield from text.word(_KEY)).strip()
+                opens = (yield from text.sees((END_KEY, VALUE))) is not None
+                return opens and _may_follow(key, arguments, properties, at_line_start=True)
             yield from text.run(SPACE)
-        if (yield from text.marker((CLOSE,))) is not None:
+            after = yield from text.tag()
+            if tag == OPEN:
+                return (yield from text.word(_BARE_NAME)) in self._tools
+            follows = after.startswith(OPEN) or not (yield from text.peek())
+            return follows and is_closer(tag, CLOSE, self.markers)
+
+        values = TaggedValues(
+            text, close=END_VALUE, followers=(KEY, OPEN), closers=(CLOSE,), forgotten=forgotten, lines=False
+        )
+        while (yield from self._next_argument()):
+            key = yield from self._read_key()
+            if not (yield from text.peek()):
+                return
+            if not key or key in arguments.keys:
+                whole = yield from values.skip()
+            else:
+                whole = yield from values.read(properties.get(key, {}), arguments, key)
+            if not whole:
+                return
+        if (yield from self._skip_closer(CLOSE)) or text.has_stopped or (yield from text.peek()):
             arguments.end()
 
+    def _next_argument(self) -> Reading[bool]:
+        """Read up to the next argument, and its opening; False at the end of the call."""
+        text = self._text
+        while True:
+            yield from text.run(_BEFORE_TAG)
+            tag = yield from text.tag()
+            if tag == KEY:
+                text.take(len(tag))
+                return True
+            if not tag or tag == OPEN or is_closer(tag, CLOSE, self.markers):
+                return False
+            # Nothing that a call has.
+            text.take(len(tag))
+
     def _read_key(self) -> Reading[str]:
-        """Read a key and the tags around it, which models double at times."""
+        """Read a key and the tags around it, which models double, damage and forget at times."""
         text = self._text
         while (yield from text.marker((KEY,))) is not None:
             pass
         key = yield from text.word(_KEY)
-        while (yield from text.marker((END_KEY,))) is not None:
+        while (yield from self._skip_closer(END_KEY)) or (yield from self._skip_damaged()):
             yield from text.run(SPACE)
+        yield from text.marker((VALUE,))
         return key.strip()
+
+    def _skip_damaged(self) -> Reading[bool]:
+        """Read any other tag that stands between a key and the tag of its value."""
+        text = self._text
+        text.mark()
+        tag = yield from text.tag()
+        text.take(len(tag))
+        yield from text.run(SPACE)
+        is_before_value = bool(tag) and tag not in self.markers and (yield from text.sees((VALUE,))) is not None
+        if is_before_value:
+            text.unmark()
+        else:
+            text.rewind()
+        return is_before_value
 
 
 def _marker(*words: str) -> str:
@@ -462,12 +618,13 @@ CALL: Final = _marker("tool", "call", "begin")
 END_CALL: Final = _marker("tool", "call", "end")
 SEPARATOR: Final = _marker("tool", "sep")
 FENCE: Final = "```json"
+FENCE_END: Final = "```"
 DEEPSEEK_FENCED_FORM: Final = CallForm(
     opening=(CALLS,),
     before=(CALL, "function", SEPARATOR),
     quoted=False,
     between=(f"\n{FENCE}\n",),
-    after=("\n```", END_CALL),
+    after=(f"\n{FENCE_END}", END_CALL),
     separator=("\n",),
     closing=(END_CALLS,),
 )
@@ -484,6 +641,7 @@ class DeepSeekParser(CallParser):
 
     name = "deepseek"
     markers = (CALLS, END_CALLS, CALL, END_CALL, SEPARATOR)
+    separators = (FENCE_END,)
     closes = True
     form = CallForm(
         opening=(CALLS,), before=(CALL,), quoted=False, between=(SEPARATOR,), after=(END_CALL,), closing=(END_CALLS,)
@@ -504,7 +662,7 @@ class DeepSeekParser(CallParser):
                     continue
             while (yield from self._read_call()):
                 text.mark(back=len(CALL))
-            yield from text.marker((END_CALLS,))
+            yield from self._skip_closer(END_CALLS)
 
     def _read_call(self) -> Reading[bool]:
         """Read one call; True when the beginning of another one was read after it."""
@@ -521,10 +679,9 @@ class DeepSeekParser(CallParser):
             return False
         text.unmark()
         self._parts.begin(name)
-        if (yield from read_value(text, self._parts.argue, self.markers)):
-            self._parts.end()
+        yield from read_arguments(text, self._parts, self.markers + self.separators)
         yield from text.run(_REST)
-        yield from text.marker((END_CALL,))
+        yield from self._skip_closer(END_CALL)
         yield from text.run(SPACE)
         return (yield from text.marker((CALL,))) is not None
 

@@ -194,7 +194,9 @@ def test_a_call_that_was_cut_shows_what_there_is(family: str, text: str) -> None
 
 def test_a_call_after_one_that_does_not_close_is_found() -> None:
     text = f'<tool_call>{{"name": "add", "arguments": {{"a": 1\n</tool_call>{tagged(entry("look_up", NESTED))}'
-    assert parse("hermes", text) == [("cut", "add", '{"a": 1\n'), ("call", "look_up", NESTED)]
+    assert parse("hermes", text) == [("call", "add", '{"a": 1\n}'), ("call", "look_up", NESTED)]
+    text = f'<tool_call>{{"name": "add", "arguments": {{"a": \n</tool_call>{tagged(entry("look_up", NESTED))}'
+    assert parse("hermes", text) == [("cut", "add", '{"a": \n'), ("call", "look_up", NESTED)]
 
 
 def test_a_brace_too_many_or_too_few_is_forgiven() -> None:

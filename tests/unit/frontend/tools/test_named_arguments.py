@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from parsed_answers import cut, in_one_and_by_character, parsed, places, shown
 
 from engine.frontend.text.reasoning import CallArguments
-from engine.frontend.text.tools.call_parser import TaggedValues, json_of
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+from engine.frontend.text.tools.tagged_values import TaggedValues, json_of
 
 TOOLS = ("add", "look_up", "mcp__gmail-list")
 SCHEMAS = {
@@ -208,7 +208,8 @@ def test_what_is_no_call_is_content_as_it_was_written(family: str, text: str) ->
         ("qwen3_coder", "<tool_call><function=add><parameter=s>\nab", '{"s": "ab'),
         ("qwen3_coder", "<tool_call><function=add><parameter=n>\n4", '{"n": '),
         ("glm45", "<tool_call>add<arg_key>s</arg_key><arg_value>ab", '{"s": "ab'),
-        ("glm45", "<tool_call>add<arg_key>s</arg_key>x", ""),
+        ("glm45", "<tool_call>add<arg_key>s</arg_key>", ""),
+        ("glm45", "<tool_call>add<arg_key>s</arg_key>x", '{"s": "x'),
         ("deepseek", f'{CALL}add{SEPARATOR}{{"a": ', '{"a": '),
     ],
 )

@@ -1,0 +1,36 @@
+"""Recognizes closing tags that a model has damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+# Up to this many characters of a tag may be wrong, missing or too many.
+MOST_DAMAGE: Final = 2
+# A tag that is cut shorter than this could be any.
+SHORTEST_CUT_TAG: Final = 5
+
+
+def is_closer(tag: str, closer: str, markers: Collection[str] = ()) -> bool:
+    """Whether a tag is this closing tag, whole or damaged. ``markers`` are other tags, which look similar."""
+    if tag == closer:
+        return True
+    seen = "".join(tag.split())
+    if len(seen) < SHORTEST_CUT_TAG or any(seen.startswith(marker) for marker in markers if marker != closer):
+        return False
+    # Cut short, or with the slash of an empty element, a digit or another tag's name after it.
+    if closer.startswith(seen) or seen.startswith(closer[:-1]):
+        return True
+    return abs(len(seen) - len(closer)) <= MOST_DAMAGE and _distance(seen, closer) <= MOST_DAMAGE
+
+
+def _distance(one: str, other: str) -> int:
+    """The edit distance of Levenshtein."""
+    row = list(range(len(other) + 1))
+    for at, character in enumerate(one, 1):
+        last, row[0] = row[0], at
+        for place, wanted in enumerate(other, 1):
+            changed = last + (character != wanted)
+            last = row[place]
+            row[place] = min(changed, last + 1, row[place - 1] + 1)
+    return row[-1]

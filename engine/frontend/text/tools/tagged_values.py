@@ -1,0 +1,174 @@
+"""Arguments between tags, which become one JSON object, and the closing tags that models forget or damage.
+
+Owns where a value without quotes ends: at its closing tag when a part of the call follows, at a damaged one likewise,
+and without one where the next argument or the end of the call is certain. Knows no family's format.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
+from engine.frontend.text.tools.call_parser import PYTHON_WORDS, SPACE, CallParts, escaped, is_text, refuse_constant
+from engine.frontend.text.tools.closing_tags import is_closer
+
+_TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
+_BEFORE_TAG = re.compile(r"[^<]*")
+
+
+class WrittenArguments:
+    """The arguments of one call, written one after the other into a JSON object."""
+
+    def __init__(self, parts: CallParts) -> None:
+        self._parts = parts
+        self.keys: set[str] = set()
+
+    def key(self, key: str) -> None:
+        """Begin an argument; ``add`` takes its value."""
+        self._parts.argue(f'{", " if self.keys else "{"}"{escaped(key)}": ')
+        self.keys.add(key)
+
+    def add(self, text: str) -> None:
+        self._parts.argue(text)
+
+    def end(self) -> None:
+        self._parts.argue("}" if self.keys else "{}")
+        self._parts.end()
+
+
+def json_of(written: str, schema: Mapping[str, Any]) -> str:
+    """The JSON of a whole value. Text that is no JSON, or not of the schema's type while a text is, is a text."""
+    stripped = written.strip()
+    stripped = PYTHON_WORDS.get(stripped, stripped)
+    try:
+        value = json.loads(stripped, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        return f'"{escaped(written)}"'
+    return stripped if _fits(value, schema) else f'"{escaped(written)}"'
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    """True as well for a value of a wrong type where a text would be one too."""
+    types = schema.get("type")
+    types = [types] if isinstance(types, str) else types
+    if not isinstance(types, list) or "string" not in types:
+        return True
+    return any(name in types for name in (("null",) if value is None else _TYPES.get(type(value), ("object",))))
+
+
+class TaggedValues:
+    """Reads the values of one call.
+
+    ``close`` closes a value when one of ``followers`` comes next, a closing tag of ``closers``, or the end.
+    ``forgotten`` reads on from a tag and tells whether it ends a value that has no closing tag. With ``lines`` a value
+    stands in lines of its own: a line feed before and one after it are no part of it.
+    """
+
+    def __init__(
+        self,
+        text: IncomingText,
+        *,
+        close: str,
+        followers: Sequence[str],
+        closers: Sequence[str],
+        forgotten: Callable[[str, bool], Reading[bool]],
+        lines: bool,
+    ) -> None:
+        self._text = text
+        self._close = close
+        self._followers = tuple(followers)
+        self._closers = closers
+        self._forgotten = forgotten
+        self._lines = lines
+
+    def read(self, schema: Mapping[str, Any], arguments: WrittenArguments, key: str) -> Reading[bool]:
+        """Read the value of ``key``, and add both to the arguments. False when it was cut."""
+        arguments.key(key)
+        if is_text(schema):
+            arguments.add('"')
+            whole = yield from self._until_closed(lambda text: arguments.add(escaped(text)), key)
+            if whole:
+                arguments.add('"')
+            return whole
+        kept: list[str] = []
+        whole = yield from self._until_closed(kept.append, key)
+        if whole:
+            arguments.add(json_of("".join(kept), schema))
+        return whole
+
+    def skip(self) -> Reading[bool]:
+        """Read a value that has no name, and drop it."""
+        return (yield from self._until_closed(lambda _: None, ""))
+
+    def _until_closed(self, emit: Emit, key: str) -> Reading[bool]:
+        text, value = self._text, _Value(emit, lines=self._lines)
+        while True:
+            yield from text.run(_BEFORE_TAG, value.add)
+            if not (yield from text.peek()):
+                value.end(1 + self._lines if text.has_stopped else int(self._lines))
+                return text.has_stopped
+            if (yield from self._is_closed(key)):
+                value.end(int(self._lines))
+                return True
+            text.mark()
+            tag = yield from text.tag()
+            ends = yield from self._forgotten(tag, value.at_line_start)
+            text.rewind()
+            if ends:
+                # The line feeds around the tag that is not there.
+                value.end(1 + self._lines)
+                return True
+            value.add(text.take(1))
+
+    def _is_closed(self, key: str) -> Reading[bool]:
+        """Read the closing tag that stands here, if it closes the value; another one is a part of the value."""
+        text = self._text
+        text.mark()
+        tag = yield from text.tag()
+        # Models close a value with its name at times.
+        if is_closer(tag, self._close, (*self._followers, *self._closers)) or (key and tag == f"</{key}>"):
+            text.take(len(tag))
+            yield from text.run(SPACE)
+            after = yield from text.tag()
+            follows = after.startswith(self._followers) or any(
+                is_closer(after, closer, self._followers) for closer in self._closers
+            )
+            if follows or not (yield from text.peek()):
+                text.unmark()
+                return True
+        text.rewind()
+        return False
+
+
+class _Value:
+    """Passes a value on, but no line feeds before it is known whether they belong to it."""
+
+    def __init__(self, emit: Emit, *, lines: bool) -> None:
+        self._emit = emit
+        self._skips_line = lines
+        self._held = ""
+        self._shown = ""
+
+    @property
+    def at_line_start(self) -> bool:
+        return bool(self._held) or not self._shown
+
+    def add(self, text: str) -> None:
+        if text and self._skips_line:
+            self._skips_line = False
+            text = text.removeprefix("\n")
+        text = self._held + text
+        at = len(text.rstrip("\n"))
+        self._held = text[at:]
+        if at:
+            self._shown = text[at - 1]
+            self._emit(text[:at])
+
+    def end(self, lines: int) -> None:
+        """End the value, of whose last line feeds ``lines`` belong to the tag after it."""
+        kept = self._held[: max(0, len(self._held) - lines)]
+        if kept:
+            self._emit(kept)

@@ -1,0 +1,270 @@
+"""Calls whose closing tags and brackets a model has forgotten or damaged: what is certain of them stays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from parsed_answers import shown
+
+from engine.core.messages import FinishReason
+from engine.frontend.protocols.openai.chat_blocks import BlockKind, SpokenChoice
+from engine.frontend.schema.native import GenerateAnswer, MetaInfo
+from engine.frontend.text.dialect import AnswerParser
+from engine.frontend.text.reasoning import Part, appended
+from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+
+TOOLS = ("add", "look_up")
+PROPERTIES = {"s": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}}
+GIVEN: dict[str, Any] = {"s": "Oslo", "n": 3, "l": [1, 2]}
+# For each family, unless ``--damages`` says otherwise.
+DAMAGES = 150
+BOTH = [("call", name, GIVEN) for name in TOOLS]
+
+
+class Closer(NamedTuple):
+    text: str
+
+
+Pieces = list[str | Closer]
+OBJECT: Pieces = ['{"s": "Oslo", "n": 3, "l": [1, 2', Closer("]"), Closer("}")]
+
+
+def _tags(name: str) -> Pieces:
+    pieces: Pieces = [f"<tool_call>\n<function={name}>\n"]
+    for key, value in (("s", "Oslo"), ("n", "3"), ("l", "[1, 2]")):
+        pieces += [f"<parameter={key}>\n{value}\n", Closer("</parameter>"), "\n"]
+    return [*pieces, Closer("</function>"), "\n", Closer("</tool_call>"), "\n"]
+
+
+def _keys(name: str) -> Pieces:
+    pieces: Pieces = [f"<tool_call>{name}\n"]
+    for key, value in (("s", "Oslo"), ("n", "3"), ("l", "[1, 2]")):
+        pieces += [f"<arg_key>{key}", Closer("</arg_key>"), f"\n<arg_value>{value}", Closer("</arg_value>"), "\n"]
+    return [*pieces, Closer("</tool_call>"), "\n"]
+
+
+def _hermes(name: str) -> Pieces:
+    return [f'<tool_call>\n{{"name": "{name}", "arguments": ', *OBJECT, Closer("}"), "\n", Closer("</tool_call>"), "\n"]
+
+
+def _fenced(name: str) -> Pieces:
+    return [f"{CALL}function{SEPARATOR}{name}\n```json\n", *OBJECT, "\n", Closer("```"), Closer(END_CALL), "\n"]
+
+
+# Both calls, as the models of each family write them.
+WRITTEN: dict[str, Pieces] = {
+    "hermes": [*_hermes("add"), *_hermes("look_up")],
+    "llama3": [
+        '{"name": "add", "parameters": ',
+        *OBJECT,
+        Closer("}"),
+        '; {"name": "look_up", "parameters": ',
+        *OBJECT,
+        Closer("}"),
+    ],
+    "mistral": ["[TOOL_CALLS]add[ARGS]", *OBJECT, "[TOOL_CALLS]look_up[ARGS]", *OBJECT],
+    "llama4": [
+        "[add(s='Oslo', n=3, l=[1, 2",
+        Closer("]"),
+        Closer(")"),
+        ", look_up(s='Oslo', n=3, l=[1, 2",
+        Closer("]"),
+        Closer(")"),
+        Closer("]"),
+    ],
+    "qwen3_coder": [*_tags("add"), *_tags("look_up")],
+    "glm45": [*_keys("add"), *_keys("look_up")],
+    "deepseek": [CALLS, *_fenced("add"), *_fenced("look_up"), Closer(END_CALLS)],
+}
+LISTED: Pieces = [
+    '[TOOL_CALLS] [{"name": "add", "arguments": ',
+    *OBJECT,
+    Closer("}"),
+    ', {"name": "look_up", "arguments": ',
+    *OBJECT,
+    Closer("}"),
+    Closer("]"),
+]
+
+
+def parts_of(family: str, pieces: Iterable[str]) -> list[Part]:
+    parser = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
+    found: list[Part] = []
+    for piece in pieces:
+        for part in parser.push(piece):
+            appended(found, part)
+    for part in parser.flush(stopped=True):
+        appended(found, part)
+    return found
+
+
+def calls_of(family: str, text: str) -> list[tuple[Any, ...]]:
+    """The calls of a text that the model ended, the same in one and character by character."""
+    whole = parts_of(family, [text])
+    assert parts_of(family, text) == whole, text
+    return [(kind, *rest, json.loads(last)) for kind, *rest, last in shown(whole) if kind != "content"]
+
+
+def texts_without(pieces: Pieces) -> list[str]:
+    """The text without each subset of its closers; of many subsets 256, drawn with a seed."""
+    closers = [at for at, piece in enumerate(pieces) if isinstance(piece, Closer)]
+    subsets = list(itertools.product((False, True), repeat=len(closers)))
+    if len(subsets) > 256:
+        subsets = random.Random(46).sample(subsets, 256)
+    texts = []
+    for subset in subsets:
+        gone = set(itertools.compress(closers, subset))
+        texts.append("".join("" if at in gone else _text(piece) for at, piece in enumerate(pieces)))
+    return texts
+
+
+def _text(piece: str | Closer) -> str:
+    return piece if isinstance(piece, str) else piece.text
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_every_subset_of_closers_may_be_missing(family: str) -> None:
+    """C03. vLLM pull requests 23099 and 35615, issue 57699: a value without a closing tag took the next ones in."""
+    for text in texts_without(WRITTEN[family]):
+        assert calls_of(family, text) == BOTH, text
+
+
+def test_a_list_of_calls_lacks_closers() -> None:
+    """Without one of the brackets around a value in a list a call would be one more value of it."""
+    bare = '"l": [1, 2, {"name"'
+    for text in texts_without(LISTED):
+        if bare not in text:
+            assert calls_of("mistral", text) == BOTH, text
+
+
+def said(family: str, text: str, *, end: FinishReason = FinishReason.STOP) -> SpokenChoice:
+    parser = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
+    choice = SpokenChoice(AnswerParser(None, parser, parallel=True))
+    meta = MetaInfo(id="r", finish_reason=end, prompt_tokens=1, completion_tokens=1, cached_tokens=0)
+    for _ in choice.changes(GenerateAnswer(text=text, output_ids=(1,), meta_info=meta)):
+        continue
+    return choice
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def damaged(pieces: Sequence[str | Closer], rng: random.Random) -> str:
+    """The text with one to three closers that lack a character, have another, one more, or only a beginning."""
+    closers = [at for at, piece in enumerate(pieces) if isinstance(piece, Closer)]
+    hit = set(rng.sample(closers, rng.randint(1, min(3, len(closers)))))
+    return "".join(_damaged(_text(piece), rng) if at in hit else _text(piece) for at, piece in enumerate(pieces))
+
+
+def _damaged(text: str, rng: random.Random) -> str:
+    at, wrong = rng.randrange(len(text)), rng.choice('x/><" 1\n{]')
+    return rng.choice(
+        (text[:at] + text[at + 1 :], text[:at] + wrong + text[at + 1 :], text[:at] + wrong + text[at:], text[:at])
+    )
+
+
+@pytest.mark.parametrize("family", [*WRITTEN])
+def test_damaged_closers_leave_json_or_the_reason_says_so(family: str, request: pytest.FixtureRequest) -> None:
+    """C03: and wherever the text is cut, it comes to the same."""
+    rng = random.Random(f"46 {family}")
+    for _ in range(request.config.getoption("--damages", None) or DAMAGES):
+        text = damaged(WRITTEN[family], rng)
+        assert parts_of(family, [text]) == parts_of(family, text), text
+        choice = said(family, text)
+        calls = [block for block in choice.blocks if block.kind is BlockKind.CALL]
+        assert calls, text
+        assert calls[0].name == "add", text
+        if all(is_object(call.text) for call in calls):
+            assert choice.finish_reason(FinishReason.STOP) == "tool_calls", text
+        else:
+            assert choice.finish_reason(FinishReason.STOP) == "length", text
+
+
+@pytest.mark.parametrize("tag", ["parameter", "function", "tool_call"])
+@pytest.mark.parametrize(
+    "closing", ["</{}", "</{}/>", "</{}1>", "<{}>", "</{}x>", "</ {}>", "</{}_function>", "</{:.5}"]
+)
+def test_closing_tags_that_models_damage(tag: str, closing: str) -> None:
+    """SGLang issue 27336: such a tag became a part of the value."""
+    if tag == "tool_call" and closing == "<{}>":
+        return  # The opening tag of a call.
+    text = "".join(map(_text, WRITTEN["qwen3_coder"])).replace(f"</{tag}>", closing.format(tag))
+    assert calls_of("qwen3_coder", text) == BOTH
+
+
+@pytest.mark.parametrize(
+    ("damage", "given"),
+    [
+        (("<parameter=n>", "<parameter=n"), GIVEN),
+        (("<function=add>", "<function=add"), GIVEN),
+        (("<parameter=n>", "<parameter=>"), {"s": "Oslo", "l": [1, 2]}),
+        (("<parameter=n>\n3\n", "<parameter=n3\n"), {"s": "Oslo", "l": [1, 2]}),
+        (("\n</parameter>\n<parameter=n>", "\n</s>\n<parameter=n>"), GIVEN),
+    ],
+)
+def test_an_opening_tag_of_qwen_is_damaged(damage: tuple[str, str], given: dict[str, Any]) -> None:
+    """mlx-lm pull request 1881: without its bracket a name took the value in, and the parameter was lost."""
+    text = "".join(map(_text, _tags("add"))).replace(*damage)
+    assert calls_of("qwen3_coder", text) == [("call", "add", given)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "given"),
+    [
+        (("<arg_value>Oslo", "Oslo"), GIVEN),
+        (("</arg_key>\n<arg_value>3", "<arg_value>3"), GIVEN),
+        (("<arg_key>n</arg_key>", "<arg_key></arg_key>"), {"s": "Oslo", "l": [1, 2]}),
+    ],
+)
+def test_an_opening_tag_of_glm_is_damaged(damage: tuple[str, str], given: dict[str, Any]) -> None:
+    """vLLM issue 49248: without the tag of its value a call had no arguments."""
+    text = "".join(map(_text, _keys("add"))).replace(*damage)
+    assert calls_of("glm45", text) == [("call", "add", given)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a <parameter=other> b",
+        "<parameter=s>\nnested\n</parameter> more",
+        "for </function> and </tool_call> in text",
+        "<parameters>\n<parameter>x</parameter>\n</parameters>",
+        "grep '<parameter=edits>\n(.*?)\n</parameter>' x",
+    ],
+)
+def test_a_value_may_speak_of_tags(value: str) -> None:
+    """SGLang issue 39836: the parameter's own tag in its value cut the value's beginning off."""
+    text = "".join(map(_text, _tags("add"))).replace("Oslo", value)
+    assert calls_of("qwen3_coder", text) == [("call", "add", GIVEN | {"s": value})]
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ('{"s": "a\nb"}', {"s": "a\nb"}),
+        ('{"s": "\\d+\\u12"}', {"s": "\\d+\\u12"}),
+        ('{"s": "x",}', {"s": "x"}),
+        ('{"l": [1, 2}', {"l": [1, 2]}),
+    ],
+)
+def test_json_that_models_write_wrong_is_mended(written: str, given: dict[str, Any]) -> None:
+    text = f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>'
+    assert calls_of("hermes", text) == [("call", "add", given)]
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_a_call_that_the_length_cut_is_not_completed(family: str) -> None:
+    text = "".join(map(_text, WRITTEN[family]))
+    half = text[: text.rindex("Oslo") + 2]
+    choice = said(family, half, end=FinishReason.LENGTH)
+    assert choice.blocks[-1].text.endswith('"s": "Os')
+    assert choice.finish_reason(FinishReason.LENGTH) == "length"
