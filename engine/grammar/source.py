@@ -11,8 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from engine.core.messages import Grammar, GrammarKind
+from engine.grammar.followable import followable
+from engine.grammar.rule_ends import endless_rule
+from engine.grammar.schema_ends import endless_place
 
 MAX_GRAMMAR_CHARS: Final = 262_144
+# What comes before a schema in a grammar in Lark.
+_JSON_RULE: Final = "%json"
+_decoder = json.JSONDecoder()
 # The library's level of logging: by itself it writes a line to stderr for each grammar that meets a bound.
 QUIET: Final = 0
 _BOOLEANS: Final = ("true", "false")
@@ -32,6 +38,20 @@ _NO_OPTIONS: Final = f"{_OPTIONS} {{}}\n"
 _UNFORCED: Final = f'{_OPTIONS} {{"no_forcing": true}}'
 # What the library calls a place without a way on.
 _NOTHING_FOLLOWS: Final = "NoExtension"
+_ENDLESS_PART: Final = (
+    "it cannot be followed to an end, because it needs itself without end; make it optional, or allow null, an empty "
+    "list or another value there"
+)
+_ENDLESS_RULE: Final = (
+    "it cannot be followed to an end, because each alternative of the rule {!r} needs a rule that never ends; give it "
+    "one that ends"
+)
+# What the library says of keywords that it does not follow.
+_OVERLAPPING: Final = "oneOf constraints are not supported"
+_UNIMPLEMENTED: Final = "Unimplemented keys"
+_ELSEWHERE: Final = "Resource '"
+_OF_ONE_OF: Final = "use anyOf, or tell them apart by a required property with a const of its own in each"
+_LENIENT: Final = 'set "x-guidance": {"lenient": true} in the schema, which leaves them to the model'
 # The automaton of a long repetition is built with the second one.
 _FIRST_BYTES: Final = 2
 
@@ -75,10 +95,41 @@ def _forcing_definition_of(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         if grammar.text in _BOOLEANS:  # Such a schema takes no options.
             return LLMatcher.grammar_from_json_schema(grammar.text)
-        return LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": _WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(
+            _followable_text(grammar.text), overrides={"whitespace_pattern": _WHITESPACE}
+        )
     if grammar.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
-    return grammar_from("choice" if grammar.kind is GrammarKind.CHOICE else "ebnf", grammar.text)
+    if grammar.kind is GrammarKind.CHOICE:
+        return grammar_from("choice", grammar.text)
+    return _with_bounded_json(grammar_from("ebnf", grammar.text))
+
+
+def _with_bounded_json(lark: str) -> str:
+    """A grammar in Lark whose schemas can be followed, and have bounded whitespace unless they say something of it."""
+    written, at = [], 0
+    while (found := lark.find(_JSON_RULE, at)) >= 0:
+        start = found + len(_JSON_RULE)
+        start += len(lark[start:]) - len(lark[start:].lstrip())
+        try:
+            schema, end = _decoder.raw_decode(lark, start)
+        except (ValueError, RecursionError):  # No schema: the library says so.
+            written.append(lark[at:start])
+            at = start
+            continue
+        if isinstance(schema, dict):
+            schema = {"x-guidance": {"whitespace_pattern": _WHITESPACE}} | (followable(schema) or schema)
+        written.append(f"{lark[at:start]}{json.dumps(schema)}")
+        at = end
+    return "".join([*written, lark[at:]])
+
+
+def _followable_text(text: str) -> str:
+    """A schema as the library can follow it; one that is no JSON as it is, for the library to refuse."""
+    try:
+        return json.dumps(followable(json.loads(text)))
+    except (ValueError, RecursionError):
+        return text
 
 
 def fault_of(grammar: Grammar) -> Fault | None:
@@ -89,10 +140,39 @@ def fault_of(grammar: Grammar) -> Fault | None:
         grammar.text.encode()
     except UnicodeEncodeError as exc:  # JSON can spell half of a surrogate pair.
         return Fault(f"it must be Unicode text, but: {exc.reason} at character {exc.start}")
+    endless = _endless(grammar)
+    if endless is not None:
+        return endless
     message = _complaint(grammar)
     if not message:
         return None
-    return Fault(message, _place_in(grammar.text, message) if grammar.kind is GrammarKind.JSON_SCHEMA else "")
+    place = _place_in(grammar.text, message) if grammar.kind is GrammarKind.JSON_SCHEMA else ""
+    return Fault(_remedied(message), place)
+
+
+def _endless(grammar: Grammar) -> Fault | None:
+    """The part of a grammar that needs itself without end, where the output cannot do without it."""
+    try:
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            place = endless_place(json.loads(grammar.text))
+            return None if place is None else Fault(_ENDLESS_PART, place)
+        if grammar.kind is not GrammarKind.EBNF:
+            return None
+        rule = endless_rule(_forcing_definition_of(grammar))
+        return None if rule is None else Fault(_ENDLESS_RULE.format(rule))
+    except BaseException:  # noqa: BLE001 - a text that is no grammar, which the library says better, or its panic
+        return None
+
+
+def _remedied(message: str) -> str:
+    """The library's message with a remedy that a client has, in place of one that needs the library's options."""
+    if message.startswith(_OVERLAPPING):
+        return f"alternatives of oneOf may fit at once; {_OF_ONE_OF}"
+    if message.startswith(_UNIMPLEMENTED):
+        return f"{message}; leave them out, or {_LENIENT}"
+    if message.startswith(_ELSEWHERE):
+        return f"{message}; copy what it names into $defs"
+    return message
 
 
 def why_stuck(matcher: Any) -> str:

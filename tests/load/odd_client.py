@@ -38,13 +38,13 @@ NEIGHBOUR = {"text": "a stream", "sampling_params": {"max_new_tokens": 64, "igno
 NEIGHBOURS = 3
 # Each ends in the stage by its own fault, or at a bound of its own, after its prompt was computed beside decodes.
 OWN_FAULTS: dict[str, dict[str, Any]] = {
-    "a grammar that leads nowhere": {"ebnf": "start: /[a-d]{4}/ more\nmore: more"},
+    "a grammar that leads nowhere": {"ebnf": "start: /[a-d]{4}/ MORE\nMORE: /x/ & /y/"},
     "a grammar beyond a bound, late": {
         "ebnf": "start: /[a-d]{4}/ t\nt: "
         + " | ".join(f"r{number}" for number in range(2100))
         + "".join(f'\nr{number}: "x" s{number}\ns{number}: "c"' for number in range(2100))
     },
-    "choices of it": {"ebnf": "start: /[a-d]{4}/ more\nmore: more", "n": 3, "temperature": 1.0},
+    "choices of it": {"ebnf": "start: /[a-d]{4}/ MORE\nMORE: /x/ & /y/", "n": 3, "temperature": 1.0},
     "biases against all": {"logit_bias": {str(token): -100 for token in range(256)}, "temperature": 1e-300},
     "nothing to say": {"max_new_tokens": 0},
 }

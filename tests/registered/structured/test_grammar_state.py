@@ -113,7 +113,7 @@ def test_what_else_ends_an_output(t):
 @scripted(MIXED, must_reach=["in a batch with others"])
 def test_a_dead_end_ends_its_request_alone(t):
     """B11: after what it has said, wherever it is in its batch; one that ends before that is none of it."""
-    dead = "start: /[a-c]{4}/ more\nmore: more"
+    dead = "start: /[a-c]{4}/ MORE\nMORE: /x/ & /y/"
     lost = [t.start_req(prompt_len=20, prompt_seed=seed, ebnf=dead, max_new_tokens=9) for seed in range(2)]
     short = t.start_req(prompt_len=20, prompt_seed=2, ebnf=dead, max_new_tokens=4)
     other = t.start_req(prompt_len=20, prompt_seed=3, max_new_tokens=16)

@@ -157,7 +157,7 @@ def test_what_shows_only_in_the_output_is_the_requests_fault_too(
 ) -> None:
     """A05, C02: with the tokens before it in a stream, and no 500."""
     outer, _, inner = field.rpartition(".")
-    grammar = {inner: "start: /[a-d]{6}/ more\nmore: more"}
+    grammar = {inner: "start: /[a-d]{6}/ MORE\nMORE: /x/ & /y/"}
     asked = body | ({outer: grammar} if outer else grammar)
     whole = httpx.post(f"{server.url}{path}", json=asked, timeout=60)
     assert whole.status_code == 400

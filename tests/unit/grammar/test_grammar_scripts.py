@@ -24,7 +24,7 @@ def script(t: Any) -> Any:
     assert t.is_fully_idle
 
 
-DEAD_END = "start: /[a-d]{6}/ more\nmore: more"
+DEAD_END = "start: /[a-d]{6}/ MORE\nMORE: /x/ & /y/"
 # With guesses of a model or of a look-up, which may run into the dead end.
 CONFIGS = (
     EngineConfig(mixed_chunk=True),

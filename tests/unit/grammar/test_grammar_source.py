@@ -21,7 +21,7 @@ def at(**properties: Any) -> dict[str, Any]:
     [
         ({"type": "strng"}, "", "strng"),
         (at(a=at(**{"b/c~d": {"type": "foo"}})), "/properties/a/properties/b~1c~0d", "foo"),
-        (at(ok={"type": "string"}, a={"items": {"not": {"type": "string"}}}), "/properties/a/items", "not"),
+        (at(ok={"type": "string"}, a={"items": {"not": {"pattern": "x"}}}), "/properties/a/items", "not"),
         ({"anyOf": [{"type": "string"}, {"type": "x"}]}, "/anyOf/1", "x"),
         ({"$defs": {"x": {"type": "foo"}}, **at(a={"$ref": "#/$defs/x"})}, "/$defs/x", "foo"),
         (at(a={"$ref": "#/$defs/x"}), "/properties/a", "does not exist"),

@@ -87,7 +87,7 @@ def test_every_random_output_is_json_of_the_schema(grammars: CompiledGrammars, s
     assert set(value.get("tags", ())) <= {"a", "b"}
 
 
-DEAD_END = "start: /[a-d]{4}/ more\nmore: more"
+DEAD_END = "start: /[a-d]{4}/ MORE\nMORE: /x/ & /y/"
 # Beyond the library's bound on what may come next, from the fifth token on.
 TOO_MANY = "start: /[a-d]{4}/ t\nt: " + " | ".join(f"r{i}" for i in range(2100))
 TOO_MANY += "".join(f'\nr{i}: "x" s{i}\ns{i}: "c"' for i in range(2100))

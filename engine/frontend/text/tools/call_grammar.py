@@ -17,6 +17,7 @@ import msgspec
 from engine.core.messages import Grammar, GrammarKind
 from engine.frontend.text.reasoning import BEGIN, END, ReasoningStart
 from engine.frontend.text.tools.call_parser import is_text, properties_of
+from engine.grammar.followable import followable
 
 HEADER = "%llguidance {}"
 # A slash ends a regex in Lark, unless it is escaped already.
@@ -98,8 +99,10 @@ def rule_body(grammar: Grammar) -> str | None:
 
 
 def spaced(schema: Any) -> Any:
-    """A schema whose JSON is spaced as models write it."""
-    return {"x-guidance": SPACING, **schema} if isinstance(schema, dict) else schema
+    """A schema as the library can follow it, whose JSON is spaced as models write it."""
+    # One without a finite value stays as it is: the check of the whole grammar refuses it.
+    mended = followable(schema) or schema
+    return {"x-guidance": SPACING, **mended} if isinstance(mended, dict) else mended
 
 
 DEFINITIONS = ("$defs", "definitions")
@@ -123,7 +126,8 @@ class ArgumentForm(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_arguments(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any], name: str) -> str:
     """Add rules for the arguments of a tool, in the order of its schema; returns what stands for them."""
-    properties = properties_of(schema)
+    schema = followable(schema) or schema
+    properties = {key: one for key, one in properties_of(schema).items() if schema["properties"][key] is not False}
     if not properties:
         return "" if schema.get("additionalProperties") is False else _add_any(rules, form, name)
     required = schema.get("required")

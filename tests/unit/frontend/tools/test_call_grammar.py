@@ -111,6 +111,29 @@ def require_kept(calls: list[tuple[str, ...]], tools: tuple[OfferedTool, ...]) -
         jsonschema.validate(json.loads(given), schemas[name])
 
 
+LOOP: dict[str, Any] = {
+    "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]}},
+    "properties": {"n": {"type": "integer"}, "x": {"$ref": "#/$defs/node"}},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arguments_that_never_end_are_refused_or_left_out(family: str) -> None:
+    """C01: a required call of such a tool filled its whole length, and its arguments were no JSON."""
+
+    def required(more: dict[str, Any]) -> Grammar:
+        tool = OfferedTool(name="add", parameters=LOOP | more, strict=True)
+        return required_calls(FAMILIES[family].form, (tool,), None, {}, several=False)
+
+    fault = fault_of(required({"required": ["x"]}))
+    assert fault is not None
+    assert "cannot be followed to an end" in fault.message
+    for seed in range(3):
+        walk = Walk(required({"required": ["n"], "additionalProperties": False}), tokenizer(()))
+        walk.go_on(seed)
+        assert "next" not in walk.text
+
+
 @pytest.mark.parametrize("is_special", [False, True])
 @pytest.mark.parametrize(("family", "form", "tools"), FORMS)
 def test_required_calls_are_whole_and_keep_to_their_schemas(

@@ -1,0 +1,241 @@
+"""Schemas as the library can follow them: the same values, in keywords that it knows.
+
+Parts that never end are forbidden where a schema can do without them, formats that the library does not know are
+annotations, and conditions on the properties of an object become alternatives. The keywords that are left over are the
+library's to refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
+
+# The formats that the library follows.
+FORMATS: Final = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
+# All subsets of more values than these make too long a schema.
+MOST_UNIQUE_VALUES: Final = 6
+_FORBIDDEN: Final = False
+_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
+# Of pydantic's decimals. The library's patterns look neither ahead nor back.
+_SAME_PATTERN: Final = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
+
+
+def followable(schema: Any) -> Any:
+    """The schema as the library can follow it. A schema without a finite value is forbidden altogether."""
+    if not isinstance(schema, dict):
+        return schema
+    return _Mending(schema).mended(schema)
+
+
+class _Mending:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._ends = SchemaEnds(root)
+        self._anchors = dict(_dynamic_anchors(root, ""))
+
+    def mended(self, part: Any) -> Any:
+        if not self._ends.ends(part):
+            return _FORBIDDEN
+        if not isinstance(part, dict):
+            return part
+        mended = dict(part)
+        for name in PARTS_BY_NAME:
+            if isinstance(mended.get(name), dict):
+                mended[name] = {key: self.mended(one) for key, one in mended[name].items()}
+        for name in LISTED_PARTS:
+            if isinstance(mended.get(name), list):
+                parts = [self.mended(one) for one in mended[name]]
+                mended[name] = [one for one in parts if one is not False] if name in ("anyOf", "oneOf") else parts
+        for name in SINGLE_PARTS:
+            if isinstance(mended.get(name), dict):
+                mended[name] = self.mended(mended[name])
+        for name in ("if", "then", "else", "not", "propertyNames"):
+            if isinstance(mended.get(name), dict):
+                mended[name] = self.mended(mended[name])
+        return self._in_known_keywords(mended)
+
+    def _in_known_keywords(self, part: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
+            del part["format"]
+        if isinstance(part.get("pattern"), str):
+            part["pattern"] = _SAME_PATTERN.get(part["pattern"], part["pattern"])
+        part.pop("$dynamicAnchor", None)
+        if part.get("$dynamicRef") in self._anchors:
+            part["$ref"] = self._anchors[part.pop("$dynamicRef")]
+        _name_properties(part, self._target)
+        _list_unique_values(part, self._target)
+        _close(part)
+        _tell_apart(part)
+        conditions = [*_dependent(part), *_conditional(part), *_negated(part)]
+        if conditions:
+            part["allOf"] = [*listed(part, "allOf"), *conditions]
+        return part
+
+    def _target(self, schema: Any) -> Any:
+        """The schema that a reference points to, or the schema itself."""
+        target = self._ends.target_of(schema) if isinstance(schema, dict) else None
+        return schema if target is None else target[1]
+
+
+def _dynamic_anchors(part: Any, place: str) -> Iterator[tuple[str, str]]:
+    """References by dynamic anchors, with the plain ones that mean the same within one schema."""
+    if not isinstance(part, dict):
+        return
+    if isinstance(part.get("$dynamicAnchor"), str):
+        yield f"#{part['$dynamicAnchor']}", f"#{place}"
+    for key, one in named(part, "$defs").items():
+        yield from _dynamic_anchors(one, f"{place}/$defs/{key}")
+
+
+def _name_properties(part: dict[str, Any], target: Any) -> None:
+    """Names of properties by a pattern or an enumeration become ``patternProperties``."""
+    names = part.get("propertyNames")
+    if names is True:
+        del part["propertyNames"]
+    if not isinstance(names, dict):
+        return
+    names = target(names)
+    rules = names.keys() - {"type", "title", "description"}
+    more = part.get("additionalProperties", True)
+    if not rules and names.get("type", "string") == "string":
+        del part["propertyNames"]
+    elif "patternProperties" in part or (named(part, "properties") and more is not True):
+        return
+    elif rules <= {"minLength", "maxLength"}:
+        del part["propertyNames"]
+        _only_names(part, f"^(.|\n){{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$", more)
+    elif rules == {"pattern"} and isinstance(names["pattern"], str):
+        del part["propertyNames"]
+        _only_names(part, names["pattern"], more)
+    elif rules <= {"enum", "const"} and all(isinstance(name, str) for name in _values_of(names)):
+        del part["propertyNames"]
+        _only_names(part, f"^(?:{'|'.join(map(re.escape, _values_of(names)))})$", more)
+
+
+def _only_names(part: dict[str, Any], pattern: str, more: Any) -> None:
+    part["properties"] = {
+        key: schema if re.search(pattern, key) else _FORBIDDEN for key, schema in named(part, "properties").items()
+    }
+    part |= {"patternProperties": {pattern: more}, "additionalProperties": False}
+
+
+def _values_of(schema: dict[str, Any]) -> list[Any]:
+    """The values of a schema that lists them; none of another one."""
+    if "const" in schema:
+        return [schema["const"]]
+    if schema.get("type") == "boolean" and "enum" not in schema:
+        return [True, False]
+    return listed(schema, "enum")
+
+
+def _list_unique_values(part: dict[str, Any], target: Any) -> None:
+    """Lists of different values out of a few become an enumeration, in the order of the values."""
+    if part.get("uniqueItems") is False or part.get("maxItems") in (0, 1):
+        part.pop("uniqueItems", None)
+    values = _values_of(target(part["items"])) if isinstance(part.get("items"), dict) else []
+    fewest, most = part.get("minItems", 0), part.get("maxItems", len(values))
+    if part.get("uniqueItems") is not True or not 0 < len(values) <= MOST_UNIQUE_VALUES:
+        return
+    if not isinstance(fewest, int) or not isinstance(most, int):
+        return
+    chosen = [[value for at, value in enumerate(values) if subset >> at & 1] for subset in range(1 << len(values))]
+    for name in ("uniqueItems", "items", "minItems", "maxItems"):
+        part.pop(name, None)
+    part["enum"] = [some for some in chosen if fewest <= len(some) <= most]
+
+
+def _close(part: dict[str, Any]) -> None:
+    """Without alternatives and references, nothing but the object itself evaluates its properties."""
+    if part.keys().isdisjoint(("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "additionalProperties")):
+        more = part.pop("unevaluatedProperties", None)
+        if more is not None:
+            part["additionalProperties"] = more
+
+
+def _tell_apart(part: dict[str, Any]) -> None:
+    """Alternatives of ``oneOf`` that never fit at once become ``anyOf``."""
+    alternatives = listed(part, "oneOf")
+    if not alternatives or "anyOf" in part:
+        return
+    if isinstance(part.get("discriminator"), dict):
+        # The property that it names tells the alternatives apart.
+        part["anyOf"] = part.pop("oneOf")
+        del part["discriminator"]
+        return
+    required = [
+        one.get("required") if isinstance(one, dict) and one.keys() == {"required"} else None for one in alternatives
+    ]
+    keys = [one[0] for one in required if isinstance(one, list) and len(one) == 1 and isinstance(one[0], str)]
+    if len(set(keys)) == len(alternatives):
+        del part["oneOf"]
+        part["anyOf"] = [
+            {"required": [key], "properties": dict.fromkeys((other for other in keys if other != key), _FORBIDDEN)}
+            for key in keys
+        ]
+
+
+def _dependent(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a property brings with it: without it, or with both."""
+    for name in ("dependentRequired", "dependentSchemas", "dependencies"):
+        for key, needs in named(part, name).items():
+            also = {"required": [key, *needs]} if isinstance(needs, list) else {"required": [key], "allOf": [needs]}
+            yield {"anyOf": [_without(key), also]}
+        if isinstance(part.get(name), dict):
+            del part[name]
+
+
+def _without(key: str) -> dict[str, Any]:
+    return {"properties": {key: _FORBIDDEN}}
+
+
+def _conditional(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A condition on one property whose values are listed, as alternatives by its value."""
+    condition = part.get("if")
+    if not isinstance(condition, dict) or not condition.keys() <= {"properties", "required", "type"}:
+        return
+    tested = named(condition, "properties")
+    key = next(iter(tested), None)
+    if key is None or len(tested) > 1 or listed(condition, "required") not in ([], [key]):
+        return
+    wanted, declared = tested[key], named(part, "properties").get(key)
+    if not isinstance(wanted, dict) or not wanted.keys() <= {"const", "enum", "type"} or not isinstance(declared, dict):
+        return
+    values, all_values = _values_of(wanted), _values_of(declared)
+    if not values or not all_values:
+        return
+    fits: dict[str, Any] = {"properties": {key: {"enum": values}}}
+    differs: dict[str, Any] = {"properties": {key: {"enum": [value for value in all_values if value not in values]}}}
+    if not differs["properties"][key]["enum"]:
+        differs = _without(key)
+    has_key = {"required": [key]}
+    (fits if listed(condition, "required") else differs).update(has_key)
+    if "then" in part:
+        fits = {"allOf": [fits, part["then"]]}
+    if "else" in part:
+        differs = {"allOf": [differs, part["else"]]}
+    for name in ("if", "then", "else"):
+        part.pop(name, None)
+    yield {"anyOf": [fits, differs]}
+
+
+def _negated(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A property that must not be there, types that are not allowed, or some of the listed values."""
+    excluded = part.get("not")
+    if not isinstance(excluded, dict):
+        return
+    required = listed(excluded, "required")
+    if excluded.keys() == {"required"} and len(required) == 1 and isinstance(required[0], str):
+        del part["not"]
+        yield _without(required[0])
+    elif excluded.keys() == {"type"} and "type" not in part:
+        types = excluded["type"] if isinstance(excluded["type"], list) else [excluded["type"]]
+        if "integer" not in types:
+            del part["not"]
+            part["type"] = [name for name in _TYPES if name not in types]
+    elif excluded.keys() <= {"enum", "const"} and "enum" in part and excluded:
+        del part["not"]
+        part["enum"] = [value for value in listed(part, "enum") if value not in _values_of(excluded)]

@@ -1,0 +1,193 @@
+"""Schemas as APIs, tools, pydantic and editors have them: they can be followed, and to their end."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from engine.core.messages import Grammar, GrammarKind
+from engine.grammar.source import QUIET, definition_of, fault_of, schema_grammar
+
+SCHEMAS = [json.loads(line) for line in Path(__file__).with_name("wild_schemas.jsonl").read_text().splitlines()]
+MOST_REFUSED = 6
+MOST_BYTES = 4000
+# Bytes that lead to the end of a value.
+CLOSING = b'"}]'
+
+
+def output_of(schema: Any, seed: int) -> str:
+    """An output that a model of random bytes writes, with a liking for closing brackets."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    rng, tokenizer = random.Random(seed), LLTokenizer("byte")
+    matcher = LLMatcher(tokenizer, definition_of(schema_grammar(schema)), log_level=QUIET)
+    written = bytearray()
+    for _ in range(MOST_BYTES):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        assert not matcher.is_error(), (schema, bytes(written), matcher.get_error())
+        allowed = [token for token in range(tokenizer.vocab_size) if mask >> token & 1]
+        assert allowed, (schema, bytes(written))
+        if max(allowed) > 255:
+            return written.decode()
+        closing = [token for token in allowed if token in CLOSING]
+        token = rng.choice(closing if closing and rng.random() < 0.6 else allowed)
+        matcher.consume_token(token)
+        written.append(token)
+    raise AssertionError(f"no end after {MOST_BYTES} bytes of {schema}")
+
+
+def test_few_schemas_are_refused_each_with_a_remedy() -> None:
+    refused = [fault for schema in SCHEMAS if (fault := fault_of(schema_grammar(schema))) is not None]
+    assert len(refused) <= MOST_REFUSED, refused
+    assert all("leave" in fault.message for fault in refused), refused
+    assert not any("coerce" in fault.message or "Enable" in fault.message for fault in refused)
+
+
+def test_the_remedy_of_an_unknown_keyword_helps() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}}
+    fault = fault_of(schema_grammar(schema))
+    assert fault is not None
+    assert '"x-guidance": {"lenient": true}' in fault.message
+    assert fault_of(schema_grammar(schema | {"x-guidance": {"lenient": True}})) is None
+
+
+def test_outputs_are_of_their_schemas() -> None:
+    for number, schema in enumerate(SCHEMAS):
+        if fault_of(schema_grammar(schema)) is None:
+            for seed in (number, number + 1000):
+                jsonschema.validate(json.loads(output_of(schema, seed)), schema)
+
+
+@pytest.mark.parametrize("name", ["credit-card", "int32", "binary", "color", "uri-reference"])
+def test_an_unknown_format_is_an_annotation(name: str) -> None:
+    assert fault_of(schema_grammar({"type": "string", "format": name})) is None
+
+
+CONDITIONS: list[dict[str, Any]] = [
+    {"dependentRequired": {"a": ["b"]}},
+    {"dependencies": {"a": {"required": ["b"]}}},
+    {"if": {"properties": {"a": {"const": True}}, "required": ["a"]}, "then": {"required": ["b"]}},
+    {"if": {"properties": {"a": {"const": True}}}, "then": {"required": ["b"]}, "else": {"required": ["c"]}},
+    {"not": {"required": ["b"]}},
+    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"propertyNames": {"pattern": "^[ab]$"}},
+    {"propertyNames": {"enum": ["a", "c"]}},
+    {"propertyNames": {"maxLength": 2}},
+    {"unevaluatedProperties": False},
+    {"properties": {"a": {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 2}}},
+    {"properties": {"a": {"enum": [1, 2, 3], "not": {"const": 2}}}},
+    {"properties": {"a": {"not": {"type": ["number", "object"]}}}},
+    {"patternProperties": {"^a": {"type": "boolean"}}, "required": ["a"]},
+    {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^a": {"minimum": 3}}, "required": ["a"]},
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_conditions_hold_in_every_output(condition: dict[str, Any]) -> None:
+    properties = {"a": {"type": "boolean"}, "b": {"type": "integer"}, "c": {"type": "null"}}
+    schema = {"type": "object"} | condition
+    schema["properties"] = properties | condition.get("properties", {})
+    assert fault_of(schema_grammar(schema)) is None
+    found = {output_of(schema, seed) for seed in range(30)}
+    for output in found:
+        jsonschema.validate(json.loads(output), schema)
+    assert len(found) > 1
+
+
+LOOP = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+TWO = {
+    "$defs": {
+        "A": {"type": "object", "properties": {"b": {"$ref": "#/$defs/B"}}, "required": ["b"]},
+        "B": {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (LOOP, "/properties/a"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "/items"),
+        (TWO | {"$ref": "#/$defs/A"}, "/$defs/B/properties/a"),
+        (TWO | {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}, "/$defs"),
+        ({"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["x"]}, "/additionalProperties"),
+        ({"type": "object", "properties": {"list": {"allOf": [LOOP | {"$ref": "#"}]}}, "required": ["list"]}, None),
+    ],
+)
+def test_a_schema_without_a_finite_value_is_refused(schema: dict[str, Any], place: str | None) -> None:
+    """The library takes it, and its outputs fill their whole length."""
+    fault = fault_of(schema_grammar(schema))
+    assert fault is not None
+    assert "cannot be followed to an end" in fault.message
+    if place is not None:
+        assert fault.place.startswith(place)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#"}}},
+        {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        TWO | {"type": "object", "properties": {"n": {"type": "integer"}, "x": {"$ref": "#/$defs/A"}}},
+        TWO | {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "integer"}]},
+        TWO | {"type": "array", "items": {"$ref": "#/$defs/B"}},
+        {"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    ],
+)
+def test_every_output_of_a_schema_that_refers_to_itself_ends(schema: dict[str, Any]) -> None:
+    """Also where an optional part never ends: no output enters it."""
+    assert fault_of(schema_grammar(schema)) is None
+    for seed in range(10):
+        jsonschema.validate(json.loads(output_of(schema, seed)), schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ('start: "a" start', "start"),
+        ('root ::= "(" root ")" | x\nx ::= "[" x "]"', ""),
+        ('start: "a" | b\nb: "x" c+\nc: "y" b', "b"),
+        ('start: a{2}\na: "(" a ")"', "start"),
+        (f"start: %json {json.dumps(LOOP)}", "start"),
+        (f'start: "x" | call\ncall: "<" %json {json.dumps(LOOP)} ">"', "call"),
+    ],
+)
+def test_a_grammar_without_a_finite_text_is_refused(text: str, rule: str) -> None:
+    fault = fault_of(Grammar(GrammarKind.EBNF, text))
+    assert fault is not None
+    assert "cannot be followed to an end" in fault.message
+    assert f"rule '{rule}" in fault.message
+
+
+def test_whitespace_in_the_json_of_a_grammar_is_bounded() -> None:
+    """A model that has lost its way filled its whole length with spaces."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    grammar = Grammar(GrammarKind.EBNF, 'start: %json {"type": "array", "items": {"type": "integer"}}')
+    matcher = LLMatcher(LLTokenizer("byte"), definition_of(grammar), log_level=QUIET)
+    assert matcher.consume_token(ord("["))
+    taken = 0
+    while taken < MOST_BYTES and matcher.try_consume_tokens([ord(" ")]):
+        taken += 1
+    assert taken < 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "a" root | "b"',
+        'start: "a" start?',
+        'start: b*\nb: "x" c | "z"\nc: "y" b',
+        'start: "(" start{0,3} ")"',
+        "start: A\nA: /[a-z]+/ // start: start\nunused: unused",
+        f"start: %json {json.dumps({'type': 'array', 'items': {'$ref': '#'}})}",
+    ],
+)
+def test_a_grammar_that_can_end_is_taken(text: str) -> None:
+    assert fault_of(Grammar(GrammarKind.EBNF, text)) is None
