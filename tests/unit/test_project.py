@@ -191,9 +191,15 @@ def test_commands_in_the_guides_exist(guide):
             check_command(said[1], shlex.split(said[2], comments=True), f"{guide}: {line}")
 
 
+@functools.cache
+def command_of(program: str) -> Any:
+    """Making the hundred flags of all commands takes longer than to compare them."""
+    return typer.main.get_command(APPS[program])
+
+
 def check_command(program: str, words: list[str], where: str) -> None:
     """Every sub-command and every flag that a guide shows is one of the program's."""
-    command = typer.main.get_command(APPS[program])
+    command = command_of(program)
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
@@ -212,7 +218,7 @@ def groups(command: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from groups(inner, f"{name} {one}")
 
 
-GROUPS = {name: group for program, app in APPS.items() for name, group in groups(typer.main.get_command(app), program)}
+GROUPS = {name: group for program in APPS for name, group in groups(command_of(program), program)}
 
 
 @every_case("name", GROUPS)

@@ -16,10 +16,12 @@ def test_ci_imports_nothing_of_the_code_under_test(path: Path) -> None:
     imported = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="ascii"))):
         if isinstance(node, ast.Import):
-            imported |= {alias.name.partition(".")[0] for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            imported.add(str(node.module).partition(".")[0])
-    assert not imported & {"engine", "lockstep", "scripted", "torch", "transformers"}
+            imported.add(str(node.module))
+    tested = {"engine", "lockstep", "scripted", "torch", "transformers"}
+    # What reads JSON of strangers is one for all: it needs msgspec alone.
+    assert {name for name in imported if name.partition(".")[0] in tested} <= {"lockstep.documents"}
 
 
 def test_registration_costs_a_test_file_nothing() -> None:
