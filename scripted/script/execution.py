@@ -15,7 +15,7 @@ import msgspec
 
 from scripted.core.errors import NotIdle, Overdue
 from scripted.core.refusals import HarnessError
-from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.failure import FailureKind, FailureReport, error_of
 from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
@@ -58,10 +58,12 @@ class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptExecution:
-    """A script on its way. ``keeps_output``: what it prints is for another process to show.
+    """One run of a script. With ``keeps_output`` another process shows its output.
 
-    ``steps`` and ``loose_ends`` are noted at its end; ``end_of`` is what an adapter notes then, for the outcome.
+    ``steps`` and ``loose_ends`` are noted at its end. Reports name the configuration by ``config_text``.
     """
+
+    config_text = ""
 
     def __init__(
         self,
@@ -183,10 +185,34 @@ class ScriptExecution:
             script=f"{code.co_filename}::{self.function.__name__}",
             tier=run.tier,
             mutant=mutant,
+            config=self.config_text,
+            state=self._readable_state(run),
             notes=self.notes,
             replay=self.options.replay,
             **more,
         )
+
+    def state_text(self, run: Any) -> str:
+        """The state of the scheduler, for a report."""
+        del run
+        return ""
+
+    def _readable_state(self, run: Any) -> str:
+        try:
+            return self.state_text(run)
+        except Exception as exc:  # noqa: BLE001 - a report on a broken scheduler must come out all the same
+            return f"not readable ({exc})"
+
+    def outcome(self) -> dict[str, Any]:
+        """The fields of an outcome that every adapter has."""
+        notes = self.notes if self.options.record else ()
+        return {
+            "steps": self.steps,
+            "reached": self.reached,
+            "loose_ends": self.loose_ends,
+            "asked": self.asked,
+            "notes": notes,
+        }
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -263,7 +289,7 @@ class OneScript(ScriptSource):
 def run_one(
     source: OneScript, drive: Callable[[OneScript], object], switched_on: AbstractContextManager[object]
 ) -> None:
-    """Run the one script of a source, with a mutant or none. Raises what is no result of the script."""
+    """Run the one script of a source, with a mutant or none. Raises the ScriptError of a script that did not pass."""
     timeout_s = source.script.options.timeout_s
     with ExitStack() as stack:
         stack.enter_context(switched_on)
@@ -273,3 +299,5 @@ def run_one(
         except Exception:
             if source.report is None:
                 raise
+    if source.report is not None:
+        raise error_of(source.report) from source.error

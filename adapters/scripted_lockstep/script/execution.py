@@ -81,27 +81,22 @@ class EngineExecution(ScriptExecution):
 
     def succeeded(self) -> ScriptSucceeded:
         return ScriptSucceeded(
-            steps=self.steps,
             digest=self._digest,
             plan_digest=self._plan_digest,
-            reached=self.reached,
             compared=self.comparison.outputs,
             skipped=self.comparison.skipped,
-            loose_ends=self.loose_ends,
-            asked=self.asked,
             printed=self.take_printed(),
             spent=self._spent,
             records=self._records,
-            notes=self.notes if self.options.record else (),
             log=None if self._limits is None else log_of(self._records, self._limits),
             fleet=self._fleet,
+            **self.outcome(),
         )
 
     def report(self, run: Any, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any) -> FailureReport:
         died = kind is FailureKind.DIED
         kept = run.records if self.options.record else run.records[-REPORTED_STEPS:]
         more |= {
-            "state": "" if self.context is None else _state_text(run, self.context),
             "log": log_of(kept, run.scheduler.limits, call_names(run.records)),
             "fleet": None if run.fleet is None else run.fleet.log(None if self.options.record else REPORTED_STEPS),
             # A server that has lost a stage ends in a moment: the next script must not meet it.
@@ -114,11 +109,9 @@ class EngineExecution(ScriptExecution):
             more |= {"dead_process": "scheduler", "cause": "".join(traceback.format_exception(exc))}
         return super().report(run, exc, kind, mutant, **more)
 
-
-def _state_text(run: Any, context: Any) -> str:
-    try:
+    def state_text(self, run: Any) -> str:
+        if self.context is None:
+            return ""
         if run.fleet is not None:
             return "; ".join(f"{name}: {run.fleet[name].state}" for name in run.fleet.names)
-        return str(context.state)
-    except Exception as exc:  # noqa: BLE001 - a report on a broken engine must come out all the same
-        return f"not readable ({exc})"
+        return str(self.context.state)

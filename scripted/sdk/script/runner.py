@@ -20,7 +20,7 @@ from scripted.core.protocol import Adapter, violations_of
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Phase
 from scripted.core.violation import Violation, is_raised_in
-from scripted.report.failure import FailureKind, FailureReport, error_of
+from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import Frame
 from scripted.report.step_log import log_of_adapter
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome, run_one
@@ -40,13 +40,14 @@ class _SdkExecution(ScriptExecution):
             "when": _when(run, self, exc),
             "inside": _frames_inside(exc) if run.phase is Phase.ADAPTER and run.script_error is None else (),
             "adapter": run.adapter.name,
-            "config": config_text(run.adapter.config_words(run.config)),
             "log": log_of_adapter(run.adapter, run.records, run.config),
-            "state": _counts(run),
         }
         # What its scheduler raises is no death: there is no process of its own.
         kind = FailureKind.FAILED if kind is FailureKind.DIED else kind
         return super().report(run, exc, kind, mutant, **more)
+
+    def state_text(self, run: SdkRun) -> str:
+        return f"step {run.step}: {run.adapter.what_is_busy(run)}"
 
 
 def run_script(
@@ -62,6 +63,7 @@ def run_script(
 ) -> ScriptOutcome:
     """Run a generator function of ``t``, on ``parts`` if any. Raises ScriptFailed, ScriptTimeout or HarnessError."""
     execution = _SdkExecution(script, (), arguments, options)
+    execution.config_text = config_text(adapter.config_words(config))
     source = OneScript(execution, mutant)
     runs: list[SdkRun] = []
 
@@ -70,16 +72,10 @@ def run_script(
         adapter.drive(runs[0])
 
     run_one(source, drive, switched_on(adapter, mutant))
-    if source.report is not None:
-        raise error_of(source.report) from source.error
     return ScriptOutcome(
-        steps=execution.steps,
         compared=sum(life.end in OWN_ENDS for life in runs[0].oracle.account.lives),
-        reached=execution.reached,
-        loose_ends=execution.loose_ends,
         log=log_of_adapter(adapter, runs[0].records, config) if options.record else None,
-        notes=execution.notes if options.record else (),
-        asked=execution.asked,
+        **execution.outcome(),
     )
 
 
@@ -108,10 +104,3 @@ def _frames_inside(exc: BaseException) -> tuple[Frame, ...]:
     """The lines of the adapter, below those of the harness."""
     frames = [one for one in extract_tb(exc.__traceback__) if not is_in_harness(one.filename)]
     return tuple(Frame(one.filename, one.lineno or 0, one.name, one.line or "") for one in frames)
-
-
-def _counts(run: SdkRun) -> str:
-    try:
-        return f"step {run.step}: {run.adapter.what_is_busy(run)}"
-    except Exception as exc:  # noqa: BLE001 - a report on a broken scheduler must come out all the same
-        return f"not readable ({exc})"

@@ -25,18 +25,19 @@ from engine.core.messages import (
     TransferEvent,
 )
 from engine.core.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
+from scripted.core.base_adapter import config_text
 from scripted.core.clock import VirtualClock
 from scripted.script.decorator import ScriptFunction
 from scripted.script.execution import OneScript, run_one
 from scripted.script.options import ScriptOptions
 from scripted_lockstep.bugs import mutant_named
-from scripted_lockstep.configs import limits_of
+from scripted_lockstep.configs import config_values, limits_of
 from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded
 from scripted_lockstep.script.fleet import Fleet, FleetEngine, config_of
 from scripted_lockstep.script.followed_answers import ByteDecoder
 from scripted_lockstep.script.run import EngineRun
-from scripted_lockstep.script.runner import ScriptRunner, error_of
+from scripted_lockstep.script.runner import ScriptRunner
 from scripted_lockstep.script.world import World
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 from scripted_lockstep.simulated.transfers import SimulatedTransfers
@@ -117,11 +118,10 @@ class ScriptedSim(ScriptRunner):
         if not self._open:
             raise EngineError("this sim was shut down; start another one")
         execution = EngineExecution(script, args, kwargs, options)
+        execution.config_text = config_text(config_values(self.config))
         source = OneScript(execution, self.mutant)
         switched_on = nullcontext() if self.mutant is None else mutant_named(self.mutant).switched_on()
         run_one(source, self._run_loop, switched_on)
-        if source.report is not None:
-            raise error_of(source.report, self.config, self.mutant) from source.error
         return execution.succeeded()
 
     def _run_loop(self, source: OneScript) -> None:
