@@ -1,4 +1,4 @@
-"""What may happen to a scheduler of the usual shape: requests, aborts, flushes, pauses, batches that fail."""
+"""Actions on a scheduler of the usual shape: requests, aborts, flushes, pauses, batches that fail."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a server recorded: replayed in this process, and as a schedule."""
+"""Recordings of servers: their replay in this process, and their translation into schedules."""

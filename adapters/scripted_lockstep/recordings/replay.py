@@ -1,4 +1,8 @@
-"""A recording of the engine replayed: every step checked as scripts are checked, compared with what was recorded."""
+"""Replays a recording of the engine: it checks every step as in scripts, and compares it with the recorded one.
+
+The format is the engine's own, not the SDK's: production records itself without the harness, with check sums for
+outputs and a checkpoint for a beginning.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,9 @@ _SHOWN_STEPS: Final = 20
 
 
 class _WatchedGate(ReplayGate):
-    """EngineOracle every step as scripts are checked, and keeps those from ``first_kept`` on as records.
+    """Checks every step as scripts are checked, and keeps the records from ``first_kept`` on.
 
-    A recording that begins at a checkpoint does not say what its cache holds, so its steps cannot be checked.
+    A recording that begins at a checkpoint lacks the content of the cache, so its steps cannot be checked.
     """
 
     def __init__(self, recording: Recording, scheduler: Scheduler, *, until: int | None, first_kept: int) -> None:
@@ -33,7 +37,7 @@ class _WatchedGate(ReplayGate):
         self._step: Step | None = None
         # The engine's own audit of a large cache at each of many thousand steps would take longer than all the rest.
         self._checks = None if recording.checkpoint else EngineOracle(recording.header.limits, audits=False)
-        # The first promise that the recorded engine broke; after that its account is no longer of use.
+        # The first promise that the recorded engine broke; its account is of no use after that.
         self.broken: str | None = None
 
     def next_step(self, previous: StepResult | None) -> Step | None:
@@ -59,9 +63,9 @@ class _WatchedGate(ReplayGate):
 def replay_engine(
     path: Path, *, until: int | None = None, last_steps: int | None = None
 ) -> tuple[Rerun, list[StepRecord]]:
-    """Replay a recording; the records are those of the steps that were kept.
+    """Replay a recording. Returns the records of the steps that were kept.
 
-    Raises RecordingError, with what went into the last steps as its notes where a recording cannot be replayed.
+    Raises RecordingError for one that cannot be replayed, with the last steps' inputs as its notes.
     """
     recording = read_recording(path)
     scheduler, ports = _scheduler_of(recording), NullPorts()
@@ -71,7 +75,7 @@ def replay_engine(
     try:
         gate = _WatchedGate(recording, scheduler, until=until, first_kept=first_kept)
     except RecordingError as exc:
-        # Plans and replies are in it as check sums only.
+        # The recording has only check sums of plans and replies.
         for line in _what_went_in(recording):
             exc.add_note(line)
         raise

@@ -1,4 +1,4 @@
-"""One run of one script on the engine, and how it ended: the reply if it passed, else the report."""
+"""One run of one script on the engine, and how it ended: the outcome if it passed, else the report."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from scripted_lockstep.oracle.growth import Grown
 from scripted_lockstep.script.solo_runs import Compared
 from scripted_lockstep.step_words import call_names, log_of
 
-# The last steps that a report carries; more than it shows, for readers of the data.
+# The last steps that a report carries; readers of the data get more than it shows.
 REPORTED_STEPS = 64
 
 
 def configs_of(script: Any, *others: EngineConfig) -> list[EngineConfig]:
-    """The configurations that a script can reach by name, and these: other tests run with them."""
+    """Return the configurations that a script can reach by name, and these: other tests run with them."""
     return [*others, *(one for one in getattr(script, "__globals__", {}).values() if isinstance(one, EngineConfig))]
 
 
 class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
     """The script passed. ``digest`` and ``plan_digest`` cover its own steps.
 
-    ``skipped`` outputs were not compared, by the reason. ``printed`` is what it printed and nothing has shown yet.
-    ``spent``: the script killed a stage, so the engine is of no further use. ``records`` are there when the options
-    asked for a record.
+    ``skipped`` outputs were not compared, by the reason. ``printed`` is output that was not shown yet. ``spent``: the
+    script killed a stage, so the engine is not used again. ``records`` are there when the options asked for a record.
     """
 
     digest: str
@@ -49,7 +48,7 @@ class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
 
 
 class EngineExecution(ScriptExecution):
-    """A script on its way through the engine. ``comparison`` is filled in at its very end."""
+    """A script on the engine. ``comparison`` is filled in at its very end."""
 
     comparison = Compared()
     _spent = False
@@ -61,7 +60,7 @@ class EngineExecution(ScriptExecution):
     _fleet: FleetLog | None = None
 
     def note_end(self, run: Any) -> None:
-        """Note how far the engine got, before the harness goes on with its own work."""
+        """Note the engine's state at the script's end, before the harness goes on with its own work."""
         self._spent = run.failure is not None or run.is_dead or self._has_changed_engine(run)
         self._digest, self._plan_digest = run.scheduler.digests.digest, run.scheduler.digests.plan_digest
         if self.options.record:
@@ -74,7 +73,7 @@ class EngineExecution(ScriptExecution):
         super().begin(context)
 
     def _has_changed_engine(self, run: Any) -> bool:
-        """Whether the script has changed what the engine was started with, which no reset takes back."""
+        """Whether the script has changed settings of the engine's start, which no reset restores."""
         if self._limits_before is None:
             return False
         return run.scheduler.limits != self._limits_before or type(run.scheduler) is not self._kind

@@ -37,7 +37,7 @@ class FollowedAnswers:
         self._followed: WeakKeyDictionary[ClientView, _Followed] = WeakKeyDictionary()
 
     def follow(self, replies: Sequence[Reply], live: Mapping[str, RequestHandle]) -> tuple[list[Reply], list[Abort]]:
-        """What clients are shown of these replies, and the aborts that the front end sends because of them."""
+        """Return the replies that clients are shown, and the aborts that the front end sends because of them."""
         shown: list[Reply] = []
         taken: dict[_Followed, list[TokenOutput | Refusal]] = {}
         for reply in replies:

@@ -1,8 +1,8 @@
-"""What a generated target of the engine has beside its features: orders and amounts that are rarely drawn one by one.
+"""Rare scenarios of generated targets of the engine: orders and amounts that are seldom drawn one by one.
 
-A request that is ended while it is in flight, a queue in which nothing fits but what came last, an operator who asks
-for another amount. Drawn after all else, so that the rest of a target is what it is without. Some need features, and
-have targets of their own: long prompts that are equal, a prompt that comes back from the host, others that keep coming.
+A request that ends while it is in flight, a queue in which only the last request fits, an operator who asks for another
+amount. They are drawn last, so that the rest of a target does not depend on them. Some need features, and have targets
+of their own: long equal prompts, a prompt that comes back from the host, a stream of others.
 """
 
 from __future__ import annotations

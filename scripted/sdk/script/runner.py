@@ -1,7 +1,7 @@
-"""One run of one script on one adapter of the SDK, and how it ended.
+"""Runs one script on one adapter of the SDK, and reports how it ended.
 
-A failure is what the script raised, a broken promise, or what the scheduler raised in a step. Any other exception is a
-defect of the adapter or of the harness, and is raised as that.
+A script fails by its own exception, by a broken promise, or by an exception of the scheduler in a step. Any other
+exception is a defect of the adapter or of the harness, and is raised as that.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from scripted.sdk.script.run import SdkRun
 
 
 class _SdkExecution(ScriptExecution):
-    """A script on its way through an adapter's scheduler, which may be to blame for how it ends."""
+    """A script on an adapter's scheduler, which may be to blame for a failure."""
 
     def report(
         self, run: SdkRun, exc: BaseException, kind: FailureKind, mutant: str | None, **more: Any
     ) -> FailureReport:
-        """Raises HarnessError for what neither the script nor the scheduler is to blame for."""
+        """Report a failure. Raises HarnessError where neither the script nor the scheduler is to blame."""
         _check_blame(run, exc)
         more |= {
             "when": _when(run, self, exc),
@@ -42,7 +42,7 @@ class _SdkExecution(ScriptExecution):
             "adapter": run.adapter.name,
             "log": log_of_adapter(run.adapter, run.records, run.config),
         }
-        # What its scheduler raises is no death: there is no process of its own.
+        # The scheduler has no process of its own that could die.
         kind = FailureKind.FAILED if kind is FailureKind.DIED else kind
         return super().report(run, exc, kind, mutant, **more)
 
@@ -80,7 +80,7 @@ def run_script(
 
 
 def _check_blame(run: SdkRun, exc: BaseException) -> None:
-    """Raise HarnessError for what neither the script nor the scheduler is to blame for."""
+    """Raise HarnessError where neither the script nor the scheduler is to blame."""
     meant = exc is run.script_error or isinstance(exc, (Violation, Overdue, *violations_of(run.adapter)))
     if not meant and run.phase is not Phase.ADAPTER and not is_raised_in(exc, run.adapter.packages):
         raise HarnessError(

@@ -35,7 +35,7 @@ def start_server(
     placement: str = "local",
     cluster: LocalCluster | None = None,
 ) -> _Server:
-    """What scripts of this configuration run on. Raises StartupError with the cause when it does not come up."""
+    """Start the server that scripts of this configuration run on. Raises StartupError with the cause of a failure."""
     if config.role != "both":
         return ScriptedRole(config, mutant=mutant, parent=parent)
     return ScriptedServer.start(config, mutant=mutant, parent=parent, placement=placement, cluster=cluster)
@@ -56,7 +56,7 @@ class ServerPool:
 
     @contextlib.contextmanager
     def lend(self, config: EngineConfig, mutant: str | None, placement: str = "local") -> Iterator[_Server]:
-        """A server for one script or several; it goes back to the pool unless they left it unusable."""
+        """Return a server for one script or several; it goes back to the pool unless they left it unusable."""
         key = (config, mutant, placement)
         server = self._take(key)
         try:
@@ -78,7 +78,7 @@ class ServerPool:
 
     def _take(self, key: _Key) -> _Server:
         if key in self._servers and not self._servers[key].is_alive:
-            self._drop(key)  # It died after its last script, which is not the fault of a later test.
+            self._drop(key)  # It died after its last script; a later test is not to blame.
         if key not in self._servers:
             while len(self._servers) >= MAX_SERVERS:
                 self._drop(next(iter(self._servers)))

@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes on this machine, each with a loopback address of its own, for tests.
 
-Owns the nodes' processes and their folder; connects to nothing, so no thread of Ray is in this process. Ray is an
+It owns the nodes' processes and their folder; it connects to nothing, so no thread of Ray is in this process. Ray is an
 optional extra and imported here alone.
 """
 
@@ -25,7 +25,7 @@ from engine.server.placement.ray_order import NICENESS, heed_environment, ray_de
 
 # Ray's own sockets are in the folder, under names of 70 characters, and a socket's path may have 107.
 SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - a new folder is made in it
-# Stages share nothing by it; the smallest that Ray takes.
+# The smallest object store that Ray takes; stages share nothing by it.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 GONE_TIMEOUT_S: Final = 10.0
 
@@ -55,7 +55,7 @@ class LocalCluster:
         return str(self._cluster.address)
 
     def node_of(self, pid: int) -> str:
-        """Ray's id of the node on which a process runs that it started, or that such a process did."""
+        """Return Ray's id of the node whose process this is, or descends from."""
         raylets = {node.all_processes["raylet"][0].process.pid: node_id for node_id, node in self._nodes.items()}
         family = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
         return next(raylets[one] for one in family if one in raylets)
@@ -74,7 +74,7 @@ class LocalCluster:
         with (
             _quiet(),
             contextlib.suppress(Exception),
-        ):  # a node that is half dead, or never came up, must not keep the others
+        ):  # A node that is half dead, or never came up, must not keep the others.
             self._cluster.shutdown()
         _, left = psutil.wait_procs(self._processes, timeout=GONE_TIMEOUT_S)
         for process in left:
@@ -97,7 +97,7 @@ class LocalCluster:
 
 
 def _new_cluster() -> Any:
-    """A cluster without nodes. Called in the nodes' environment, which says whether they ask for tokens."""
+    """Make a cluster without nodes, in the nodes' environment, which says whether they ask for tokens."""
     try:
         heed_environment()
         from ray.cluster_utils import Cluster
@@ -108,15 +108,15 @@ def _new_cluster() -> Any:
 
 @contextlib.contextmanager
 def _environment(folder: str) -> Iterator[None]:
-    """What the nodes' processes inherit: their folder, the user's token, and nothing that reports or measures."""
-    # What is killed leaves its files: those of agents are in the folder too.
+    """Return the environment of the nodes' processes: their folder, the user's token, no reports and no metrics."""
+    # Killed processes leave their files: those of agents are in the folder too.
     settings = {
         "TMPDIR": folder,
         "RAY_TMPDIR": folder,
         "RAY_enable_metrics_collection": "0",
         NICENESS: "0",
     }
-    # The driver shows the user's token, and gets on only with nodes that ask for it.
+    # The driver shows the user's token, and accepts only nodes that ask for it.
     settings |= ray_defaults()
     # Ray notes the address of the newest cluster there, for drivers that are given none.
     (Path(folder) / "ray").mkdir()
@@ -126,7 +126,7 @@ def _environment(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray leaves sockets to the garbage collector, which warns of each: in a test that has nothing to do with it."""
+    """Silence the warnings of the garbage collector about Ray's sockets, which appear in unrelated tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
