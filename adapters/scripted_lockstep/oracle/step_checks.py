@@ -49,6 +49,9 @@ from scripted_lockstep.specification.conformance import Conformance
 class EngineOracle(Oracle):
     """Judges a new or reset engine. As an outbox it also checks that the loop sends a step's replies.
 
+    It shares the account of promises with ``SdkOracle``; an executable specification, which no other scheduler has,
+    takes the place of the SDK's checks of blocks.
+
     ``conformance`` compares with the executable specification, unless it is None. ``audits`` also runs the engine's own
     audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest. ``pages`` follows the
     page numbers of plans, for stages that do not report their reads.

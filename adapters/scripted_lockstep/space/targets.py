@@ -179,6 +179,12 @@ _LONGEST_LARGE: Final = 1500
 
 
 class EngineSpace:
+    """Implements ``scripted.search.generated.Space`` by hand-written tables.
+
+    ``SchedulerSpace`` of the SDK varies each setting by itself; here a level of a feature sets several that only act
+    together, with requests that make them matter.
+    """
+
     @functools.cached_property
     def features(self) -> dict[str, tuple[str, ...]]:
         return {
