@@ -25,7 +25,7 @@ from scripted.report.failure import ScriptError
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.report.trace import Trace, TraceError, TraceHeader, is_trace, read_trace
-from scripted.script.decorator import ScriptedTest, spec_of
+from scripted.script.decorator import ScriptedTest, spec_of, test_of
 from scripted.script.loader import find_test
 from scripted.script.on_adapters import script_runner
 from scripted.script.options import ScriptOptions
@@ -296,7 +296,7 @@ def run_script(
 def _test_of(script: str | Callable[..., Any], config: Any, adapter: str) -> ScriptedTest:
     if isinstance(script, str):
         return find_test(script, of_any_adapter=True)
-    if config is None and isinstance(getattr(script, "scripted", None), ScriptedTest):
+    if config is None and test_of(script) is not None:
         return spec_of(script)
     if config is None:
         raise ScriptDefinitionError(

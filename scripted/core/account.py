@@ -66,7 +66,7 @@ class Account:
         self.moved = False
         self.lives: list[Life] = []
         self.live: dict[str, Life] = {}
-        self.calls: dict[str, Any] = {}
+        self.calls: dict[str, object] = {}
         self._open = 0
         # Requests that came while another of their rid was alive: it has ended by the end of the step, or they have,
         # unless they follow it.
@@ -156,7 +156,7 @@ class Account:
             raise Violation(f"{rid} is refused ({reason}) after it had begun")
         self.end(rid, "refused")
 
-    def answer(self, call_id: str, answer: Any) -> None:
+    def answer(self, call_id: str, answer: object) -> None:
         """A call is answered. Raises Violation for an answer to none, or a second one."""
         if self.calls.get(call_id, answer) is not None:
             what = "was answered before" if call_id in self.calls else "was never made"

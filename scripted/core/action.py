@@ -221,8 +221,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         arguments: list[object] = []
         keywords: dict[str, object] = {}
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        for parameter, field in zip(parameters, self.__struct_fields__, strict=False):
-            value = getattr(self, field)
+        for parameter, (field, value) in zip(parameters, _fields_of(self).items(), strict=False):
             value = value.value if isinstance(value, Enum) else value
             if parameter.name == field and parameter.default is not inspect.Parameter.empty:
                 keywords |= {field: value} if value != parameter.default else {}
@@ -259,7 +258,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         As it stands here, its fields are those of the event that have their names.
         """
         del reader
-        return cls(**{name: getattr(event, name) for name in cls.__struct_fields__ if hasattr(event, name)})
+        fields = msgspec.structs.asdict(event)
+        return cls(**{name: fields[name] for name in cls.__struct_fields__ if name in fields})
 
     @classmethod
     def words(cls, event: Any) -> str:
@@ -272,12 +272,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         return cls.phrase or cls.words(event)
 
 
-def words_of(event: Any, actions: Iterable[type[Action]]) -> str:
+def words_of(event: object, actions: Iterable[type[Action]]) -> str:
     """The phrase of a report for an event that one of these actions makes; empty for any other event."""
     return next((action.words(event) for action in actions if action.event is type(event)), "")
 
 
-def name_in_answers(event: Any, actions: Iterable[type[Action]]) -> str:
+def name_in_answers(event: object, actions: Iterable[type[Action]]) -> str:
     """The name of an event in the words of its answer; empty for an event that none of these actions makes."""
     return next((action.name_in_answers(event) for action in actions if action.event is type(event)), "")
 
@@ -290,8 +290,9 @@ def rid_of(action: Action) -> str | None:
 
 def with_defaults(action: Action) -> Iterator[Action]:
     """The same with one field at its default."""
+    values = _fields_of(action)
     for field in msgspec.structs.fields(action):
-        if not field.required and getattr(action, field.name) != field.default:
+        if not field.required and values[field.name] != field.default:
             yield msgspec.structs.replace(action, **{field.name: field.default})
 
 

@@ -23,15 +23,18 @@ from scripted.core.refusals import HarnessError
 from scripted.core.states import slots_of
 
 _T = TypeVar("_T")
+# Each of these is for objects of one class, and found by that class.
 _Shell = Callable[[Any], Any]
 _Build = Callable[[Any, list[Any]], Any]
 _Fill = Callable[[Any, list[Any], tuple[int, ...]], None]
+_Container = dict[object, object] | list[object] | set[object] | deque[object]
+_Planner = Callable[["_CopyList", Any], "int | None"]
 
 _ATOMS: Final[frozenset[type]] = frozenset({
     int, float, bool, str, bytes, type(None), type, frozenset
 })  # fmt: skip
 _SHARED: Final = (msgspec.Struct, Enum, type, types.ModuleType, logging.Logger)
-_MAKE: Final[Callable[[type], Any]] = object.__new__
+_MAKE: Final[Callable[[type], object]] = object.__new__
 # Also of what says that it is frozen.
 _SET: Final = object.__setattr__
 
@@ -50,13 +53,11 @@ class Copier:
         *,
         shared: Iterable[type] = (),
         copied: Mapping[type, _Shell] | None = None,
-        rebuilt: Mapping[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any, list[Any]], Any]]] | None = None,
+        rebuilt: Mapping[type, tuple[Callable[[Any], Iterable[object]], _Build]] | None = None,
         uniform: bool = False,
     ) -> None:
         self.atoms: set[type] = set(_ATOMS)
-        self.planners: dict[type, Callable[[_CopyList, Any], int | None]] = dict(
-            _UNIFORM_PLANNERS if uniform else _PLANNERS
-        )
+        self.planners: dict[type, _Planner] = dict(_UNIFORM_PLANNERS if uniform else _PLANNERS)
         self.shared = tuple(shared)
         self._shared = (*_SHARED, *self.shared)
         for kind, shell in (copied or {}).items():
@@ -68,7 +69,7 @@ class Copier:
         """Further classes whose objects are shared: what the harness itself keeps beside a machine."""
         self._shared = (*self._shared, *kinds)
 
-    def planner_of(self, kind: type) -> Callable[[_CopyList, Any], int | None] | None:
+    def planner_of(self, kind: type) -> _Planner | None:
         """How to copy objects of a class; None when they never change."""
         if kind in self.atoms:
             return None
@@ -95,7 +96,8 @@ class Frozen(Generic[_T]):
 
     def thaw(self, name: str = "") -> _T:  # noqa: ARG002 - the name changes nothing
         """An engine that shares nothing that can change. What is inside refers to itself as in the original."""
-        return self._plan.thaw()[0]  # type: ignore[no-any-return]
+        engine: _T = self._plan.thaw()[0]
+        return engine
 
 
 class _CopyList:
@@ -109,22 +111,26 @@ class _CopyList:
         self._copier = copier
         self._atoms = copier.atoms
         self.shells: list[_Shell] = []
-        self.sources: list[Any] = []
+        self.sources: list[object] = []
         self.made: list[bool] = []
         self._places: dict[int, int] = {}
-        self._items: list[tuple[int, Any, int]] = []  # a container, an index or a key of it, what belongs there
+        self._items: list[tuple[int, object, int]] = []  # a container, an index or a key of it, what belongs there
         # An object, what sets attributes, what belongs there.
         self._fills: list[tuple[int, _Fill, tuple[int, ...]]] = []
         # What is filled last, because its members may have to be hashed: what fills it, and with what.
-        self._late: list[tuple[int, Callable[[Any, list[Any]], object], list[Any]]] = []
-        self._instances: deque[tuple[int, Any, tuple[str, ...]]] = deque()  # objects whose attributes are still to come
+        self._late: list[tuple[int, _Build, list[object]]] = []
+        self._instances: deque[tuple[int, object, tuple[str, ...]]] = (
+            deque()
+        )  # objects whose attributes are still to come
         self._cells: deque[tuple[int, types.CellType]] = deque()  # cells whose contents are still to come
-        self._builds: list[tuple[int, _Build, Any, list[Any]]] = []  # what holds others and cannot be filled later
+        self._builds: list[
+            tuple[int, _Build, object, list[object]]
+        ] = []  # what holds others and cannot be filled later
 
     def thaw(self) -> list[Any]:
         """A copy of everything; the first is the engine."""
         try:
-            new = list(map(call, self.shells, self.sources))
+            new: list[Any] = list(map(call, self.shells, self.sources))
         except Exception as exc:
             raise HarnessError(self._what_cannot_be_copied()) from exc
         for place, build, what, items in self._builds:
@@ -149,7 +155,7 @@ class _CopyList:
                 )
         return "the machine can be copied sometimes, and sometimes not; give the adapter no copier"
 
-    def add(self, value: Any) -> int | None:
+    def add(self, value: object) -> int | None:
         """The place of an object's copy; None for what never changes and is shared."""
         kind = type(value)
         if kind in self._atoms:
@@ -160,21 +166,21 @@ class _CopyList:
         planner = self._copier.planner_of(kind)
         return None if planner is None else planner(self, value)
 
-    def _append(self, value: Any, shell: _Shell, source: Any, *, made: bool = True) -> int:
+    def _append(self, value: object, shell: _Shell, source: object, *, made: bool = True) -> int:
         place = self._places[id(value)] = len(self.shells)
         self.shells.append(shell)
         self.sources.append(source)
         self.made.append(made)
         return place
 
-    def _at(self, value: Any) -> Any:
+    def _at(self, value: object) -> object:
         place = self.add(value)
         return value if place is None else _At(place)
 
-    def add_list(self, value: list[Any]) -> int:
+    def add_list(self, value: list[object]) -> int:
         return self._indexed(value, list.copy, enumerate(value))
 
-    def add_uniform_list(self, value: list[Any]) -> int:
+    def add_uniform_list(self, value: list[object]) -> int:
         if not value or type(value[-1]) in self._atoms:
             return self._append(value, list.copy, value)
         if type(value[-1]) is list:
@@ -182,17 +188,17 @@ class _CopyList:
             return self._append(value, _copy_lists, value)
         return self._indexed(value, list.copy, enumerate(value))
 
-    def add_deque(self, value: deque[Any]) -> int:
+    def add_deque(self, value: deque[object]) -> int:
         return self._indexed(value, deque.copy, enumerate(value))
 
-    def add_dict(self, value: dict[Any, Any]) -> int:
+    def add_dict(self, value: dict[object, object]) -> int:
         if all(type(key) in self._atoms or self.add(key) is None for key in value):
             return self._indexed(value, dict.copy, value.items())
         place = self._append(value, _empty, dict, made=False)
         self._late.append((place, _fill_dict, [self._at(one) for one in (*value, *value.values())]))
         return place
 
-    def _indexed(self, value: Any, shell: _Shell, items: Any) -> int:
+    def _indexed(self, value: object, shell: _Shell, items: Iterable[tuple[object, object]]) -> int:
         place = self._append(value, shell, value)
         for key, item in items:
             if type(item) not in self._atoms:
@@ -201,7 +207,7 @@ class _CopyList:
                     self._items.append((place, key, into))
         return place
 
-    def add_set(self, value: set[Any]) -> int:
+    def add_set(self, value: set[object]) -> int:
         members = [self._at(item) for item in value]
         if not any(type(item) is _At for item in members):
             return self._append(value, set.copy, value)
@@ -212,13 +218,13 @@ class _CopyList:
     def add_bytearray(self, value: bytearray) -> int:
         return self._append(value, bytearray.copy, value)
 
-    def add_tuple(self, value: tuple[Any, ...]) -> int | None:
+    def add_tuple(self, value: tuple[object, ...]) -> int | None:
         items = [self._at(item) for item in value]
         if not any(type(item) is _At for item in items):
             return None
         return self._built(value, _build_tuple, type(value), items)
 
-    def add_uniform_tuple(self, value: tuple[Any, ...]) -> int | None:
+    def add_uniform_tuple(self, value: tuple[object, ...]) -> int | None:
         # What changes is first or last, as in (last_used, id, node). Long ones are token ids, and to look at each of
         # those would take longer than all the rest.
         if not value or (type(value[-1]) in self._atoms and type(value[0]) in self._atoms):
@@ -246,40 +252,44 @@ class _CopyList:
         into = None if isinstance(owner, types.ModuleType | type) else self._at(owner)
         return self._built(value, _build_builtin, value.__name__, [into]) if type(into) is _At else None
 
-    def add_partial(self, value: functools.partial[Any]) -> int:
+    def add_partial(self, value: functools.partial[object]) -> int:
         parts = [value.func, *value.args, *(value.keywords.values())]
         names = tuple(value.keywords)
         return self._built(value, _build_partial, names, [self._at(part) for part in parts])
 
-    def add_rebuilt(self, value: Any, build: _Build, items: Iterable[Any]) -> int:
+    def add_rebuilt(self, value: object, build: _Build, items: Iterable[object]) -> int:
         return self._built(value, build, value, [self._at(item) for item in items])
 
-    def _built(self, value: Any, build: _Build, what: Any, items: list[Any]) -> int:
+    def _built(self, value: object, build: _Build, what: object, items: list[object]) -> int:
         place = self._append(value, _nothing, None, made=False)
         self._builds.append((place, build, what, items))
         return place
 
-    def add_container(self, value: Any) -> int:
+    def add_container(self, value: _Container) -> int:
         """A subclass of a container: its own copy, then its items, then its attributes."""
-        items = value.items() if isinstance(value, dict) else () if isinstance(value, set) else enumerate(value)
+        items: Iterable[tuple[object, object]] = ()
+        if isinstance(value, dict):
+            items = value.items()
+        elif not isinstance(value, set):
+            items = enumerate(value)
         place = self._indexed(value, _copy_container, items)
         for name, item in getattr(value, "__dict__", {}).items():
             into = self.add(item)
             if into is not None:
-                self._fills.append((place, _filling(type(value), (name,)), (into,)))  # type: ignore[arg-type]
+                self._fills.append((place, _filling(type(value), (name,)), (into,)))
         return place
 
-    def add_opaque(self, value: Any, shell: _Shell = copy.copy) -> int:
+    def add_opaque(self, value: object, shell: _Shell = copy.copy) -> int:
         """What has neither attributes nor slots, and is no container: an iterator, an array. It knows how to copy."""
         return self._append(value, shell, value)
 
-    def add_instance(self, value: Any, names: tuple[str, ...]) -> int:
+    def add_instance(self, value: object, names: tuple[str, ...]) -> int:
         place = self._append(value, _nothing, value)
         # Later: what objects hold may be a chain that is longer than the stack is deep.
         self._instances.append((place, value, names))
         return place
 
-    def add_all(self, value: Any) -> None:
+    def add_all(self, value: object) -> None:
         """An object and all that can be reached from it."""
         self.add(value)
         while self._instances or self._cells:
@@ -306,12 +316,12 @@ class _At:
         self.place = place
 
 
-def _copy_lists(value: list[list[Any]]) -> list[list[Any]]:
+def _copy_lists(value: list[list[object]]) -> list[list[object]]:
     return [item.copy() for item in value]
 
 
-def _copy_container(value: Any) -> Any:
-    """A shallow copy of a container of a class of its own, whatever its constructor takes."""
+def _copy_container(value: _Container) -> object:
+    """A shallow copy of a container of a class of its own, which calls no constructor of that class."""
     kind: Any = type(value)
     new = kind.__new__(kind)
     if isinstance(value, deque):
@@ -321,7 +331,7 @@ def _copy_container(value: Any) -> Any:
     elif isinstance(value, OrderedDict):
         OrderedDict.__init__(new, value)
     else:
-        base = next(base for base in (dict, list, set) if isinstance(value, base))
+        base: Any = next(base for base in (dict, list, set) if isinstance(value, base))
         base.__init__(new, value)
     for name, item in getattr(value, "__dict__", {}).items():
         _SET(new, name, item)
@@ -336,55 +346,56 @@ def _new_cell(value: None) -> types.CellType:  # noqa: ARG001 - a shell takes wh
     return types.CellType()
 
 
-def _empty(kind: type) -> Any:
+def _empty(kind: type) -> object:
     return kind()
 
 
-def _fill_cell(into: types.CellType, items: list[Any]) -> None:
+def _fill_cell(into: types.CellType, items: list[object]) -> None:
     (into.cell_contents,) = items
 
 
-def _fill_dict(into: dict[Any, Any], items: list[Any]) -> None:
+def _fill_dict(into: dict[object, object], items: list[object]) -> None:
     half = len(items) // 2
     into.update(zip(items[:half], items[half:], strict=True))
 
 
-def _build_tuple(kind: Any, items: list[Any]) -> Any:
-    return tuple(items) if kind is tuple else kind._make(items) if hasattr(kind, "_make") else kind(items)
+def _build_tuple(kind: Any, items: list[object]) -> object:
+    """A tuple; an object of a named tuple's class, which takes its fields one by one; or of another subclass."""
+    if kind is tuple:
+        return tuple(items)
+    return kind._make(items) if hasattr(kind, "_make") else kind(items)
 
 
-def _build_partial(names: tuple[str, ...], items: list[Any]) -> functools.partial[Any]:
+def _build_partial(names: tuple[str, ...], items: list[Any]) -> functools.partial[object]:
     positional = len(items) - len(names)
     function, *arguments = items[:positional]
     return functools.partial(function, *arguments, **dict(zip(names, items[positional:], strict=True)))
 
 
-def _build_function(value: types.FunctionType, cells: list[Any]) -> types.FunctionType:
+def _build_function(value: types.FunctionType, cells: list[types.CellType]) -> types.FunctionType:
     new = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
     new.__kwdefaults__, new.__qualname__ = value.__kwdefaults__, value.__qualname__
     new.__dict__.update(value.__dict__)
     return new
 
 
-def _build_builtin(name: str, items: list[Any]) -> Any:
+def _build_builtin(name: str, items: list[object]) -> object:
     return getattr(items[0], name)
 
 
-def _build_method(what: Callable[..., Any], items: list[Any]) -> types.MethodType:
+def _build_method(what: Callable[..., object], items: list[object]) -> types.MethodType:
     return types.MethodType(what, items[0])
 
 
-def _copying(shell: _Shell) -> Callable[[_CopyList, Any], int]:
+def _copying(shell: _Shell) -> Callable[[_CopyList, object], int]:
     return lambda plan, value: plan.add_opaque(value, shell)
 
 
-def _rebuilding(
-    items_of: Callable[[Any], Iterable[Any]], build: Callable[[Any, list[Any]], Any]
-) -> Callable[[_CopyList, Any], int]:
+def _rebuilding(items_of: Callable[[Any], Iterable[object]], build: _Build) -> Callable[[_CopyList, object], int]:
     return lambda plan, value: plan.add_rebuilt(value, build, items_of(value))
 
 
-_PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
+_PLANNERS: Final[dict[type, _Planner]] = {
     list: _CopyList.add_list,
     tuple: _CopyList.add_tuple,
     dict: _CopyList.add_dict,
@@ -400,7 +411,7 @@ _PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
 _UNIFORM_PLANNERS: Final = _PLANNERS | {list: _CopyList.add_uniform_list, tuple: _CopyList.add_uniform_tuple}
 
 
-def _planner_of(kind: Any) -> Callable[[_CopyList, Any], int | None]:
+def _planner_of(kind: Any) -> _Planner:
     """How to copy objects of a class that can change."""
     if issubclass(kind, tuple):
         return _CopyList.add_tuple
@@ -416,7 +427,7 @@ def _planner_of(kind: Any) -> Callable[[_CopyList, Any], int | None]:
 
 
 @functools.cache
-def _is_plain(kind: Any) -> bool:
+def _is_plain(kind: type) -> bool:
     """Whether attributes of such objects are simply set; those of frozen dataclasses are not."""
     return "__setattr__" not in {name for base in kind.__mro__[:-1] for name in base.__dict__}
 
@@ -428,7 +439,8 @@ def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
     # written out for each class, as dataclasses do: a loop over the names takes four times as long.
     line = "    new.{0} = value.{0}" if _is_plain(kind) else "    put(new, {0!r}, value.{0})"
     lines = ["def copy(value):", "    new = make(kind)", *[line.format(name) for name in names], "    return new"]
-    return _written(lines, kind)  # type: ignore[no-any-return]
+    copy: _Shell = _written(lines, kind)
+    return copy
 
 
 @functools.cache
@@ -437,7 +449,8 @@ def _filling(kind: type, names: tuple[str, ...]) -> _Fill:
     line = "    into.{0} = new[p{1}]" if _is_plain(kind) else "    put(into, {0!r}, new[p{1}])"
     lines = [line.format(name, number) for number, name in enumerate(names)]
     places = "".join(f"p{number}, " for number in range(len(names)))
-    return _written(["def copy(into, new, places):", f"    {places}= places", *lines], kind)  # type: ignore[no-any-return]
+    fill: _Fill = _written(["def copy(into, new, places):", f"    {places}= places", *lines], kind)
+    return fill
 
 
 def _written(lines: list[str], kind: type) -> Any:

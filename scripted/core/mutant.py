@@ -53,7 +53,7 @@ class Mutant:
     target: str
     cut: str = ""
     becomes: str = ""
-    replacement: Any = None
+    replacement: object = None
     kind: Literal["put back", "put back in part", "imitated"] = "put back"
     note: str = ""
     schedule: str = ""
@@ -110,7 +110,7 @@ class Mutant:
         code = code or getattr(getattr(original, "__func__", None), "__code__", None)
         return code is None or id(code) in codes
 
-    def _find(self) -> tuple[type | ModuleType, str, Any]:
+    def _find(self) -> tuple[type | ModuleType, str, object]:
         module, _, path = self.target.partition(":")
         *owners, attribute = path.split(".")
         try:
@@ -119,7 +119,7 @@ class Mutant:
         except (ImportError, AttributeError) as exc:
             raise self._misfit(f"there is no {self.target}: {exc}") from exc
 
-    def _function(self, original: Any) -> FunctionType:
+    def _function(self, original: object) -> FunctionType:
         """The function under a property, a static or class method, or a decorator that wraps it."""
         found = inspect.unwrap(_inside(original))
         if not isinstance(found, FunctionType) or found.__name__ == "<lambda>":
@@ -213,7 +213,7 @@ def read_mutants(file: Path) -> tuple[Mutant, ...]:
     return tuple(mutants)
 
 
-def _inside(original: Any) -> Any:
+def _inside(original: object) -> Any:
     return getattr(original, "fget", None) or getattr(original, "func", None) or original
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -76,7 +76,7 @@ def parse_action(text: str, actions: Iterable[type[Action]], step: str = "") -> 
     """What a clause says after its ``step``, which errors name with it. Raises ScriptDefinitionError."""
     kind, *words = words_of_clause(text) or [""]
     kinds = {str(action.__struct_config__.tag): action for action in actions}
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for word in words:
         name, separator, value = word.partition("=")
         values["rid" if not separator else name] = value if separator else name

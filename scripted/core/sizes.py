@@ -63,7 +63,7 @@ def grown(before: Mapping[str, int], now: Mapping[str, int], when: str) -> dict[
 
 
 @functools.cache
-def _is_leaf(kind: Any, leaves: tuple[type, ...]) -> bool:
+def _is_leaf(kind: type, leaves: tuple[type, ...]) -> bool:
     """To ask it of each object costs more than all the rest, if one of the classes is abstract."""
     return issubclass(kind, leaves)
 
@@ -102,7 +102,7 @@ def _items(value: Any) -> Iterable[object]:
     return () if isinstance(value, bytearray) else value
 
 
-def _attributes(value: Any) -> Iterable[tuple[str, object]]:
+def _attributes(value: object) -> Iterable[tuple[str, object]]:
     slots, own = slots_of(type(value)), getattr(value, "__dict__", {})  # type: ignore[arg-type]
     if not slots and own.keys().isdisjoint(_BOUNDED):
         return own.items()

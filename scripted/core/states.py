@@ -26,6 +26,8 @@ _KNOWN_LIMIT: Final = 20_000
 _FORMAT: Final = 2
 # One that cannot be packed: it is never confused with a value.
 _OBJECT: Final = "\0object"
+# Reads the objects of one class, and is found by that class.
+_Reader = Callable[["_Reading", Any], object]
 
 
 class UnreadableState(Exception):
@@ -37,10 +39,10 @@ class StateReader:
 
     def __init__(self, left_out: Mapping[type, Collection[str]] | None = None) -> None:
         self._left_out = dict(left_out or {})
-        self._shapes: dict[Any, tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {}
+        self._shapes: dict[tuple[object, ...], tuple[tuple[str, ...], Callable[[object], tuple[object, ...]]]] = {}
         # What messages and plans consist of, by the address of each, which is kept alive with it.
-        self.known: dict[int, tuple[Any, Any]] = {}
-        self._readers: dict[type, Callable[[_Reading, Any], Any]] = {
+        self.known: dict[int, tuple[object, object]] = {}
+        self._readers: dict[type, _Reader] = {
             list: _Reading.builtin,
             tuple: _Reading.builtin,
             deque: _Reading.each,
@@ -53,7 +55,7 @@ class StateReader:
             random.Random: lambda _, value: repr(value.getstate()),
         }
 
-    def digest(self, *roots: Any) -> bytes:
+    def digest(self, *roots: object) -> bytes:
         """Of all that can be reached from here. Raises UnreadableState."""
         if len(self.known) > _KNOWN_LIMIT:
             self.known.clear()
@@ -63,20 +65,20 @@ class StateReader:
         found += map(reading.attributes, reading.instances)
         return hashlib.blake2b(marshal.dumps(found, _FORMAT), digest_size=_DIGEST_BYTES).digest()
 
-    def reader_of(self, kind: type) -> Callable[[_Reading, Any], Any]:
+    def reader_of(self, kind: type) -> _Reader:
         reader = self._readers.get(kind)
         if reader is None:
             reader = self._readers[kind] = _reader_of(kind)
         return reader
 
-    def attributes_of(self, value: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    def attributes_of(self, value: object) -> tuple[tuple[str, ...], Callable[[object], tuple[object, ...]]]:
         """The names of those that belong to the state, in one order for all copies, and what reads them."""
         kind: Any = type(value)
         shape = kind, *getattr(value, "__dict__", ())
         known = self._shapes.get(shape)
         if known is None:
             out = {name for base in kind.__mro__ for name in self._left_out.get(base, ())}
-            fields = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else slots_of(kind)
+            fields: tuple[str, ...] = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else slots_of(kind)
             # A class that says nothing of a slot leaves it empty in some objects; those are read with what they have.
             names = tuple(sorted({name for name in (*fields, *shape[1:]) if hasattr(value, name)} - out))
             known = names, attrgetter(*names, "__class__", "__class__")
@@ -93,15 +95,15 @@ class _Reading:
         self._states = states
         self._numbers: dict[int, int] = {}
         self._met = 0
-        self.instances: list[Any] = []
+        self.instances: list[object] = []
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: object) -> object:
         kind = type(value)
         if kind in _ATOMS:
             return value
         return (self._readers.get(kind) or self._states.reader_of(kind))(self, value)
 
-    def builtin(self, value: Any) -> Any:
+    def builtin(self, value: Any) -> object:
         """A list, a tuple or a dict: as it is, if there is nothing but numbers and text in it."""
         try:
             return marshal.dumps(value, _FORMAT)
@@ -110,19 +112,19 @@ class _Reading:
                 return self.each(value), self.each(value.values())
             return self.each(value)
 
-    def each(self, values: Iterable[Any]) -> Any:
+    def each(self, values: Iterable[object]) -> object:
         return tuple([item if type(item) in _ATOMS else self.value(item) for item in values])
 
-    def unordered(self, value: Any) -> Any:
+    def unordered(self, value: Collection[object]) -> object:
         return sorted([self.value(item) for item in value], key=repr)
 
-    def method(self, value: types.MethodType) -> Any:
+    def method(self, value: types.MethodType) -> object:
         return value.__func__.__qualname__, self.value(value.__self__)
 
-    def partial(self, value: functools.partial[Any]) -> Any:
+    def partial(self, value: functools.partial[object]) -> object:
         return self.value(value.func), self.each(value.args), self.builtin(value.keywords)
 
-    def struct(self, value: msgspec.Struct) -> Any:
+    def struct(self, value: msgspec.Struct) -> object:
         known = self._states.known.get(id(value))
         if known is not None:
             return known[1]
@@ -132,7 +134,7 @@ class _Reading:
             self._states.known[id(value)] = value, read
         return read
 
-    def instance(self, value: Any) -> Any:
+    def instance(self, value: object) -> object:
         self._met += 1
         number = self._numbers.get(id(value))
         if number is None:
@@ -140,9 +142,9 @@ class _Reading:
             self.instances.append(value)
         return _OBJECT, number
 
-    def attributes(self, value: Any) -> Any:
+    def attributes(self, value: object) -> object:
         names, read = self._states.attributes_of(value)
-        inside: Any = ()
+        inside: object = ()
         if isinstance(value, dict):
             inside = self.each(value), self.each(value.values())
         elif isinstance(value, list | tuple | deque | set):
@@ -150,7 +152,7 @@ class _Reading:
         return type(value).__qualname__, names, self.each(read(value)[:-2]), inside
 
 
-def _reader_of(kind: Any) -> Callable[[_Reading, Any], Any]:
+def _reader_of(kind: Any) -> _Reader:
     if issubclass(kind, Enum):
         return lambda _, value: f"{kind.__name__}.{value.name}"
     if issubclass(kind, msgspec.Struct):
@@ -168,7 +170,7 @@ def _reader_of(kind: Any) -> Callable[[_Reading, Any], Any]:
     return _unreadable
 
 
-def _function(reading: _Reading, value: Any) -> Any:
+def _function(reading: _Reading, value: types.FunctionType | types.BuiltinFunctionType) -> object:
     """A function that remembers something is part of the state."""
     cells = getattr(value, "__closure__", None) or ()
     owner = getattr(value, "__self__", None)
@@ -177,13 +179,13 @@ def _function(reading: _Reading, value: Any) -> Any:
     return value.__qualname__, reading.each([cell.cell_contents for cell in cells])
 
 
-def _unreadable(_: _Reading, value: Any) -> Any:
+def _unreadable(_: _Reading, value: object) -> object:
     kind = type(value)
     raise UnreadableState(f"a {kind.__module__}.{kind.__qualname__} does not say what it consists of")
 
 
 @functools.cache
-def slots_of(kind: Any) -> tuple[str, ...]:
+def slots_of(kind: type) -> tuple[str, ...]:
     names: list[str] = []
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())

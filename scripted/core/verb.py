@@ -12,7 +12,7 @@ from typing import Any
 class Code:
     """An argument that a script writes as an expression; ``value`` is what the expression is."""
 
-    def __init__(self, text: str, value: Any = None) -> None:
+    def __init__(self, text: str, value: object = None) -> None:
         self.text = text
         self.value = value
 
@@ -20,12 +20,12 @@ class Code:
 class Verb:
     """A verb by its name below ``t``, with its arguments. ``str()`` is the line of script, ``perform`` does it."""
 
-    def __init__(self, name: str, *arguments: Any, **keywords: Any) -> None:
+    def __init__(self, name: str, *arguments: object, **keywords: object) -> None:
         self.name = name
         self.arguments = arguments
         self.keywords = keywords
 
-    def perform(self, t: Any) -> Any:
+    def perform(self, t: object) -> Any:
         keywords = {name: _value_of(value) for name, value in self.keywords.items()}
         return operator.attrgetter(self.name)(t)(*map(_value_of, self.arguments), **keywords)
 
@@ -41,11 +41,11 @@ def variable_of(name: str) -> str:
     return f"{words}_" if keyword.iskeyword(words) or words == "t" else words
 
 
-def _value_of(argument: Any) -> Any:
+def _value_of(argument: object) -> object:
     return argument.value if isinstance(argument, Code) else argument
 
 
-def _text_of(argument: Any) -> str:
+def _text_of(argument: object) -> str:
     if isinstance(argument, Code):
         return argument.text
     return json.dumps(argument) if isinstance(argument, str) else repr(argument)

@@ -30,8 +30,9 @@ def first_difference(left: StepLog, right: StepLog, *, exactly: bool = False) ->
     """Where two runs first differ; None when they are the same. ``exactly`` compares time and digests too."""
     fields = [name for name in _FIELDS if exactly or name not in _OF_ONE_RUN]
     for index, (a, b) in enumerate(zip(left.steps, right.steps, strict=False)):
+        of_one, of_other = msgspec.structs.asdict(a), msgspec.structs.asdict(b)
         for field in fields:
-            one, other = getattr(a, field), getattr(b, field)
+            one, other = of_one[field], of_other[field]
             if one != other:
                 return Difference(index, field, _words(one), _words(other))
     if len(left.steps) == len(right.steps):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
@@ -122,15 +122,22 @@ class ClientView(Nameless):
         )
 
 
+class HasChoices(Protocol):
+    """A request of several choices, or the client of its answer."""
+
+    rid: str
+
+    @property
+    def choices(self) -> Sequence[object]: ...
+
+
 class AskedOfEachChoice:
-    """A descriptor of what only one request has: asked of a request of several choices, it is refused."""
+    """An attribute of one request that a request of several choices refuses."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, asked: Any, owner: type) -> Any:
-        if asked is None:
-            return self
+    def __get__(self, asked: HasChoices, owner: type) -> NoReturn:
         path = f"r.choices[0].{'client.' if isinstance(asked, ClientView) else ''}{self._name}"
         raise BadCall(
             f"{asked.rid} has {len(asked.choices)} choices, each with its own .{self._name}; ask {path}, or another one"
@@ -183,11 +190,11 @@ class ChoicesView(ClientView):
     def choices(self) -> tuple[ClientView, ...]:
         return self._choices
 
-    chunks: Any = AskedOfEachChoice()
-    text: Any = AskedOfEachChoice()
-    token_ids: Any = AskedOfEachChoice()
-    input_logprobs: Any = AskedOfEachChoice()
-    finish_reason: Any = AskedOfEachChoice()
+    chunks = AskedOfEachChoice()
+    text = AskedOfEachChoice()
+    token_ids = AskedOfEachChoice()
+    input_logprobs = AskedOfEachChoice()
+    finish_reason = AskedOfEachChoice()
 
     def __repr__(self) -> str:
         return (

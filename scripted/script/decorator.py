@@ -139,10 +139,16 @@ def scripted(
     return decorate
 
 
+def test_of(found: object) -> ScriptedTest | None:
+    """The test that ``@scripted`` made of a function; None for any other object."""
+    spec = getattr(found, "scripted", None)
+    return spec if isinstance(spec, ScriptedTest) else None
+
+
 def spec_of(test: Callable[..., Any]) -> ScriptedTest:
-    """What ``@scripted`` made of a function. Raises ScriptDefinitionError for a function that it did not decorate."""
-    spec = getattr(test, "scripted", None)
-    if not isinstance(spec, ScriptedTest):
+    """The test that ``@scripted`` made of a function. Raises ScriptDefinitionError for any other function."""
+    spec = test_of(test)
+    if spec is None:
         raise ScriptDefinitionError(
             f"{getattr(test, '__name__', test)!r} is not a script; decorate it with @scripted(config)"
         )

@@ -144,18 +144,18 @@ class Choices(BaseRequest):
         found = {str(choice.status) for choice in self._choices}
         return status_of(next(word for word in ("running", "waiting", "finished", "aborted") if word in found))
 
-    finish_reason: Any = AskedOfEachChoice()
-    output_ids: Any = AskedOfEachChoice()
-    req: Any = AskedOfEachChoice()
-    error: Any = AskedOfEachChoice()
-    chunks_done: Any = AskedOfEachChoice()
-    is_chunking: Any = AskedOfEachChoice()
-    is_running: Any = AskedOfEachChoice()
-    is_prefilled: Any = AskedOfEachChoice()
-    retractions: Any = AskedOfEachChoice()
-    cached_tokens: Any = AskedOfEachChoice()
-    remaining_prompt_tokens: Any = AskedOfEachChoice()
-    kv_pages: Any = AskedOfEachChoice()
+    finish_reason = AskedOfEachChoice()
+    output_ids = AskedOfEachChoice()
+    req = AskedOfEachChoice()
+    error = AskedOfEachChoice()
+    chunks_done = AskedOfEachChoice()
+    is_chunking = AskedOfEachChoice()
+    is_running = AskedOfEachChoice()
+    is_prefilled = AskedOfEachChoice()
+    retractions = AskedOfEachChoice()
+    cached_tokens = AskedOfEachChoice()
+    remaining_prompt_tokens = AskedOfEachChoice()
+    kv_pages = AskedOfEachChoice()
 
     def __repr__(self) -> str:
         return f"<{self.rid}: choices={list(self._choices)}>"

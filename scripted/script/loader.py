@@ -20,7 +20,7 @@ import msgspec
 
 from scripted.core.adapters import OWN
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, spec_of
+from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, test_of
 
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _modules: dict[tuple[str, str], types.ModuleType] = {}
@@ -33,8 +33,8 @@ def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> Scrip
             sys.path.append(path)
     module = _module(Path(file))
     owner, found = _found(module, name)
-    spec = getattr(found, "scripted", None)
-    function: Any = _bound(owner, spec.script if isinstance(spec, ScriptedTest) else found)
+    spec = test_of(found)
+    function: Any = _bound(owner, found if spec is None else spec.script)
     if not inspect.isgeneratorfunction(function):
         raise ScriptDefinitionError(
             f"{file} has no generator function {name!r} at its top level or in a class there; "
@@ -48,13 +48,13 @@ def load_test(file: str, name: str) -> ScriptedTest:
     """The decorated test ``name`` of ``file``, with its configuration. Raises whatever importing the file raises."""
     module = _module(Path(file))
     owner, found = _found(module, name)
-    if isinstance(getattr(found, "scripted", None), ScriptedTest):
-        spec = spec_of(found)
+    spec = test_of(found)
+    if spec is not None:
         spec = msgspec.structs.replace(spec, script=_bound(owner, spec.script))
         # Marks above @scripted are on the test, not on the script; a run of the script needs its parameters.
         getattr(spec.script, "__func__", spec.script).__dict__["pytestmark"] = getattr(found, "pytestmark", [])
         return spec
-    there = [key for key, value in vars(module).items() if isinstance(getattr(value, "scripted", None), ScriptedTest)]
+    there = [key for key, value in vars(module).items() if test_of(value) is not None]
     raise ScriptDefinitionError(
         f"{file} has no script {name!r} decorated with @scripted(config); "
         + (f"its scripts are {', '.join(there)}" if there else "it has none at all")
@@ -123,7 +123,7 @@ def _names_in(owner: types.ModuleType | type, prefix: str = "") -> Iterator[str]
     classes = reversed(owner.__mro__) if isinstance(owner, type) else [owner]
     for name, value in {name: value for one in classes for name, value in vars(one).items()}.items():
         function = getattr(value, "__func__", value)
-        if isinstance(getattr(function, "scripted", None), ScriptedTest):
+        if test_of(function) is not None:
             yield f"{prefix}{name}"
         elif isinstance(value, type) and value.__module__ == getattr(owner, "__module__", owner.__name__):
             yield from _names_in(value, f"{prefix}{name}.")

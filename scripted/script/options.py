@@ -45,8 +45,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if len(set(names)) != len(names):
             raise ScriptDefinitionError(f"must_reach names each window once, got {list(names)}")
-        for name in ("timeout_s", "result_timeout_s"):
-            seconds = getattr(self, name)
+        for name, seconds in (("timeout_s", self.timeout_s), ("result_timeout_s", self.result_timeout_s)):
             if not _is_number(seconds) or not 0 < seconds < math.inf:
                 raise ScriptDefinitionError(f"{name} must be a number of seconds > 0, got {seconds!r}")
         if not isinstance(self.max_steps, int) or isinstance(self.max_steps, bool) or self.max_steps < 1:

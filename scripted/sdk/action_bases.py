@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
+import msgspec
+
 from scripted.core.action import Action, RunLike, smaller_requests
 from scripted.core.errors import BadCall
 from scripted.core.prompts import prompt_ids, prompt_of
@@ -80,7 +82,7 @@ class AdministrativeCall(Action, frozen=True, kw_only=True, omit_defaults=True):
     def message(self, call_id: str) -> Any:
         """The call's event, with the values of the fields that have the same names."""
         names = set(self.__struct_fields__) & set(self.event.__struct_fields__)
-        values = {name: getattr(self, name) for name in names}
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if name in names}
         if "timeout_s" in values:
             values["timeout_s"] = as_seconds(values["timeout_s"])
         return self.event(call_id=call_id, **values)

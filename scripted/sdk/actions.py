@@ -123,7 +123,8 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
             run.give(message)
 
     def verbs(self) -> tuple[Verb, ...]:
-        more: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name)}
+        given = msgspec.structs.asdict(self)
+        more: dict[str, Any] = {name: given[name] for name in _NUMBERS if given[name]}
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
         more |= {"shared_len": self.shared} if self.shared else {}
         more |= {"tail_seed": self.tail} if self.shared or self.tail else {}
@@ -173,7 +174,8 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
 
     @classmethod
     def words(cls, event: Add) -> str:
-        said = {name: getattr(event, name) for name in _NUMBERS if name != "images"}
+        given = msgspec.structs.asdict(event)
+        said = {name: given[name] for name in _NUMBERS if name != "images"}
         said["images"] = len(event.images)
         more = "".join(f", {name} {value}" for name, value in said.items() if value)
         return f"start {short_rid(event.rid)} ({len(event.prompt_ids)} + {event.max_new_tokens} tokens{more})"
@@ -187,7 +189,8 @@ def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, **more
 
 def _content_of(start: SubmitRequest) -> Mapping[str, int]:
     """The fields that a twin of this request has too."""
-    return {name: getattr(start, name) for name in ("prompt", "seed", "lora", "grammar", "images")}
+    fields = msgspec.structs.asdict(start)
+    return {name: fields[name] for name in ("prompt", "seed", "lora", "grammar", "images")}
 
 
 def _half_of(limits: Limits, can: Capabilities) -> int:

@@ -20,8 +20,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 1
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
+        for name, value in msgspec.structs.asdict(self).items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"the limit {name} is at least 1, a whole number, got {value!r}")
 

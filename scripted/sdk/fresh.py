@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from scripted.core.sizes import grown, sizes_of
+from scripted.sdk.messages import SdkMachine
 
 
 class Fresh:
@@ -15,13 +15,13 @@ class Fresh:
     classes ``leaves`` never change and are not looked into.
     """
 
-    def __init__(self, machine: Any, may_grow: Collection[str], leaves: Collection[type]) -> None:
+    def __init__(self, machine: SdkMachine, may_grow: Collection[str], leaves: Collection[type]) -> None:
         self._may_grow = tuple(may_grow)
         self._leaves = tuple(leaves)
         self._counts = dict(machine.counts())
         self._sizes = sizes_of(*self._leaves, machine=machine)
 
-    def grown(self, machine: Any) -> str | None:
+    def grown(self, machine: SdkMachine) -> str | None:
         """Say how a machine at its end differs from a new one; None if it does not."""
         counts = machine.counts()
         other = [

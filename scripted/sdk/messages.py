@@ -5,8 +5,11 @@ Plain values that can be written down. Token ids are ints, positions count from 
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
+from scripted.core.machine import Machine
 from scripted.core.tokens import tokens_alone
 from scripted.sdk.images import Image
 
@@ -320,3 +323,7 @@ class Record(msgspec.Struct, frozen=True):
     stepped: Stepped | None
     counts: dict[str, int]
     error: str | None = None
+
+
+# The machine of such a scheduler.
+SdkMachine: TypeAlias = Machine[Event, Stepped]

@@ -6,7 +6,6 @@ Every request reads its own KV (``pipeline.py``) and says what it says alone; in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from scripted.core.account import Life
 from scripted.core.oracle import Oracle
@@ -27,6 +26,7 @@ from scripted.sdk.messages import (
     Refused,
     Reply,
     Resume,
+    SdkMachine,
     Share,
     Stepped,
     Tokens,
@@ -34,7 +34,7 @@ from scripted.sdk.messages import (
 from scripted.sdk.pipeline import SimulatedRunner
 
 
-class SdkOracle(Oracle):
+class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
     """Judges a machine that is as good as new. With ``fresh`` it must be as new again in the end."""
 
     def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh | None) -> None:
@@ -97,7 +97,9 @@ class SdkOracle(Oracle):
 
     # -- a step --
 
-    def after_step(self, events: Sequence[Event], stepped: Stepped, machine: Any, pipeline: SimulatedRunner) -> None:
+    def after_step(
+        self, events: Sequence[Event], stepped: Stepped, machine: SdkMachine, pipeline: SimulatedRunner
+    ) -> None:
         """Check one step. Raises Violation."""
         if self._resting is not None:
             self._check_nothing_changed(machine)
@@ -248,12 +250,12 @@ class SdkOracle(Oracle):
 
     # -- the end --
 
-    def at_rest(self, machine: Any) -> None:
+    def at_rest(self, machine: SdkMachine) -> None:
         """Check that every request has ended and every call is answered. Raises Violation."""
         self.account.check_end()
         self._resting = dict(machine.counts())
 
-    def _check_nothing_changed(self, machine: Any) -> None:
+    def _check_nothing_changed(self, machine: SdkMachine) -> None:
         """Check that a step of nothing but aborts of dead requests changed no count. Raises Violation."""
         resting, self._resting = self._resting, None
         assert resting is not None
@@ -263,7 +265,7 @@ class SdkOracle(Oracle):
         if changed:
             raise Violation(f"an abort of a request that is not alive changed {', '.join(changed)}")
 
-    def at_end(self, machine: Any) -> None:
+    def at_end(self, machine: SdkMachine) -> None:
         """Check the end of a run, after a flush where that is declared. Raises Violation."""
         if not machine.is_idle:
             raise Violation(f"everything has ended, but the scheduler is not idle: {_words(machine.counts())}")

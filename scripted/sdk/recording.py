@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import log_of_adapter
-from scripted.sdk.messages import Event, Record, Step, Stepped
+from scripted.sdk.messages import Event, Record, SdkMachine, Step, Stepped
 
 FORMAT: Final = "lockstep-steps-1"
 # The part of the first line that has the format, and the line's largest length.
@@ -48,7 +48,7 @@ class Recorder:
     """
 
     def __init__(
-        self, machine: Any, path: str | Path, *, adapter: str, config: Mapping[str, Any] | None = None
+        self, machine: SdkMachine, path: str | Path, *, adapter: str, config: Mapping[str, object] | None = None
     ) -> None:
         self.machine = machine
         self.depth: int = machine.depth
@@ -60,7 +60,7 @@ class Recorder:
         """Do one step, and record it before it is handed on, also when the machine dies in it."""
         step = Step(tuple(events), now)
         try:
-            stepped: Stepped = self.machine.step(events, now)
+            stepped = self.machine.step(events, now)
         except Exception as exc:
             self._write(Record(step, None, {}, f"{type(exc).__name__}: {exc}"))
             raise
@@ -69,11 +69,10 @@ class Recorder:
 
     @property
     def is_idle(self) -> bool:
-        return bool(self.machine.is_idle)
+        return self.machine.is_idle
 
     def counts(self) -> Mapping[str, int]:
-        counts: Mapping[str, int] = self.machine.counts()
-        return counts
+        return self.machine.counts()
 
     def close(self) -> None:
         """Write out what is buffered; idempotent."""
@@ -140,8 +139,9 @@ def _difference(number: int, then: Record, now: Record) -> str | None:
     """Name the first field in which two steps differ, with both values."""
     if then.stepped is None or now.stepped is None:
         return f"step {number}: the recorded machine died of {then.error}, this one did not"
-    for name in Stepped.__struct_fields__:
-        one, other = getattr(then.stepped, name), getattr(now.stepped, name)
+    replayed_fields = msgspec.structs.asdict(now.stepped)
+    for name, one in msgspec.structs.asdict(then.stepped).items():
+        other = replayed_fields[name]
         if one != other:
             return f"step {number}, {name}: {one!r} was recorded, now it is {other!r}"
     if then.counts != now.counts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 from scripted.core.phrases import text_of
 from scripted.sdk.messages import Answer, Batch, Refused, Share, Stepped, Tokens
@@ -45,9 +45,9 @@ def wrong_in_step(stepped: object) -> str | None:
     """Name the first fault in the output of a step."""
     if not isinstance(stepped, Stepped):
         return f"returns a Stepped, got {stepped!r:.80}"
-    for name in ("replies", "preempted"):
-        if type(getattr(stepped, name)) not in (tuple, list):
-            return f"returns {name} as a tuple, got {getattr(stepped, name)!r:.80}"
+    for name, value in (("replies", stepped.replies), ("preempted", stepped.preempted)):
+        if type(value) not in (tuple, list):
+            return f"returns {name} as a tuple, got {value!r:.80}"
     if not isinstance(stepped.again, bool):
         return f"returns True or False as again, got {stepped.again!r:.80}"
     for reply in stepped.replies:
@@ -74,7 +74,7 @@ def _wrong_in_batch(batch: object) -> str | None:
     return None
 
 
-def _has(machine: Any, part: str) -> bool:
+def _has(machine: object, part: str) -> bool:
     """Whether the machine has a part, also where a property raises."""
     if inspect.getattr_static(machine, part, None) is not None:
         return True
@@ -93,5 +93,5 @@ def _wrong_in_call(part: str, call: Callable[[], object]) -> str | None:
     return None
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int or (hasattr(value, "__index__") and not isinstance(value, bool))
+def _is_whole(value: object) -> bool:
+    return type(value) is int or (isinstance(value, SupportsIndex) and not isinstance(value, bool))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from scripted.core.action import Action, RunLike, SearchBase, verbs_of
+import msgspec
+
+from scripted.core.action import Action, RunLike, SearchBase, rid_of, verbs_of
 from scripted.core.errors import BadCall
 from scripted.sdk.messages import Signal
 
@@ -25,10 +27,10 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
     def value(self) -> Any:
         """The value of the signal: the first field, unless that is the rid."""
         first = next(iter(self.__struct_fields__), "rid")
-        return 0 if first == "rid" else getattr(self, first)
+        return 0 if first == "rid" else msgspec.structs.asdict(self)[first]
 
     def apply(self, run: RunLike) -> None:
-        run.give(Signal(name=self.kind, value=self.value, rid=getattr(self, "rid", "")))
+        run.give(Signal(name=self.kind, value=self.value, rid=rid_of(self) or ""))
 
     def tell(self, t: Any) -> None:
         """Do its verb. Raises BadCall for a wrong value, and where there is nothing for it to act on."""
@@ -40,9 +42,9 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         t.run.act(self)
 
     @classmethod
-    def is_known(cls, config: Any) -> bool:
+    def is_known(cls, config: msgspec.Struct) -> bool:
         """Whether machines of this configuration have its target."""
-        return not cls.needs or bool(getattr(config, cls.needs))
+        return not cls.needs or bool(msgspec.structs.asdict(config)[cls.needs])
 
     def reaches(self, run: RunLike) -> bool:
         return self.is_known(run.config)

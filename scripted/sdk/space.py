@@ -6,9 +6,10 @@ import functools
 import random
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Generic, Literal
 
 import msgspec
+from typing_extensions import TypeVar
 
 from scripted.core.action import Action
 from scripted.core.placed_action import Placed
@@ -20,6 +21,7 @@ from scripted.sdk.capabilities import Capabilities
 from scripted.search.covering import Row
 from scripted.search.generated import EVENT, REQUEST_FEATURES, TWIST, Marks, drawn_events, drawn_requests, event_kinds
 
+_SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
 _OTHER: Final = "other"
 _TRIPLES: Final = ("requests", "prompts", "sharing")
 _OWN: Final = ("priorities", "loras", "grammars", "sessions", "images")
@@ -32,7 +34,7 @@ _ALIKE: Final = {"sharing": ("all",), "prompts": ("alike",)}
 _TRIES: Final = 8
 
 
-class SchedulerSpace:
+class SchedulerSpace(Generic[_SettingsT]):
     """Implements ``scripted.search.generated.Space``.
 
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
@@ -44,26 +46,29 @@ class SchedulerSpace:
 
     def __init__(
         self,
-        adapter: Adapter,
-        config: type[msgspec.Struct],
-        settings: Mapping[str, Sequence[Any]],
-        actions: Mapping[type[Action], Mapping[str, Sequence[Any]]],
-        needed: Mapping[str, Mapping[str, Sequence[Any]]],
-        crowded: Mapping[str, Sequence[Any]],
+        adapter: Adapter[_SettingsT],
+        config: type[_SettingsT],
+        settings: Mapping[str, Sequence[object]],
+        actions: Mapping[type[Action], Mapping[str, Sequence[object]]],
+        needed: Mapping[str, Mapping[str, Sequence[object]]],
+        crowded: Mapping[str, Sequence[object]],
     ) -> None:
         self._adapter = adapter
         self._default = config()
+        self._defaults = msgspec.structs.asdict(self._default)
         hints = typing.get_type_hints(config)
-        self._settings: dict[str, tuple[Any, ...]] = {}
+        self._settings: dict[str, tuple[object, ...]] = {}
         for name in config.__struct_fields__:
-            default = getattr(self._default, name)
+            default = self._defaults[name]
             values = (*settings.get(name, ()), *_others(hints[name], default))
             self._settings[name] = tuple(dict.fromkeys(value for value in values if value != default))
         self._needed = {EVENT + str(action.__struct_config__.tag): settings for action, settings in actions.items()}
         self._needed |= needed
         self._is_crowded = bool(crowded)
         self._needed[TWIST] = crowded
-        self._is_possible: Callable[[Any], bool] = functools.lru_cache(maxsize=4096)(self._makes_a_machine)
+        self._is_possible: Callable[[_SettingsT | None], bool] = functools.lru_cache(maxsize=4096)(
+            self._makes_a_machine
+        )
 
     @functools.cached_property
     def features(self) -> dict[str, tuple[str, ...]]:
@@ -106,9 +111,12 @@ class SchedulerSpace:
         }
         return {name: ("some",) for name, is_there in declared.items() if is_there}
 
-    def _can_of(self, values: Mapping[str, Any]) -> Capabilities:
-        _, can = self._adapter.limits_of(self._with(values))
-        return cast(Capabilities, can)
+    def _can_of(self, values: Mapping[str, object]) -> Capabilities:
+        config = self._with(values)
+        assert config is not None, f"the settings {dict(values)} make no configuration together"
+        _, can = self._adapter.limits_of(config)
+        capabilities: Capabilities = can
+        return capabilities
 
     def _kinds_needing(self) -> Iterator[str]:
         """The kinds of events that can be added where their settings are as they need them."""
@@ -127,7 +135,7 @@ class SchedulerSpace:
     def draw(self, row: Row, rng: random.Random) -> Schedule:
         """Raises ScriptDefinitionError for settings that do not go together."""
         config = self._with(self._values(row, rng))
-        if not self._is_possible(config):
+        if config is None or not self._is_possible(config):
             raise ScriptDefinitionError(f"{self._adapter.name} makes no machine of these settings together")
         limits, can = self._adapter.limits_of(config)
         fits = max(1, min(limits.pool_tokens, limits.context_tokens) - 2)
@@ -156,7 +164,7 @@ class SchedulerSpace:
         schedule = Schedule(config, (), self._adapter.name).with_placed(placed)
         return schedule.with_placed(list(drawn_events(row, rng, schedule)))
 
-    def _values(self, row: Row, rng: random.Random) -> dict[str, Any]:
+    def _values(self, row: Row, rng: random.Random) -> dict[str, object]:
         drawn = {name: rng.choice(values) for name, values in self._settings.items() if name in row}
         needing = [*row]
         for feature in needing:
@@ -164,24 +172,24 @@ class SchedulerSpace:
                 if drawn.get(name) not in values:
                     drawn[name] = rng.choice(values)
                     # It may need others itself.
-                    needing += [name] if drawn[name] != getattr(self._default, name) else []
+                    needing += [name] if drawn[name] != self._defaults[name] else []
         return drawn
 
-    def _first_of(self, feature: str) -> dict[str, Any]:
+    def _first_of(self, feature: str) -> dict[str, object]:
         """The first values of its needs, and of theirs."""
         first = {name: values[0] for name, values in self._needed.get(feature, {}).items()}
-        for name in [name for name, value in first.items() if value != getattr(self._default, name)]:
+        for name in [name for name, value in first.items() if value != self._defaults[name]]:
             first = {**self._first_of(name), **first}
         return first
 
-    def _with(self, values: Mapping[str, Any]) -> Any:
+    def _with(self, values: Mapping[str, object]) -> _SettingsT | None:
         """The configuration; None where it refuses these values."""
         try:
             return msgspec.structs.replace(self._default, **values)
         except ValueError:
             return None
 
-    def _makes_a_machine(self, config: Any) -> bool:
+    def _makes_a_machine(self, config: _SettingsT | None) -> bool:
         if config is None:
             return False
         try:
@@ -192,7 +200,7 @@ class SchedulerSpace:
         return True
 
 
-def _others(hint: Any, default: Any) -> tuple[Any, ...]:
+def _others(hint: object, default: object) -> tuple[object, ...]:
     """Other values of a setting of this type."""
     if isinstance(default, bool):
         return (not default,)

@@ -21,7 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Generic
+
+import msgspec
+from typing_extensions import TypeVar
 
 from scripted.core.errors import Overdue
 from scripted.core.installed import harness_packages
@@ -32,6 +35,7 @@ from scripted.core.schedule import Schedule
 from scripted.core.verb import variable_of
 from scripted.core.violation import Violation
 from scripted.script.watchdog import watchdog
+from scripted.sdk.messages import SdkMachine
 from scripted.search.execution import OVERDUE, RUN_TIMEOUT_S
 
 _INDENT: Final = "    "
@@ -49,7 +53,11 @@ _ALONE: Final = (
 )
 
 
-class Standalone(ABC):
+_SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
+_MachineT = TypeVar("_MachineT", bound=SdkMachine, default=Any)
+
+
+class Standalone(ABC, Generic[_SettingsT, _MachineT]):
     """An adapter's description of its engine. ``engine`` is the name and version that a file is for.
 
     ``launch`` is the method that plans a batch, ``update`` the method that returns replies to clients.
@@ -68,26 +76,26 @@ class Standalone(ABC):
     def engine(self) -> str: ...
 
     @abstractmethod
-    def modules(self, config: Any) -> Sequence[ModuleType]:
+    def modules(self, config: _SettingsT) -> Sequence[ModuleType]:
         """The adapter's modules whose text is copied. They import no other modules of this project."""
 
     # Functions that a file needs, as far as this engine allows them: ``launches(plan)`` and ``moves(plan)``, launching
     # or not; ``positions_of(plan, request_id)``; ``said_of(outputs, request_id)``.
-    helpers: Sequence[Callable[..., Any]] = ()
+    helpers: Sequence[Callable[..., object]] = ()
 
     @abstractmethod
-    def opening(self, config: Any) -> Sequence[str]:
+    def opening(self, config: _SettingsT) -> Sequence[str]:
         """Return the statements that make the engine of ``settings``."""
 
     @abstractmethod
-    def watched(self, machine: Any) -> Mapping[str, tuple[Any, Sequence[str]]]:
+    def watched(self, machine: _MachineT) -> Mapping[str, tuple[object, Sequence[str]]]:
         """Return the engine's objects by their expressions in the file, with the methods that the machine calls."""
 
     @abstractmethod
-    def spelled(self, value: Any, calls: Calls, arguments: Sequence[Any]) -> str | None:
+    def spelled(self, value: object, calls: Calls, arguments: Sequence[object]) -> str | None:
         """Return an argument as an expression; None for one with a literal form. Rids are noted in ``calls``."""
 
-    def must_hold(self, machine: Any, calls: Calls, said: str) -> str:
+    def must_hold(self, machine: _MachineT, calls: Calls, said: str) -> str:
         """Return an expression of the file that must hold and does not after these calls; empty where there is none.
 
         ``said`` is the fault here.
@@ -114,13 +122,13 @@ class Calls:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}
         # Results by name, in order, with the place of their line; kept, so that their ids stay theirs.
-        self.results: dict[str, tuple[Any, str, int]] = {}
+        self.results: dict[str, tuple[object, str, int]] = {}
         self._standalone = standalone
         self._known: dict[int, str] = {}
         self._inside = False
 
     @contextlib.contextmanager
-    def noted(self, machine: Any) -> Iterator[None]:
+    def noted(self, machine: SdkMachine) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for expression, (target, methods) in self._standalone.watched(machine).items():
                 for method in methods:
@@ -132,7 +140,7 @@ class Calls:
         own, original = method in vars(kind), getattr(kind, method)
 
         @functools.wraps(original)
-        def call(target: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(target: object, *args: object, **kwargs: object) -> object:
             if self._inside:
                 return original(target, *args, **kwargs)
             self._inside = True
@@ -159,7 +167,7 @@ class Calls:
             else:
                 delattr(kind, method)
 
-    def spell(self, value: Any, arguments: Sequence[Any] = ()) -> str:
+    def spell(self, value: object, arguments: Sequence[object] = ()) -> str:
         """Return an expression of this value. Raises NotImplementedError where there is none."""
         if isinstance(value, (bool, int, float, str, bytes, type(None))) and not isinstance(value, Enum):
             return repr(value)
@@ -181,7 +189,7 @@ class Calls:
                 return f"{{{', '.join(f'{self.spell(name)}: {self.spell(one)}' for name, one in value.items())}}}"
         raise NotImplementedError(f"a call has an argument that cannot be written down: {type(value).__name__}")
 
-    def launch_again(self, machine: Any) -> None:
+    def launch_again(self, machine: SdkMachine) -> None:
         """Launch a few times more without anything between: a waiting request may begin in any of them."""
         launch = self._standalone.launch
         target = next(one for one, methods in self._standalone.watched(machine).values() if launch in methods)
@@ -307,7 +315,13 @@ def _assert(rule: str, said: str) -> list[str]:
 
 
 def _file(
-    standalone: Standalone, machine: Any, schedule: Schedule, calls: Calls, asserted: Sequence[str], name: str, why: str
+    standalone: Standalone,
+    machine: SdkMachine,
+    schedule: Schedule,
+    calls: Calls,
+    asserted: Sequence[str],
+    name: str,
+    why: str,
 ) -> str:
     config = schedule.config
     imports, bodies = _sources(standalone.modules(config), config)
@@ -337,7 +351,7 @@ def _file(
     return "\n".join(text)
 
 
-def _sources(modules: Sequence[ModuleType], config: Any) -> tuple[list[ast.Import | ast.ImportFrom], list[str]]:
+def _sources(modules: Sequence[ModuleType], config: object) -> tuple[list[ast.Import | ast.ImportFrom], list[str]]:
     """Return the imports and the rest of these modules, without the parts that this configuration does not use."""
     imports: list[ast.Import | ast.ImportFrom] = []
     bodies: list[str] = []

@@ -1,6 +1,6 @@
 """One run of one schedule to its verdict; and many runs that begin alike, sharing what they have in common.
 
-A failure is a broken promise, or whatever the adapter raises in a step. Any other exception is the harness's own.
+A failure is a broken promise, or an exception of the adapter in a step; other exceptions are defects of the harness.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class Prefixes:
         self._copies: dict[int, Freezer] = {}
         self._walked: Counter[int] = Counter()
         # Before each step: what can be seen of it at once, and how much was noted of the base by then.
-        self._passed: list[tuple[Any, int, int]] = []
+        self._passed: list[tuple[object, int, int]] = []
         # Runs that looked like the base before each step; and looks by what was added that showed another state.
         self._alike: Counter[int] = Counter()
         self._in_vain: Counter[tuple[str, ...]] = Counter()
@@ -454,7 +454,7 @@ class Prefixes:
         )
 
 
-def _outline(gate: Run) -> Any:
+def _outline(gate: Run) -> object:
     """What two equal states have in common, and most others do not: to read all of a state takes long."""
     live = [(rid, life.computed, len(life.said), life.aborted) for rid, life in gate.oracle.account.live.items()]
     deadline = None if gate.previous is None else gate.previous.deadline

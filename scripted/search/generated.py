@@ -10,7 +10,7 @@ import functools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -38,6 +38,10 @@ TWIST: Final = "twist"
 # The numbers of a row are drawn again as often as this, when together they make no configuration. Of rows with many
 # settings of vLLM's two draws of a hundred make one.
 _DRAWS: Final = 1000
+
+
+# The fields of a request by name, which each adapter's action of requests takes as its own.
+RequestFields: TypeAlias = dict[str, Any]
 
 
 class Space(Protocol):
@@ -218,14 +222,14 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     most: int
 
 
-def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, dict[str, Any]]]:
+def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, RequestFields]]:
     """The steps and the fields of a workload's requests, as the row has them."""
     if row.get("requests") == "stream":
         yield from _stream(row, rng, marks)
         return
     count = rng.randint(*_COUNTS[row.get("requests")])
     step = 1
-    starts: list[dict[str, Any]] = []
+    starts: list[RequestFields] = []
     alike = _length(row, rng, marks)
     # Among many small ones one may be of any size, which they pass.
     large = rng.choice((-1, 0, 1, 1))
@@ -246,7 +250,7 @@ def drawn_requests(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple
         step += gap if count <= _COUNTS["several"][1] else min(gap, 2)
 
 
-def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, dict[str, Any]]]:
+def _stream(row: Row, rng: random.Random, marks: Marks) -> Iterator[tuple[int, RequestFields]]:
     """Small requests that share a prefix keep coming, and near the first of them are one or two that are other."""
     count, rate = rng.randint(*_COUNTS["stream"]), rng.choice(_STREAM_RATES)
     others = sorted(rng.sample(range(2, 9), rng.choice((1, 1, 2))))
@@ -285,7 +289,7 @@ def _length(row: Row, rng: random.Random, marks: Marks) -> int:
 
 
 def _content(
-    level: str, rng: random.Random, length: int, block: int, others: Sequence[Mapping[str, Any]], index: int
+    level: str, rng: random.Random, length: int, block: int, others: Sequence[RequestFields], index: int
 ) -> dict[str, int]:
     """The tokens of a prompt: its own, those of another one, or some of these, up to any place.
 
@@ -342,7 +346,7 @@ def drawn_events(row: Row, rng: random.Random, schedule: Schedule) -> Iterator[P
             if not action.is_fatal:
                 met.append(step)
             yield Placed(step, action)
-            seconds = getattr(action, "timeout_s", None)
+            seconds = msgspec.structs.asdict(action).get("timeout_s")
             if seconds is not None and rng.random() < 0.7:
                 passed = AdvanceClock(seconds=seconds * rng.choice(_PARTS_OF_TIME))
                 yield Placed(step + rng.randint(1, _LATE_STEPS // 2), passed)

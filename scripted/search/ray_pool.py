@@ -27,7 +27,7 @@ LOCAL: Final = "local"
 _LOOPBACK: Final = "127.0.0.1"
 _CLIENT_SCHEME: Final = "ray://"
 _GRACE_S: Final = 10.0
-_QUIET: Final[dict[str, Any]] = {"log_to_driver": False, "logging_level": "ERROR"}
+_QUIET: Final[dict[str, object]] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 class RayPool:
@@ -73,7 +73,7 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
 @contextmanager
 def _local(ray: ModuleType, jobs: int) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": folder, "_node_ip_address": _LOOPBACK}
+        own: dict[str, object] = {"include_dashboard": False, "_temp_dir": folder, "_node_ip_address": _LOOPBACK}
         ray.init(num_cpus=jobs, **_QUIET, **own)
         try:
             yield

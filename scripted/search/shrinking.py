@@ -157,8 +157,9 @@ def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _lower_numbers(action: Action) -> Iterator[Action]:
+    values = msgspec.structs.asdict(action)
     for field in msgspec.structs.fields(action):
-        value = getattr(action, field.name)
+        value = values[field.name]
         if type(value) is int and value > 1 and value != field.default:
             for less in dict.fromkeys((value // 2, value - 1)):
                 with contextlib.suppress(ValueError, ScriptDefinitionError):  # Some are refused.

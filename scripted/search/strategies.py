@@ -11,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 from scripted.core.action import Action, SearchBase
 from scripted.core.common_actions import HoldResults, ReleaseResults
@@ -75,13 +75,16 @@ class Drawn:
         return here
 
 
+Addition: TypeAlias = tuple[Placed, ...] | Drawn
+
+
 class Strategy(ABC):
     """``complete`` strategies end by themselves and have then tried everything of their kind; others never end."""
 
     complete: ClassVar[bool]
 
     @abstractmethod
-    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Any]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Addition]:
         """What to add to the workload ``base``, which takes ``steps`` steps by itself, from the ``first``-th on.
 
         Each is a tuple of Placed, or Drawn. Equal calls yield the same.
@@ -124,7 +127,7 @@ class _Seeded(Strategy):
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Any]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[Addition]:
         every = self._every(base)
         for run in itertools.count(first):
             key = f"{self._seed}/{name}/{run}"
@@ -136,7 +139,7 @@ class _Seeded(Strategy):
         return extras_of(base)
 
     @abstractmethod
-    def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> Any:
+    def _drawn(self, key: str, rng: random.Random, extras: Sequence[Action], steps: int) -> Addition:
         """The additions of one run, of these extras."""
 
 

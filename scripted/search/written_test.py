@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -26,6 +26,8 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.report.failure import ScriptError, ScriptTimeout
+from scripted.script.context import BaseContext
+from scripted.script.handles import BaseRequest
 from scripted.script.loader import load_test
 from scripted.script.on_adapters import WritesScripts
 from scripted.script.options import ScriptOptions
@@ -158,8 +160,8 @@ def rehearse(schedule: Schedule, outcome: Outcome) -> list[Line]:
     ordered = sorted(placed, key=lambda one: (one.step, not one.action.is_control))
     lines: list[Line] = []
 
-    def script(t: Any) -> Generator[None, None, None]:
-        handles: dict[str, Any] = {}
+    def script(t: BaseContext) -> Generator[None, None, None]:
+        handles: dict[str, BaseRequest] = {}
         step = 1
         for one in ordered:
             while step < one.step:
@@ -173,7 +175,7 @@ def rehearse(schedule: Schedule, outcome: Outcome) -> list[Line]:
     return lines + [Line(one.step, one.action) for one in ordered[len(lines) :]]
 
 
-def _performed(t: Any, placed: Placed, handles: dict[str, Any]) -> Line:
+def _performed(t: BaseContext, placed: Placed, handles: dict[str, BaseRequest]) -> Line:
     try:
         for verb in placed.action.verbs():
             value = _with_handles(verb, handles).perform(t)
@@ -186,7 +188,7 @@ def _performed(t: Any, placed: Placed, handles: dict[str, Any]) -> Line:
     return Line(placed.step, placed.action)
 
 
-def _with_handles(verb: Verb, handles: dict[str, Any]) -> Verb:
+def _with_handles(verb: Verb, handles: dict[str, BaseRequest]) -> Verb:
     """The same call with handles for their names. Raises BadCall for a handle that there is not."""
     arguments = []
     for argument in verb.arguments:

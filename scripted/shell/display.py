@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import msgspec
 from rich.box import ASCII
 from rich.table import Table
 from rich.text import Text
@@ -64,8 +65,8 @@ def state_rows(state: State) -> Iterator[tuple[str, str]]:
     ]
     yield "in flight", "\n".join(flights) or "-"
     yield "paused", state.paused or "no"
-    for name in state.__struct_fields__:
-        if isinstance(value := getattr(state, name), Snapshot):
+    for name, value in msgspec.structs.asdict(state).items():
+        if isinstance(value, Snapshot):
             yield _NAMES.get(name, name), _sizes(value)
     if state.counts:
         yield "counts", ", ".join(f"{name} {count}" for name, count in state.counts.items())
@@ -86,5 +87,5 @@ def _sizes(part: Snapshot) -> str:
         return f"{part.free} free, {part.cached} cached, {part.held} held ({part.reserved} reserved) of {part.total}"
     if isinstance(part, RowState):
         return f"{part.free} free ({part.reserved} reserved) of {part.total}"
-    sizes = ((name, getattr(part, name)) for name in part.__struct_fields__)
+    sizes = msgspec.structs.asdict(part).items()
     return ", ".join(f"{size} {name.replace('_', ' ')}" for name, size in sizes)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ class HttpCall:
         gate: LoopGate,
         port: int,
         path: str,
-        body: dict[str, Any],
+        body: Mapping[str, object],
         *,
         rid: str = "",
         read: Callable[[list[int], Any], list[int]] | None = None,

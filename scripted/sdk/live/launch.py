@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from typing_extensions import TypeVar
 
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.execution import ScriptOutcome
@@ -37,7 +38,8 @@ class ServerCommand(NamedTuple):
 
 # Makes the command for a configuration, an empty folder and a free port. Raises ScriptDefinitionError for settings that
 # the live engine lacks.
-Launcher = Callable[[Any, Path, int], ServerCommand]
+_SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct, default=Any)
+Launcher = Callable[[_SettingsT, Path, int], ServerCommand]
 
 
 class Plugin(NamedTuple):
@@ -48,7 +50,12 @@ class Plugin(NamedTuple):
 
 
 def server_command(
-    settings: Any, folder: Path, port: int, plugin: Plugin, command: Sequence[str], environment: Mapping[str, str]
+    settings: msgspec.Struct,
+    folder: Path,
+    port: int,
+    plugin: Plugin,
+    command: Sequence[str],
+    environment: Mapping[str, str],
 ) -> ServerCommand:
     """Return a ``command`` of Python, with tiny models in the folder ``MODEL`` and the hook on its path."""
     _write_plugin(folder, plugin)
@@ -62,15 +69,15 @@ def server_command(
     return ServerCommand([sys.executable, "-m", *command], common | dict(environment))
 
 
-def check_simulated(settings: Any, simulated: Sequence[str], runs: str) -> None:
+def check_simulated(settings: msgspec.Struct, simulated: Sequence[str], runs: str) -> None:
     """Raise ScriptDefinitionError for settings that only the simulated device understands."""
-    default = type(settings)()
-    strange = [name for name in simulated if getattr(settings, name) != getattr(default, name)]
+    given, default = (msgspec.structs.asdict(one) for one in (settings, type(settings)()))
+    strange = [name for name in simulated if given[name] != default[name]]
     if strange:
         raise ScriptDefinitionError(f"{runs}, and this script sets {', '.join(strange)}; run it with --tier sim")
 
 
-def option_words(values: Mapping[str, Any]) -> list[str]:
+def option_words(values: Mapping[str, object]) -> list[str]:
     """Return the words of a command for options by their names in Python."""
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 

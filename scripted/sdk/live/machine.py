@@ -188,7 +188,7 @@ class LiveEngine:
             case _:
                 self.call(event)
 
-    def post(self, call_id: str, path: str, body: dict[str, Any] | None = None) -> HttpCall:
+    def post(self, call_id: str, path: str, body: Mapping[str, object] | None = None) -> HttpCall:
         """Begin an administrative call."""
         call = self._posts[call_id] = HttpCall(self._gate, self._port, path, body or {})
         return call
@@ -246,7 +246,10 @@ def _said_in(stepped: Stepped) -> list[int]:
 
 
 def _is_end(stepped: Stepped) -> bool:
-    return any(
-        reply.call_id == _ALONE if isinstance(reply, Answer) else getattr(reply, "finish_reason", None)
-        for reply in stepped.replies
-    )
+    return any(map(_ends_alone, stepped.replies))
+
+
+def _ends_alone(reply: Reply) -> bool:
+    if isinstance(reply, Answer):
+        return reply.call_id == _ALONE
+    return isinstance(reply, Tokens) and reply.finish_reason is not None

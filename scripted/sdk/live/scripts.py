@@ -11,11 +11,12 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import msgspec
 import zmq
 
+from scripted.core.machine import ConfigT
 from scripted.core.protocol import Adapter
 from scripted.report.failure import ScriptError
 from scripted.script.arguments import unpacked
@@ -36,6 +37,8 @@ from scripted.sdk.live.stand_ins import LiveDevice, LiveOracle, LiveRun
 from scripted.sdk.live.stops import LoopStops
 from scripted.sdk.script.runner import run_script
 
+_EngineT = TypeVar("_EngineT")
+_StopsT = TypeVar("_StopsT", bound=LoopStops)
 _OWNER_INTERVAL_S: Final = 1.0
 _FRONT_END_INTERVAL_S: Final = 0.2
 
@@ -46,8 +49,8 @@ def hook_loop(
     *,
     adapter: Adapter,
     config: type[msgspec.Struct],
-    stops: Callable[[Any], Any],
-    machine: Callable[[Any, Any, int], LiveEngine],
+    stops: Callable[[_EngineT], _StopsT],
+    machine: Callable[[_EngineT, _StopsT, int], LiveEngine],
 ) -> None:
     """Stop the ``loop`` of an engine's class at the gate in a live server. Hooking twice is harmless.
 
@@ -58,7 +61,7 @@ def hook_loop(
     if own_loop.__module__ == __name__ or PORT_VARIABLE not in os.environ:
         return
 
-    def hooked_loop(engine: Any) -> None:
+    def hooked_loop(engine: _EngineT) -> None:
         at = stops(engine)
         settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=config)
         port = int(os.environ[PORT_VARIABLE])
@@ -84,7 +87,9 @@ def _end_with_owner() -> None:
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _serve(stops: LoopStops, port: int, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> None:
+def _serve(
+    stops: LoopStops, port: int, adapter: Adapter[ConfigT], config: ConfigT, new_machine: Callable[[], LiveEngine]
+) -> None:
     with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
         pair.bind(f"ipc://{Path(os.environ[FOLDER_VARIABLE]) / SOCKET}")
         while not _listens(port):
@@ -102,7 +107,9 @@ def _listens(port: int) -> bool:
     return False
 
 
-def _reply_to(command: RunScript, adapter: Adapter, config: Any, new_machine: Callable[[], Any]) -> Reply:
+def _reply_to(
+    command: RunScript, adapter: Adapter[ConfigT], config: ConfigT, new_machine: Callable[[], LiveEngine]
+) -> Reply:
     try:
         script = load_script(command.file, command.name, command.import_paths)
         limits, can = adapter.limits_of(config)

@@ -16,10 +16,12 @@ from typing import Any, Final
 import msgspec
 import zmq
 
+from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.report.failure import error_of
 from scripted.script.decorator import ScriptedTest
 from scripted.script.execution import ScriptOutcome
+from scripted.script.on_adapters import ServesLive
 from scripted.script.options import ScriptOptions
 from scripted.script.wire import HookReady, ScriptFailedReply, command_to_run
 from scripted.sdk.live.launch import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Broken, Launcher, Passed, Reply
@@ -36,7 +38,7 @@ _LOG_TAIL: Final = 3000
 class LiveServer:
     """One server of one configuration. It is ``usable`` until a script fails on it or it ends."""
 
-    def __init__(self, launcher: Launcher, config: Any) -> None:
+    def __init__(self, launcher: Launcher, config: msgspec.Struct) -> None:
         self.usable = True
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
@@ -117,11 +119,11 @@ class LiveServers:
 
     def __init__(self) -> None:
         self._server: LiveServer | None = None
-        self._of: Any = None
+        self._of: tuple[str, object] | None = None
 
-    def lend(self, adapter: Any, config: Any) -> LiveServer:
+    def lend(self, adapter: Adapter, config: msgspec.Struct) -> LiveServer:
         """Return a server of this configuration. Raises ScriptDefinitionError for an adapter without one."""
-        if adapter.live is None:
+        if not isinstance(adapter, ServesLive) or adapter.live is None:
             raise ScriptDefinitionError(f"the adapter {adapter.name} has no live server; use --tier sim")
         if self._server is None or not self._server.usable or self._of != (adapter.name, config):
             self.close()

@@ -81,7 +81,7 @@ class LiveOracle(SdkOracle):
         free = machine.counts()["blocks_free"]
         if free != self._limits.blocks:
             raise Violation(f"everything has ended, but only {free} of {self._limits.blocks} blocks are free")
-        alone: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        alone: dict[tuple[object, ...], tuple[int, ...]] = {}
         for life in self.account.lives:
             message = life.message
             key = message.prompt_ids, message.max_new_tokens, message.stop_token_ids, self._weights.history(life)

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from typing_extensions import TypeVar
+
 from scripted.core.errors import NoAnswer
 
 ANSWER_TIMEOUT_S: Final = 30.0
@@ -65,19 +67,22 @@ class LoopGate:
             self.news.notify_all()
 
 
-class HeldQueue(queue.Queue[Any]):
+_MessageT = TypeVar("_MessageT", default=Any)
+
+
+class HeldQueue(queue.Queue[_MessageT]):
     """The queue of a loop's messages. Messages are ``held`` until they are let in.
 
     ``ends`` says whether a message ends the process: then it opens the gate.
     """
 
-    def __init__(self, gate: LoopGate, ends: Callable[[Any], bool]) -> None:
+    def __init__(self, gate: LoopGate, ends: Callable[[_MessageT], bool]) -> None:
         super().__init__()
-        self.held: list[Any] = []
+        self.held: list[_MessageT] = []
         self._gate = gate
         self._ends = ends
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+    def put(self, item: _MessageT, block: bool = True, timeout: float | None = None) -> None:
         if self._gate.is_open or self._ends(item):
             super().put(item, block, timeout)
             self._gate.open()
@@ -86,17 +91,17 @@ class HeldQueue(queue.Queue[Any]):
             self.held.append(item)
             self._gate.news.notify_all()
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+    def get(self, block: bool = True, timeout: float | None = None) -> _MessageT:
         """Return the oldest message that was let in; the loop stops here while there is none."""
         while block and self.empty() and not self._gate.is_open:
             self._gate.stop_at("messages")
         return super().get(block, timeout)
 
-    def wake(self, item: Any) -> None:
+    def wake(self, item: _MessageT) -> None:
         """Let in a message that only wakes the loop."""
         super().put(item)
 
-    def let_in(self) -> list[Any]:
+    def let_in(self) -> list[_MessageT]:
         """Let in all held messages, and return them."""
         with self._gate.news:
             items, self.held = self.held, []
