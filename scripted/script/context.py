@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, Final, NoReturn, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from scripted.core.action import Action, verbs_of
 from scripted.core.clock import VirtualClock
@@ -93,13 +93,6 @@ def actions_behind(t: BaseContext) -> tuple[type[Action], ...]:
     return next(_actions[kind] for kind in type(t).__mro__ if kind in _actions)
 
 
-class _Ended:
-    """Stands for the run of a script that has ended."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise BadCall("this t belongs to a script that has ended; use the t that the running script was given")
-
-
 class BaseContext(Asked):
     """What a script drives a scheduler with. ``reached`` counts how often each window of ``sometimes`` was open.
 
@@ -110,7 +103,8 @@ class BaseContext(Asked):
     _loose_end_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, run: Any, *, rid_prefix: str = "scripted", must_reach: Sequence[str] = ()) -> None:
-        self._run = run
+        # None when the script has ended.
+        self._driven: Any = run
         self._clock = ScriptClock(run.clock)
         self._rid_prefix = rid_prefix
         self._rids = 0
@@ -132,6 +126,12 @@ class BaseContext(Asked):
         self._seal()
 
     # -- for verbs --
+
+    @property
+    def _run(self) -> Any:
+        if self._driven is None:
+            raise BadCall("this t belongs to a script that has ended; use the t that the running script was given")
+        return self._driven
 
     @property
     def run(self) -> Any:
@@ -401,7 +401,7 @@ class BaseContext(Asked):
 
     def end(self) -> None:
         """The script has ended: from now on everything but ``reached`` and ``notes`` is refused."""
-        self._run = _Ended()
+        self._driven = None
 
     # -- inside --
 

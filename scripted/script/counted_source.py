@@ -10,8 +10,8 @@ import builtins
 import contextlib
 import copy
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -84,6 +84,10 @@ def fails_always(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Raise)
 
 
+# A node or the statements in its place.
+_Visited: TypeAlias = ast.AST | Sequence[ast.AST]
+
+
 class _Marker(ast.NodeTransformer):
     """Puts a counter before and behind each assertion, and before what raises where something does not hold."""
 
@@ -93,7 +97,7 @@ class _Marker(ast.NodeTransformer):
         self._turnable = turnable
         self._owner_line = 0
 
-    def visit_Assert(self, node: ast.Assert) -> Any:
+    def visit_Assert(self, node: ast.Assert) -> _Visited:
         number = self._add(node, ast.unparse(node.test), always_fails=fails_always(node))
         other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
         node.test = _Elements(number).visit(node.test)
@@ -102,11 +106,11 @@ class _Marker(ast.NodeTransformer):
             asked = ast.copy_location(ast.If(_hook("is_turned", number), [other], [node]), node)
         return self._asked(number, asked)
 
-    def visit_With(self, node: ast.With) -> Any:
+    def visit_With(self, node: ast.With) -> _Visited:
         expects = any(isinstance(item.context_expr, ast.Call) and _asserts(item.context_expr) for item in node.items)
         return self._visited(node, expects)
 
-    def visit_Expr(self, node: ast.Expr) -> Any:
+    def visit_Expr(self, node: ast.Expr) -> _Visited:
         call = node.value
         if not isinstance(call, ast.Call) or not _asserts(call):
             return self.generic_visit(node)
@@ -115,7 +119,7 @@ class _Marker(ast.NodeTransformer):
         call.func = ast.copy_location(_hook("asserting", number, call.func), call.func)
         return self._asked(number, node)
 
-    def _visit_failing(self, node: ast.If | ast.Try | ast.For | ast.While) -> Any:
+    def _visit_failing(self, node: ast.If | ast.Try | ast.For | ast.While) -> _Visited:
         branches = [*node.body, *node.orelse] if isinstance(node, (ast.If, ast.Try)) else node.orelse
         return self._visited(node, any(map(fails_always, branches)))
 
@@ -134,7 +138,7 @@ class _Marker(ast.NodeTransformer):
         begins = [] if isinstance(asked, ast.Expr) else [_statement("reached", number, asked)]
         return [*begins, asked, _statement("held", number, asked)]
 
-    def _visited(self, node: ast.stmt, asks: bool) -> Any:
+    def _visited(self, node: ast.stmt, asks: bool) -> _Visited:
         if not asks:
             return self.generic_visit(node)
         number = self._add(node, ast.unparse(node).partition("\n")[0], is_assertion=False)
@@ -150,7 +154,7 @@ class _Elements(ast.NodeTransformer):
     def __init__(self, number: int) -> None:
         self._number = number
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> _Visited:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "all" and len(node.args) == 1:
             node.args = [ast.copy_location(_hook("elements", self._number, node.args[0]), node)]
@@ -160,13 +164,13 @@ class _Elements(ast.NodeTransformer):
 class _Calls(ast.NodeTransformer):
     """Hands what a call returns to the hooks, which look for generators."""
 
-    def visit_YieldFrom(self, node: ast.YieldFrom) -> Any:
+    def visit_YieldFrom(self, node: ast.YieldFrom) -> _Visited:
         if isinstance(node.value, ast.Call):
             self.generic_visit(node.value)
             return node
         return self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> _Visited:
         self.generic_visit(node)
         function = node.func
         named: ast.expr = function

@@ -1,6 +1,6 @@
-"""Several machines under one clock, and the links between them: what one says to another arrives, is late, or is lost.
+"""Several machines under one clock, and the links between them, on which messages arrive, are late, or are lost.
 
-It knows no scheduler and no message. A member says what its machine tells others and what becomes of what it hears.
+It knows no scheduler and no message: a member sends the messages of its machine, and turns what arrives into events.
 """
 
 from __future__ import annotations
@@ -8,17 +8,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from scripted.core.errors import BadCall
 from scripted.core.violation import Violation
 
 
+@runtime_checkable
+class MaybeBulk(Protocol):
+    """A message that knows whether it is bulk: pages of KV."""
+
+    @property
+    def is_bulk(self) -> bool: ...
+
+
 class Link:
     """The way from one machine to another. Messages of one kind stay in order; bulk may be held while others pass it.
 
-    ``delay`` is in steps beyond the next one. What a cut link carries is lost, and both ends learn that it broke. Bulk
-    is what says of itself that it ``is_bulk``: pages of KV.
+    ``delay`` is in steps beyond the next one. A cut link loses what it carries, and both ends learn that it broke. Bulk
+    are the messages with ``is_bulk``.
     """
 
     def __init__(self) -> None:
@@ -26,18 +34,18 @@ class Link:
         self.is_cut = False
         self.is_held = False
         self.holds_bulk = False
-        self._on_its_way: deque[tuple[int, Any]] = deque()
+        self._on_its_way: deque[tuple[int, object]] = deque()
 
-    def send(self, message: Any, step: int) -> None:
+    def send(self, message: object, step: int) -> None:
         """It arrives in a later step."""
         self._on_its_way.append((step + 1 + self.delay, message))
 
-    def take(self, step: int) -> list[Any]:
+    def take(self, step: int) -> list[object]:
         """What arrives now."""
         if not self._on_its_way:
             return []
-        arrived: list[Any] = []
-        left: deque[tuple[int, Any]] = deque()
+        arrived: list[object] = []
+        left: deque[tuple[int, object]] = deque()
         for due, message in self._on_its_way:
             if self._keeps(message) or due > step:
                 left.append((due, message))
@@ -46,8 +54,8 @@ class Link:
         self._on_its_way = left
         return arrived
 
-    def _keeps(self, message: Any) -> bool:
-        return self.is_held or (self.holds_bulk and getattr(message, "is_bulk", False))
+    def _keeps(self, message: object) -> bool:
+        return self.is_held or (self.holds_bulk and isinstance(message, MaybeBulk) and message.is_bulk)
 
     @property
     def keeps_some(self) -> bool:
@@ -64,7 +72,7 @@ class Link:
         self._on_its_way.clear()
 
     @property
-    def on_its_way(self) -> tuple[Any, ...]:
+    def on_its_way(self) -> tuple[object, ...]:
         """What was sent and has not arrived."""
         return tuple(message for _, message in self._on_its_way)
 
@@ -78,23 +86,23 @@ class Member(ABC):
         # It begins nothing more, and goes when what it has is done.
         self.is_draining = False
         # To whom, and what, since its last step.
-        self.said: list[tuple[str, Any]] = []
+        self.said: list[tuple[str, object]] = []
 
     @abstractmethod
     def step(self) -> None:
         """One step of it. Raises Violation."""
 
-    def take_said(self) -> Sequence[tuple[str, Any]]:
+    def take_said(self) -> Sequence[tuple[str, object]]:
         """What its last step says to other machines, in order: to whom, and what."""
         said, self.said = self.said, []
         return said
 
     @abstractmethod
-    def hear(self, sender: str, message: Any) -> None:
+    def hear(self, sender: str, message: object) -> None:
         """Another machine's message becomes an event of its next step."""
 
     @abstractmethod
-    def not_sent(self, receiver: str, message: Any) -> None:
+    def not_sent(self, receiver: str, message: object) -> None:
         """A message did not leave: the link is cut, or the other machine is dead."""
 
     @abstractmethod
@@ -207,7 +215,7 @@ class BaseFleet(Generic[_M]):
             if not self.engine(name).is_dead and not self.engine(met).is_dead:
                 self.engine(name).meet(met)
 
-    def on_its_way(self, sender: str, receiver: str) -> tuple[Any, ...]:
+    def on_its_way(self, sender: str, receiver: str) -> tuple[object, ...]:
         """What one engine has said to another and that one has not heard."""
         return self._link(sender, receiver).on_its_way
 
@@ -255,7 +263,7 @@ class BaseFleet(Generic[_M]):
                     self.has_heard = True
                     member.hear(sender, message)
 
-    def _send(self, member: _M, receiver: str, message: Any) -> None:
+    def _send(self, member: _M, receiver: str, message: object) -> None:
         link = self._link(member.name, receiver)
         if link.is_cut or self.engine(receiver).is_dead:
             member.not_sent(receiver, message)

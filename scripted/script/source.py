@@ -12,7 +12,7 @@ import linecache
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -48,18 +48,18 @@ _LOOKS: Final = frozenset({"len", "list", "max", "min", "set", "sorted", "str", 
 _ACTS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 
 
-def file_of(function: Callable[..., Any]) -> str:
+def file_of(function: Callable[..., object]) -> str:
     """The file that a function was written in, also where a decorator of another file stands around it."""
     return code_of(function).co_filename
 
 
-def code_of(function: Callable[..., Any]) -> types.CodeType:
+def code_of(function: Callable[..., object]) -> types.CodeType:
     """The function's own code, below decorators that say what they wrap."""
     code: types.CodeType = inspect.unwrap(function).__code__
     return code
 
 
-def idle_statements(function: Callable[..., Any]) -> Iterator[str]:
+def idle_statements(function: Callable[..., object]) -> Iterator[str]:
     """``line N: what it is, and what to write``, for each statement of a script that tests and does nothing.
 
     Those of the helpers that it calls by name in its own file, or as methods of its class, come after its own.
@@ -227,7 +227,7 @@ def _expects_errors(statement: ast.With) -> bool:
     return any("raises" in ast.unparse(item) or "suppress" in ast.unparse(item) for item in statement.items)
 
 
-def _why_idle(statement: ast.stmt, function: Callable[..., Any]) -> str | None:
+def _why_idle(statement: ast.stmt, function: Callable[..., object]) -> str | None:
     match statement:
         case ast.Assert(test=test):
             return _why_always_true(test) or _why_fixed(test, function)
@@ -236,7 +236,7 @@ def _why_idle(statement: ast.stmt, function: Callable[..., Any]) -> str | None:
     return None
 
 
-def _why_dropped(value: ast.expr, text: str, names: Mapping[str, Any]) -> str | None:
+def _why_dropped(value: ast.expr, text: str, names: Mapping[str, object]) -> str | None:
     """What an expression that stands alone leaves undone; ``names`` are those of its file."""
     match value:
         case ast.Compare() | ast.UnaryOp(op=ast.Not()):
@@ -259,7 +259,7 @@ def _why_dropped(value: ast.expr, text: str, names: Mapping[str, Any]) -> str | 
     return None
 
 
-def _why_fixed(test: ast.expr, function: Callable[..., Any]) -> str | None:
+def _why_fixed(test: ast.expr, function: Callable[..., object]) -> str | None:
     """An assertion on constants, of its file too: the run cannot change it."""
     inside = list(ast.walk(test))
     names = {node.id for node in inside if isinstance(node, ast.Name)}
@@ -273,7 +273,7 @@ def _why_fixed(test: ast.expr, function: Callable[..., Any]) -> str | None:
     return f"'assert {ast.unparse(test)}' compares constants, which no run changes" if is_fixed else None
 
 
-def _is_set_by_functions(name: str, function: Callable[..., Any]) -> bool:
+def _is_set_by_functions(name: str, function: Callable[..., object]) -> bool:
     source = "".join(linecache.getlines(file_of(function)))
     return re.search(rf"^\s+global\b.*\b{re.escape(name)}\b", source, re.MULTILINE) is not None
 

@@ -9,7 +9,8 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Final, TypeVar
+from types import FunctionType
+from typing import Any, Final, NoReturn, TypeVar
 
 from scripted.core.errors import BadCall, UnknownName
 from scripted.core.phrases import nearest
@@ -24,7 +25,7 @@ _MOST_NAMED: Final = 6
 class Method(Nameless):
     """A method of ``t``, to be called: asked or compared without a call it would only ever say that it exists."""
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., object]) -> None:
         # For help and for the signature; all that functools.wraps copies takes a third of what an empty script does.
         self.__wrapped__, self.__name__, self.__doc__ = function, function.__name__, function.__doc__
         self._name = name
@@ -41,14 +42,14 @@ class Method(Nameless):
 
     __hash__ = Nameless.__hash__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         try:
             return self._function(*args, **kwargs)
         except TypeError as exc:
             self._check_arguments(exc, args, kwargs)
             raise
 
-    def _check_arguments(self, exc: TypeError, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _check_arguments(self, exc: TypeError, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Raise BadCall if the call does not fit the method."""
         signature = inspect.signature(self._function)
         try:
@@ -58,7 +59,7 @@ class Method(Nameless):
             guess = nearest(strange[0], signature.parameters) if strange else ""
             raise BadCall(f"{self._name}(): {why}{guess}; it takes {_parameters(signature)}") from exc
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> NoReturn:
         raise BadCall(f"{self._name} is a method; call it: yield from {self._name}(...)")
 
     def __repr__(self) -> str:
@@ -78,6 +79,14 @@ class Asked(Nameless):
             self.__dict__[name] = Method(f"{self._called}.{name}", function.__get__(self))
 
     def __getattr__(self, name: str) -> Any:
+        """Refuse a name that there is not, and name the nearest verb, which Python's own error does not know.
+
+        Verbs are put on the class at run time, so that a type checker takes any name from here.
+        """
+        self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        """Raises UnknownName; a subclass may say more of a name."""
         known = [known for known in dir(type(self)) if not known.startswith("_")]
         there = f"; it has {', '.join(known)}" if len(known) <= _MOST_NAMED else ""
         raise UnknownName(f"{self._called} has no {name!r}{nearest(name, known) or there}")
@@ -94,7 +103,7 @@ class Asked(Nameless):
 
 
 @functools.cache
-def _methods_of(kind: type) -> tuple[tuple[str, Any], ...]:
+def _methods_of(kind: type) -> tuple[tuple[str, FunctionType], ...]:
     members = inspect.getmembers_static(kind, inspect.isfunction)
     return tuple((name, function) for name, function in members if not name.startswith("_"))
 

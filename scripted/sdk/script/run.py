@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 
 from scripted.core.action import Action, verbs_of
 from scripted.core.errors import BadCall
@@ -35,14 +35,15 @@ class SdkContext(BaseContext):
         last: MicrobatchInFlight | None = self._run.batch_of_step(self._run.step)
         return last
 
-    def __getattr__(self, name: str) -> Any:
+    def _refuse(self, name: str) -> NoReturn:
         if name in _VERBS:
-            declared = [verb for verb in _VERBS if hasattr(type(self), verb)]
+            there = dir(type(self))
+            declared = [verb for verb in _VERBS if verb in there]
             raise BadCall(
                 f"t.{name}() is no verb of {self._run.adapter.name} in this configuration, which declares "
                 f"{', '.join(declared)}; its adapter says in Capabilities what it can do"
             )
-        return super().__getattr__(name)
+        super()._refuse(name)
 
 
 _REFUSED_STATUS = 400
