@@ -18,7 +18,7 @@ from scripted_sglang.event_loop import Turns, request
 MOST_WAITS = 20
 
 
-class FrontEnd(TokenizerManager):  # type: ignore[misc]
+class FrontEnd(TokenizerManager):
     """Its ``generate_request``, ``abort_request``, ``pause_generation`` and ``continue_generation``.
 
     ``open`` are the calls that are not over, by name.

@@ -38,7 +38,7 @@ def pages_of(slots: torch.Tensor, size: int) -> list[int]:
     return pages
 
 
-class Storage(hicache_storage.HiCacheStorage):  # type: ignore[misc] # SGLang is not there for mypy
+class Storage(hicache_storage.HiCacheStorage):
     """A storage backend that never loses a page, unless it is told to.
 
     ``numbers`` are the blocks of what is stored, by key. Of the next pages that are read only so many come, if

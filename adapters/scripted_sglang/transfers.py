@@ -116,7 +116,7 @@ class _Wire:
 # -- the classes of a transfer backend --
 
 
-class LinkedManager(conn.MooncakeKVManager):  # type: ignore[misc]
+class LinkedManager(conn.MooncakeKVManager):
     """``said`` goes to the engine of that name. ``writing`` are chunks whose write goes on, by number."""
 
     _zmq_ctx: Any
@@ -299,11 +299,11 @@ class LinkedManager(conn.MooncakeKVManager):  # type: ignore[misc]
             into.copy_(torch.tensor(values, dtype=into.dtype))
 
 
-class LinkedSender(conn.MooncakeKVSender):  # type: ignore[misc]
+class LinkedSender(conn.MooncakeKVSender):
     supports_host_tensor_indices = False
 
 
-class LinkedReceiver(conn.MooncakeKVReceiver):  # type: ignore[misc]
+class LinkedReceiver(conn.MooncakeKVReceiver):
     def _get_bootstrap_info_from_server(self, *_: Any) -> dict[str, Any]:
         return {"rank_ip": name_of(self.bootstrap_addr), "rank_port": PORT, "pp_rank": 0}
 

@@ -56,7 +56,7 @@ class BatchIO:
         self._update = (requests, tokens, None)
 
 
-class Processor(ContinuousBatchProcessor):  # type: ignore[misc] # transformers is untyped here
+class Processor(ContinuousBatchProcessor):
     """The batch processor over a cache without a model; requests come and go through its scheduler alone."""
 
     inputs_and_outputs: BatchIO

@@ -13,6 +13,7 @@ from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.core.prompts import prompt_ids
 from scripted.sdk import Add
+from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.signals import SignalAction
 
 FAIL: Final = "fail-load"
@@ -220,7 +221,7 @@ class EndSession(SignalAction, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 def _sessions_of(base: SearchBase) -> Iterable[str]:
-    return dict.fromkeys(start.rid for start in base.starts if getattr(start, "session", 0))  # type: ignore[attr-defined]
+    return dict.fromkeys(one.rid for one in base.starts if isinstance(one, SubmitRequest) and one.session)
 
 
 _CONNECTED: Final = {"kv_connector": ("sync", "async")}

@@ -32,12 +32,12 @@ class Offered(msgspec.Struct, frozen=True):
     tables: tuple[tuple[int, ...], ...] = ()
 
 
-class Planned(KVConnectorMetadata):  # type: ignore[misc] # vLLM is not there for mypy
+class Planned(KVConnectorMetadata):
     def __init__(self, loads: tuple[Offered, ...]) -> None:
         self.loads = loads
 
 
-class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # the same
+class ScheduledConnector(KVConnectorBase_V1, SupportsHMA):
     """``offered`` is how many tokens of each prompt there are outside; None while the connector cannot say.
 
     ``saving`` are the requests whose blocks it keeps after their end. Of ``kv_connector_extra_config``,

@@ -7,12 +7,12 @@ from typing import Any
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata
 
 
-class Loaded(ECConnectorMetadata):  # type: ignore[misc] # vLLM is not there for mypy
+class Loaded(ECConnectorMetadata):
     def __init__(self, loads: list[tuple[str, int]]) -> None:
         self.loads = loads
 
 
-class OutsideImages(ECConnectorBase):  # type: ignore[misc] # the same
+class OutsideImages(ECConnectorBase):
     """The role that vLLM's scheduler talks to. ``now`` is the step; an image that was asked for is there when due."""
 
     def __init__(self, vllm_config: Any, role: Any) -> None:

@@ -26,7 +26,7 @@ _ROWS = [
 _STATES = {tuple(row.tolist()): state for state, row in enumerate(_ROWS)}
 
 
-class Grammar(StructuredOutputGrammar):  # type: ignore[misc] # vLLM is not there for mypy
+class Grammar(StructuredOutputGrammar):
     """The grammar of one request: its states, one more than the tokens that it has accepted."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Grammar(StructuredOutputGrammar):  # type: ignore[misc] # vLLM is not ther
         self.states = [0]
 
 
-class Compiler(StructuredOutputBackend):  # type: ignore[misc] # the same
+class Compiler(StructuredOutputBackend):
     """``requests`` are those of the scheduler. vLLM compiles in threads; here somebody says when one is done."""
 
     def __init__(self, requests: Mapping[str, Any]) -> None:

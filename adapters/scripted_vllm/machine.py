@@ -77,7 +77,7 @@ _EMPTY_PLANS: Final = 3
 _MASKED: Final = 0
 
 
-class Subscriber(NullEventPublisher):  # type: ignore[misc] # vLLM is not there for mypy
+class Subscriber(NullEventPublisher):
     """In the place of vLLM's publisher: ``said`` are the blocks, by group and hash, as of the events that came."""
 
     def __init__(self) -> None:

@@ -151,7 +151,7 @@ def cuda_recorder(device: torch.device) -> Recorder:
 
     def record(compute: Compute) -> Compute:
         with torch.cuda.device(device):
-            aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types for it
+            aside = torch.cuda.Stream(device)
             aside.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(aside):
                 for _ in range(_RUNS_BEFORE):

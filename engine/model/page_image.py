@@ -62,7 +62,7 @@ class PageImages:
         self.layout = PageLayout(stage, stages, pool.page_size, parts, record.sanitizer_root, self.image_bytes)
         self._stream: torch.cuda.Stream | None = None
         if kv and kv[0].is_cuda:
-            self._stream = torch.cuda.Stream(kv[0].device)  # type: ignore[no-untyped-call]  # torch has no types for it
+            self._stream = torch.cuda.Stream(kv[0].device)
             self._stream.wait_stream(torch.cuda.current_stream(kv[0].device))
 
     def new_image(self) -> torch.Tensor:

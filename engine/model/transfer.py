@@ -55,7 +55,7 @@ class Fetch:
             self._here = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in tensors]
             for here, part in zip(self._here, tensors, strict=True):
                 here.copy_(part, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types for it
+            self._event = torch.cuda.Event()
             self._event.record()
 
     def wait(self) -> list[torch.Tensor]:

@@ -38,6 +38,7 @@ def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
     sizes: dict[str, int] = {}
     seen: set[int] = set()
     kinds, queue = _KINDS, [*roots.items()]
+    value: Any
     for path, value in queue:  # It grows meanwhile.
         kind = kinds[type(value)]
         if kind is None or id(value) in seen or (leaves and _is_leaf(type(value), leaves)):  # type: ignore[arg-type]
@@ -48,7 +49,7 @@ def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
             queue += [(f"{path}.{name}", item) for name, item in _attributes(value) if kinds[type(item)] is not None]
             continue
         if kind is _CONTAINER:
-            sizes[path] = sizes.get(path, 0) + len(value)  # type: ignore[arg-type]
+            sizes[path] = sizes.get(path, 0) + len(value)
         queue += [(f"{path}[]", item) for item in _items(value) if kinds[type(item)] is not None]
     return sizes
 

@@ -122,7 +122,7 @@ def _columns(
     if log.stages <= _STAGE_COLUMNS:
         stages = [(f"s{stage}", folds, functools.partial(_in_stage, stage)) for stage in range(log.stages)]
     else:
-        stages = [(f"in stages 0 to {log.stages - 1}", folds, _in_all_stages)]  # type: ignore[list-item]
+        stages = [(f"in stages 0 to {log.stages - 1}", folds, functools.partial(_in_all_stages))]
     return [
         ("", {"no_wrap": True}, marks),
         ("step", {"justify": "right", "no_wrap": True}, lambda step, _: str(step.step)),

@@ -131,15 +131,15 @@ def bounded(call: str, name: str, values: Iterable[_Handle]) -> list[_Handle]:
 
 def check_prompt_len(length: object) -> None:
     """Raise BadCall for what is no number of tokens that a prompt may have."""
-    check_count("start_req()", "prompt_len", length)
-    if length > MOST_ITEMS:  # type: ignore[operator]
+    if check_count("start_req()", "prompt_len", length) > MOST_ITEMS:
         raise BadCall(f"start_req() takes prompt_len <= {MOST_ITEMS}, more than any context, got {length}")
 
 
-def check_count(call: str, name: str, value: object) -> None:
-    """Raise BadCall for what is no whole number of at least 1."""
+def check_count(call: str, name: str, value: object) -> int:
+    """The value, a whole number of at least 1. Raises BadCall for any other."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadCall(f"{call} takes {name} >= 1, a whole number, got {value!r}")
+    return value
 
 
 def check_predicate(predicate: object) -> None:

@@ -160,24 +160,21 @@ def space_of(of: str) -> Space:
     return adapter.space
 
 
-class _Rows(Sequence[Row]):
+class _Rows:
     """The rows of one covering array, as far as they were asked for."""
 
     def __init__(self, rows: Iterator[Row]) -> None:
         self._rows = rows
         self._made: list[Row] = []
 
-    def __len__(self) -> int:
-        return _BLOCK
-
-    def __getitem__(self, index: int) -> Row:  # type: ignore[override] # one row is asked for
+    def __getitem__(self, index: int) -> Row:
         while len(self._made) <= index:
             self._made.append(next(self._rows))
         return self._made[index]
 
 
 @functools.lru_cache(maxsize=64)
-def _rows(block: int, of: str) -> Sequence[Row]:
+def _rows(block: int, of: str) -> _Rows:
     space = space_of(of)
     return _Rows(covering_rows(space.features, space.allows, block, triples=space.triples))
 

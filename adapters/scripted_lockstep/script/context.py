@@ -35,14 +35,16 @@ class ScriptContext(BaseContext):
     def find_req_by_rid(self, rid: str) -> Request | None:
         """Return the scheduler's live object of this rid; None before its first step, after its end, or without one."""
         self._last_life("find_req_by_rid", rid)
-        return self.scheduler.find_request(rid)  # type: ignore[no-any-return]
+        found: Request | None = self.scheduler.find_request(rid)
+        return found
 
     def remaining_prompt_tokens(self, rid: str) -> int:
         """Count the tokens of this request that must still be launched before it can decode.
 
         Raises BadCall for a rid that was never used.
         """
-        return self._known("remaining_prompt_tokens", rid).remaining_prompt_tokens  # type: ignore[no-any-return]
+        left: int = self._known("remaining_prompt_tokens", rid).remaining_prompt_tokens
+        return left
 
     def list_active_reqs(self) -> list[Request]:
         """Return the live objects of all requests that have not ended; one that has only arrived has none yet."""
@@ -51,7 +53,8 @@ class ScriptContext(BaseContext):
     @property
     def forward_ct(self) -> int:
         """The number of microbatches launched since the script began."""
-        return self.scheduler.counters.forward_ct  # type: ignore[no-any-return]
+        count: int = self.scheduler.counters.forward_ct
+        return count
 
     def predicted_chunk(self, prefix_tokens: int) -> int:
         """Return the tokens of the next part of a long prompt after this prefix, in its own microbatch."""
@@ -81,7 +84,8 @@ class ScriptContext(BaseContext):
             raise BadCall("t.host_tokens(prompt_ids) needs a second tier; write EngineConfig(host_kv_tokens=...)")
         ids = _token_ids("host_tokens", prompt_ids)
         whole = (len(ids) - 1) // limits.page_size * limits.page_size
-        return memory.cached_tokens(ids) - min(memory.tree.match_length(ids), whole)  # type: ignore[no-any-return]
+        tokens: int = memory.cached_tokens(ids) - min(memory.tree.match_length(ids), whole)
+        return tokens
 
     def told_tokens(self, prompt_ids: Sequence[int]) -> int:
         """Count the cached tokens of a prompt according to the engine's KV events, in full pages."""
@@ -95,7 +99,8 @@ class ScriptContext(BaseContext):
     def stage(self, i: int) -> StageView:
         """Return a stage's own view: last microbatch, counts, a digest of its KV slots."""
         self.check_live_stage("stage", i)
-        return self._run.world.pipeline.describe()[i]  # type: ignore[no-any-return]
+        view: StageView = self._run.world.pipeline.describe()[i]
+        return view
 
     # -- verbs --
 

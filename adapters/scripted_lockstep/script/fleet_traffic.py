@@ -86,16 +86,19 @@ class ConnectedEngine(Member):
     @property
     def arrived(self) -> list[Any]:
         """The messages that its next step will see."""
-        return self.run.arrived  # type: ignore[no-any-return]
+        arrived: list[Any] = self.run.arrived
+        return arrived
 
     @property
     def transfers(self) -> SimulatedTransfers:
         """Its end of the KV in flight."""
-        return self.run.device.transfers  # type: ignore[no-any-return]
+        transfers: SimulatedTransfers = self.run.device.transfers
+        return transfers
 
     @property
     def limits(self) -> Limits:
-        return self.run.machine.limits  # type: ignore[no-any-return]
+        limits: Limits = self.run.machine.limits
+        return limits
 
     def begin_prompt(self, prompt: Generate) -> None:
         """Another engine wants the KV of a prompt."""

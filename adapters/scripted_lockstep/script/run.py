@@ -115,7 +115,8 @@ class EngineRun(ScriptedRun):
 
     @property
     def scheduler(self) -> Scheduler:
-        return self.machine.scheduler  # type: ignore[no-any-return]
+        scheduler: Scheduler = self.machine.scheduler
+        return scheduler
 
     def take_state(self) -> EngineState:
         return take_state(self)

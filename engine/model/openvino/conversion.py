@@ -41,12 +41,12 @@ _WIDENED_ROWS: Final = 8192
 _MODULE: Final = "self.module."
 _LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
 
-_library = torch.library.Library("lockstep", "DEF")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
+_library = torch.library.Library("lockstep", "DEF")
+_library.define(
     "paged_attention(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, int size, int width)"
     " -> Tensor"
 )
-_library.define("widened_linear(Tensor inputs, Tensor weight) -> Tensor")  # type: ignore[no-untyped-call]
+_library.define("widened_linear(Tensor inputs, Tensor weight) -> Tensor")
 
 
 class TracedStage(nn.Module):

@@ -227,18 +227,20 @@ class LiveEngine:
         """Wait until every client has received the engine's replies. Raises Violation for any difference."""
         ended = {reply.rid: reply.finish_reason for reply in self._replies if isinstance(reply, Tokens)}
         for rid, reason in ended.items():
-            client, told = self._clients.get(rid), self._told[rid]
-            if client is None or rid in self._gone:
-                continue
-            self._gate.wait(
-                lambda client=client, told=told: client.closed or len(client.token_ids) >= len(told),  # type: ignore[misc]
-                f"{len(told)} tokens at the client of {rid}",
-            )
-            if reason is not None:
-                self._gate.wait(lambda client=client: client.closed, f"the end at the client of {rid}")  # type: ignore[misc]
-                del self._clients[rid]
-            if client.token_ids != told:
-                raise Violation(f"the engine tells {rid} {told}, but its client hears {client.token_ids}")
+            client = self._clients.get(rid)
+            if client is not None and rid not in self._gone:
+                self._settle_client(rid, client, reason)
+
+    def _settle_client(self, rid: str, client: HttpCall, reason: str | None) -> None:
+        told = self._told[rid]
+        self._gate.wait(
+            lambda: client.closed or len(client.token_ids) >= len(told), f"{len(told)} tokens at the client of {rid}"
+        )
+        if reason is not None:
+            self._gate.wait(lambda: client.closed, f"the end at the client of {rid}")
+            del self._clients[rid]
+        if client.token_ids != told:
+            raise Violation(f"the engine tells {rid} {told}, but its client hears {client.token_ids}")
 
 
 def _said_in(stepped: Stepped) -> list[int]:

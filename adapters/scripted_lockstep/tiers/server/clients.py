@@ -74,11 +74,16 @@ class HttpClients(LoopThread):
             if isinstance(reply, TokenOutput) and reply.rid in views and not views[reply.rid].dropped:
                 self._settle_output(reply, views[reply.rid])
             elif isinstance(reply, Refusal) and reply.rid in views and reply.kind is not RefusalKind.DUPLICATE:
-                view = views[reply.rid]  # The view of a refused duplicate is not the view of the live request.
-                self._settle_until(lambda view=view: view.closed, f"the refusal of {view}")  # type: ignore[misc]
+                # The view of a refused duplicate is not the view of the live request.
+                self._settle_refusal(views[reply.rid])
             elif isinstance(reply, CallAnswer) and reply.call_id in calls:
-                call = calls[reply.call_id]
-                self._settle_until(lambda call=call: call.done, f"the answer to {call}")  # type: ignore[misc]
+                self._settle_call(calls[reply.call_id])
+
+    def _settle_refusal(self, view: ClientView) -> None:
+        self._settle_until(lambda: view.closed, f"the refusal of {view}")
+
+    def _settle_call(self, call: Call) -> None:
+        self._settle_until(lambda: call.done, f"the answer to {call}")
 
     def forget(self) -> None:
         for future in self._open.values():

@@ -264,10 +264,12 @@ class RemoteWorld(World):
             )
 
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
-        return self._ask("take_completion", microbatch_id, kind=PipelineEvent)  # type: ignore[no-any-return]
+        event: PipelineEvent = self._ask("take_completion", microbatch_id, kind=PipelineEvent)
+        return event
 
     def take_grammar(self, grammar_id: int) -> GrammarReady:
-        return self._ask("take_grammar", grammar_id, kind=GrammarReady)  # type: ignore[no-any-return]
+        ready: GrammarReady = self._ask("take_grammar", grammar_id, kind=GrammarReady)
+        return ready
 
     def answer(self, replies: Sequence[EngineReply]) -> None:
         refusals = tuple(reply for reply in replies if isinstance(reply, Refusal))
@@ -314,7 +316,8 @@ class RemoteWorld(World):
                 self._ordered[order.transfer] = order
 
     def kill_stage(self, stage: int) -> PipelineEvent:
-        return self._ask("kill_stage", stage, kind=PipelineEvent)  # type: ignore[no-any-return]
+        event: PipelineEvent = self._ask("kill_stage", stage, kind=PipelineEvent)
+        return event
 
     def stall_stage(self, stage: int) -> None:
         self._ask("stall_stage", stage)
