@@ -77,11 +77,11 @@ def with_verbs(actions: Iterable[type[Action]]) -> Callable[[type[_Context]], ty
     return decorate
 
 
-def _at_its_line(verb: Callable[..., Any]) -> Callable[..., Any]:
+def _at_its_line(verb: Callable[..., object]) -> Callable[..., object]:
     """The verb, with the script's line noted that called it."""
 
     @functools.wraps(verb)
-    def noted(t: BaseContext, *args: Any, **kwargs: Any) -> Any:
+    def noted(t: BaseContext, *args: object, **kwargs: object) -> object:
         t.note_line()
         return verb(t, *args, **kwargs)
 
@@ -110,7 +110,7 @@ class BaseContext(Asked):
         self._rids = 0
         self._made: list[Wait] = []
         # Whether a predicate of ``run_until`` was ever false, by its code.
-        self._waited: dict[Any, bool] = {}
+        self._waited: dict[object, bool] = {}
         self._must_reach = must_reach
         self.reached: dict[str, int] = {}
         self.notes: list[Note] = []
@@ -200,7 +200,7 @@ class BaseContext(Asked):
         return self._run.take_state()
 
     @property
-    def history(self) -> tuple[Any, ...]:
+    def history(self) -> tuple[object, ...]:
         """Every step of this script so far."""
         return Listed(self._run.records)
 
@@ -241,7 +241,7 @@ class BaseContext(Asked):
         handle = self._last_life("status", rid)
         return status_of("unknown") if handle is None else handle.status
 
-    def list_active_reqs(self) -> list[Any]:
+    def list_active_reqs(self) -> Sequence[object]:
         """The scheduler's live objects of all requests that have not ended; one that has only arrived has none yet."""
         return ListedList(handle.req for handle in self._run.handles.live().values() if handle.req is not None)
 
@@ -278,7 +278,7 @@ class BaseContext(Asked):
             "the predicate never held",
         )
 
-    def _noted(self, code: Any, holds: bool) -> bool:
+    def _noted(self, code: object, holds: bool) -> bool:
         self._waited[code] = self._waited[code] or not holds
         return holds
 

@@ -30,7 +30,7 @@ TIERS: Final = ("sim", "server")
 PLACEMENTS: Final = ("local", "join", "ray")
 TIER_PARAMETER: Final = "scripted_tier"
 
-ScriptFunction = Callable[..., Generator[Any, None, Any]]
+ScriptFunction = Callable[..., Generator[object, None, object]]
 
 _defined: dict[tuple[str, str], int] = {}
 
@@ -45,7 +45,7 @@ class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = OWN
     tiers: tuple[str, ...]
     options: ScriptOptions
-    script: Callable[..., Any]
+    script: ScriptFunction
     placement: str = "local"
 
     @property
@@ -80,8 +80,8 @@ def scripted(
     oracle: bool = True,
     must_reach: Sequence[str] = (),
     placement: str = "local",
-    **settings: Any,
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    **settings: object,
+) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Run a generator function as a pytest test on an engine of this configuration, once in each tier.
 
     The function takes ``t`` first, then fixtures and parameters as any test does. ``oracle=False`` leaves out the
@@ -107,7 +107,7 @@ def scripted(
         must_assert=True,
     )
 
-    def decorate(given: Callable[..., Any]) -> Callable[..., None]:
+    def decorate(given: Callable[..., object]) -> Callable[..., None]:
         function: Callable[..., Any] = given.__func__ if isinstance(given, staticmethod) else given
         instance, parameters = _check_script(function)
         made = ScriptedTest(config=config, tiers=tuple(tiers), options=options, script=function, placement=placement)
@@ -145,7 +145,7 @@ def test_of(found: object) -> ScriptedTest | None:
     return spec if isinstance(spec, ScriptedTest) else None
 
 
-def spec_of(test: Callable[..., Any]) -> ScriptedTest:
+def spec_of(test: Callable[..., object]) -> ScriptedTest:
     """The test that ``@scripted`` made of a function. Raises ScriptDefinitionError for any other function."""
     spec = test_of(test)
     if spec is None:
@@ -155,7 +155,7 @@ def spec_of(test: Callable[..., Any]) -> ScriptedTest:
     return spec
 
 
-def _check_engine(config: object, settings: Mapping[str, Any]) -> None:
+def _check_engine(config: object, settings: Mapping[str, object]) -> None:
     # A scheduler that this project did not write is scripted without the engine.
     from engine.core.config import EngineConfig
 
@@ -199,7 +199,7 @@ def _check_options(adapter: str, *, oracle: bool) -> None:
         )
 
 
-def _on_adapter(test: ScriptedTest, name: str, settings: Mapping[str, Any]) -> ScriptedTest:
+def _on_adapter(test: ScriptedTest, name: str, settings: Mapping[str, object]) -> ScriptedTest:
     """The test on this adapter, with the configuration that was given or that these settings say."""
     name = _from_here(name, test.file)
     script_runner(name)
@@ -233,7 +233,7 @@ def _check_tiers(tiers: Sequence[str]) -> None:
         raise ScriptDefinitionError(f"tiers must be a tuple of some of {TIERS}, each once, got {tiers!r}")
 
 
-def method_of(owner: type, function: Callable[..., Any]) -> Callable[..., Any]:
+def method_of(owner: type, function: Callable[..., object]) -> Callable[..., object]:
     """A method as a script: on a new object of its class, which no fixture and no ``__init__`` has touched.
 
     The scheduler's process can make it too, so a script is the same in both tiers. A class method has its class.
@@ -249,7 +249,7 @@ def _static(test: Callable[..., None]) -> Callable[..., None]:
     return static
 
 
-def _check_script(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+def _check_script(function: Callable[..., object]) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
     """The script's parameter before ``t``, if it is a method, and those after it.
 
     Raises ScriptDefinitionError for what cannot run inside the scheduler process.
@@ -293,7 +293,7 @@ def _check_script(function: Callable[..., Any]) -> tuple[list[inspect.Parameter]
     return parameters[:first], parameters[first + 1 :]
 
 
-def _check_unique(function: Callable[..., Any], where: str) -> None:
+def _check_unique(function: Callable[..., object], where: str) -> None:
     key, line = (file_of(function), function.__qualname__), code_of(function).co_firstlineno
     before = _defined.setdefault(key, line)
     if before != line and ("." in function.__qualname__ or function.__globals__.get(function.__name__) is not None):

@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic
+
+from typing_extensions import TypeVar
 
 from scripted.script.clients import AskedOfEachChoice, Call, ClientView
 from scripted.script.values import Condition, Listed, Nameless
@@ -127,7 +129,7 @@ class Choices(BaseRequest):
 
     _ask = "its .choices, .status or .finished"
 
-    def __init__(self, rid: str, choices: Sequence[Any], client: ClientView) -> None:
+    def __init__(self, rid: str, choices: Sequence[BaseRequest], client: ClientView) -> None:
         super().__init__(rid, choices[0].prompt_ids, choices[0].max_new_tokens, client)
         self._choices = tuple(choices)
 
@@ -161,30 +163,34 @@ class Choices(BaseRequest):
         return f"<{self.rid}: choices={list(self._choices)}>"
 
 
-class Handles:
+_HandleT = TypeVar("_HandleT", bound=BaseRequest, default=Any)
+
+
+class Handles(Generic[_HandleT]):
     """The handles of the present script. Lives of one rid queue up: the oldest that has not ended is the live one."""
 
     def __init__(self) -> None:
-        self._live: dict[str, deque[Any]] = {}
-        self.all: list[Any] = []
+        self._live: dict[str, deque[_HandleT]] = {}
+        self.all: list[_HandleT] = []
         # Requests of several choices; the choices are among the others.
         self.several: list[Choices] = []
         self.calls: list[Call] = []
 
-    def start(self, handle: BaseRequest) -> None:
+    def start(self, handle: _HandleT) -> None:
         """A new life of a rid began."""
         self._live.setdefault(handle.rid, deque()).append(handle)
         self.all.append(handle)
 
     def known_rids(self) -> set[str]:
         """Every rid that the script has started."""
-        return {handle.rid for handle in (*self.all, *self.several)}
+        return {handle.rid for handle in self.all} | {handle.rid for handle in self.several}
 
-    def latest(self, rid: str) -> Any:
+    def latest(self, rid: str) -> _HandleT | Choices | None:
         """The last life of this rid, or None."""
-        return next((handle for handle in reversed([*self.all, *self.several]) if handle.rid == rid), None)
+        every: list[_HandleT | Choices] = [*self.all, *self.several]
+        return next((handle for handle in reversed(every) if handle.rid == rid), None)
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, _HandleT]:
         """The handles of requests that have not ended, by rid."""
         for lives in self._live.values():
             while lives and lives[0].finished:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Final, Self
 
 from scripted.core.action import Action
 from scripted.core.errors import BadCall, BudgetSpent
+from scripted.core.machine import ConfigT, DeviceT, EventT, MachineT, OutputT, RecordT, StepT
+from scripted.core.oracle import OracleT
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.script.context import BaseContext
@@ -25,7 +27,7 @@ from scripted.script.wait import Steps, words_of_yielded
 _NEVER: Final = 2**62
 
 
-class ScriptedRun(Run, ABC):
+class ScriptedRun(Run[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, OracleT], ABC):
     """``source`` says which script comes next and takes how it ended. ``arrived`` is what the next step will see.
 
     An adapter's own class says what a handle, a snapshot and a call of its scheduler are, and what comes before and
@@ -35,10 +37,15 @@ class ScriptedRun(Run, ABC):
     tier: str = "sim"
     context_type: ClassVar[type[BaseContext]]
     is_dead: bool = False
-    records: list[Any]
+    records: list[RecordT]
 
     def __init__(
-        self, config: Any, of: str, source: ScriptSource | None, *, parts: tuple[Any, Any, Any] | None = None
+        self,
+        config: ConfigT,
+        of: str,
+        source: ScriptSource | None,
+        *,
+        parts: tuple[MachineT, DeviceT, OracleT] | None = None,
     ) -> None:
         super().__init__(Schedule(config, (), of), record=True, parts=parts)
         self.handles = Handles()
@@ -66,7 +73,7 @@ class ScriptedRun(Run, ABC):
     @property
     def is_fully_idle(self) -> bool:
         """Nothing waits, runs or is in flight, and nothing has arrived."""
-        return bool(self.machine.is_idle) and not self.arrived
+        return self.machine.is_idle and not self.arrived
 
     @abstractmethod
     def last_batch(self) -> MicrobatchInFlight | None:
@@ -81,11 +88,11 @@ class ScriptedRun(Run, ABC):
         """What is known to keep requests from advancing, a clause each with its remedy."""
 
     @abstractmethod
-    def did_something(self, record: Any) -> bool:
+    def did_something(self, record: RecordT) -> bool:
         """Whether this step was given anything, or did anything."""
 
     @abstractmethod
-    def can_fail(self, record: Any) -> bool:
+    def can_fail(self, record: RecordT) -> bool:
         """Whether this step launched what can fail, or learned that something has failed."""
 
     def before_script(self, script: ScriptExecution) -> Steps:
@@ -98,7 +105,7 @@ class ScriptedRun(Run, ABC):
         """The script has ended: settle what it left open, and look at the end. Raises Violation."""
 
     @abstractmethod
-    def take_step(self, stepped: Any) -> None:
+    def take_step(self, stepped: OutputT) -> None:
         """Note what the last step did, and judge it. Raises Violation."""
 
     def warm_up(self) -> Steps:
@@ -111,7 +118,7 @@ class ScriptedRun(Run, ABC):
         """Do it now, between two steps; what is for the scheduler arrives at it with its next step."""
         action.apply(self)
 
-    def give(self, event: Any) -> None:
+    def give(self, event: EventT) -> None:
         """The next step sees this event, after the results that are due."""
         (self._events if self._composing else self.arrived).append(event)
 
@@ -139,7 +146,7 @@ class ScriptedRun(Run, ABC):
         """Record the step that did not return, if the scheduler died in one."""
         super().__exit__(type(exc), exc, exc.__traceback__)
 
-    def next_step(self, previous: Any) -> Any:
+    def next_step(self, previous: OutputT | None) -> StepT | None:
         """Go on with the script until it lets a step run, then with the next script; None after the last one."""
         while True:
             if self._driver is None:

@@ -26,7 +26,7 @@ class Nameless:
     def __bool__(self) -> bool:
         raise BadCall(f"{self!r} is always true, so asking it tests nothing; ask {self._ask}, or compare it with None")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         raise BadCall(f"{self!r} is no wait and no sequence; write it without 'yield from', and ask {self._ask}")
 
     def __eq__(self, other: object) -> bool:
@@ -113,7 +113,7 @@ class Status(int):
     __hash__ = int.__hash__
 
 
-def _looked_for(ours: Sequence[Any], item: object) -> object:
+def _looked_for(ours: Sequence[object], item: object) -> object:
     if isinstance(item, Nameless):
         raise BadCall(f"{item!r} is looked for among rids or numbers, where it can never be; look for its .rid")
     if ours and item is not None and ours[0] is not None and isinstance(item, str) is not isinstance(ours[0], str):
@@ -122,7 +122,7 @@ def _looked_for(ours: Sequence[Any], item: object) -> object:
     return item
 
 
-def _same(ours: Sequence[Any], other: object) -> bool:
+def _same(ours: Sequence[object], other: object) -> bool:
     if isinstance(other, (list, tuple)):
         return tuple.__eq__(tuple(ours), tuple(other))
     if other is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from scripted.core.machine import ConfigT
 from scripted.core.protocol import Adapter
@@ -15,6 +15,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
 from scripted.report.new_files import render_source, write_new
 from scripted.script.clients import Call
+from scripted.script.context import BaseContext
 from scripted.script.handles import BaseRequest
 from scripted.script.on_adapters import WritesScripts
 from scripted.script.options import ScriptOptions
@@ -59,7 +60,7 @@ class _Ending:
     statements: list[Statement]
     assertions: tuple[str, ...] = ()
 
-    def script(self, t: Any) -> Steps:
+    def script(self, t: BaseContext) -> Steps:
         names: Names = {"t": t}
         for statement in self.statements:
             yield from statement.perform(names)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -143,7 +143,7 @@ class WebShell:
         ended = exchange.prompt is None
         return _json({"exchange": exchange} | ({} if ended else self._standing()))
 
-    def _standing(self) -> dict[str, Any]:
+    def _standing(self) -> dict[str, object]:
         words = [(word.text, word.takes, word.meaning) for word in self.session.words.values()]
         state = self.session.state()
         return {"state": None if state is None else dict(state_rows(state)), "words": words}
@@ -219,9 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):
             self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: object) -> None:
         """The terminal is the session's."""
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()

@@ -10,7 +10,7 @@ import ast
 import inspect
 import operator
 from collections.abc import Collection, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from scripted.core.action import Action, verbs_of
 from scripted.core.phrases import nearest
@@ -59,8 +59,8 @@ class ShellWord(NamedTuple):
 
         Raises BadCommand.
         """
-        arguments: list[Any] = []
-        keywords: dict[str, Any] = {}
+        arguments: list[object] = []
+        keywords: dict[str, object] = {}
         for word in words:
             name, separator, value = word.partition("=")
             if separator and name.isidentifier():
@@ -105,7 +105,7 @@ def _word(t: BaseContext, action: type[Action], text: str, path: str) -> ShellWo
     )
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """A Python literal where it is one, else the text itself."""
     if text.lower() in _SPELT:
         return _SPELT[text.lower()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -54,7 +54,7 @@ def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
     return environment.get_template(_TEMPLATE).render(page=_page(traces, step))
 
 
-def _page(traces: Sequence[Trace], step: int | None) -> dict[str, Any]:
+def _page(traces: Sequence[Trace], step: int | None) -> dict[str, object]:
     """What the template needs: the placed runs, their columns, and the requests that the page can be filtered by."""
     engines = [""] * len(traces)
     if traces[0].fleet is not None:
