@@ -151,6 +151,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prefill_at: str | None = None
     # For a prompt of full pages, and no new token.
     deliver: Delivery | None = None
+    # The number of choices of one answer, which enter the queue together or not at all, and the first one's rid.
+    choices: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
+    first_choice: str | None = None
 
 
 def salt_key(salt: str | None) -> int:

@@ -41,7 +41,11 @@ def why_refused(
         return RefusalKind.NOT_FOUND, repr(message.lora)
     if message.rid in live:
         return RefusalKind.DUPLICATE, repr(message.rid)
-    return (RefusalKind.BUSY, f"{waiting} requests wait") if waiting >= limits.max_queued_requests else None
+    # An answer's choices find room for all of them, or none enters; the first one's room is the others' too.
+    if message.first_choice in live or waiting + message.choices <= limits.max_queued_requests:
+        return None
+    fits = message.choices <= limits.max_queued_requests
+    return RefusalKind.BUSY, f"{waiting} requests wait" if fits else f"{message.choices} choices"
 
 
 def is_overdue(request: SpecifiedRequest) -> bool:

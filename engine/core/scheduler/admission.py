@@ -55,9 +55,10 @@ class Admission:
             return Refusal(rid=message.rid, kind=RefusalKind.DUPLICATE, message=why)
         leaving = sum(request.rid in freed for request in self._books.waiting) if freed else 0
         waiting, most = len(self._books.waiting) - leaving + queued, self._limits.max_queued_requests
-        if waiting >= most:
-            why = f"{waiting} requests wait, max_queued_requests is {most}; come back later"
-            return Refusal(rid=message.rid, kind=RefusalKind.BUSY, message=why)
+        first = message.first_choice
+        comes_with_first = first in taken or (first in self._books.requests and first not in freed)
+        if waiting + message.choices > most and not comes_with_first:
+            return Refusal(rid=message.rid, kind=RefusalKind.BUSY, message=_why_busy(waiting, most, message.choices))
         return None
 
     def request_of(self, message: Generate, arrival: int) -> Request:
@@ -99,3 +100,10 @@ class Admission:
             logit_bias=sampling.logit_bias,
             prompt_top_logprobs_num=message.prompt_top_logprobs_num,
         )
+
+
+def _why_busy(waiting: int, most: int, choices: int) -> str:
+    if choices > most:
+        return f"{choices} choices must wait together, max_queued_requests is {most}; ask for fewer in one request"
+    more = "" if choices == 1 else f" and {choices} choices come"
+    return f"{waiting} requests wait{more}, max_queued_requests is {most}; come back later"

@@ -272,6 +272,8 @@ class Session:
                 return True
             index = len(self._choices)
             message = self._order.messages[index]
+            if len(self._order.messages) > 1:
+                message = msgspec.structs.replace(message, choices=len(self._order.messages), first_choice=self.rids[0])
             answer, observe = Answer(self._decoder, message, shows_stop=self._order.shows_stop), self._observe()
             try:
                 request = self._sessions.start(message, functools.partial(self._take, index))

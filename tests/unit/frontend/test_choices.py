@@ -305,3 +305,50 @@ def test_disconnect_aborts_every_choice(play, stream: bool) -> None:
         assert stage.client.sessions.open_requests == 0
 
     play(scene)
+
+
+def test_choices_say_how_many_they_are_and_which_is_the_first(play) -> None:
+    """C07: they enter the queue together or not at all."""
+
+    async def scene(stage) -> None:
+        answer = _post(stage)
+        sent = [await stage.scheduler.receive() for _ in range(2)]
+        assert [(one.choices, one.first_choice) for one in sent] == [(2, "r-0"), (2, "r-0")]
+        for one in sent:
+            await stage.scheduler.reply(TokenOutput(rid=one.rid, token_ids=(65,), finish_reason=FinishReason.LENGTH))
+        assert (await answer).status_code == 200
+
+    play(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_and_prompt_ids_are_of_each_prompt_and_not_of_each_choice(play, stream: bool) -> None:
+    """Cached tokens count once for a prompt, with its first choice, and each choice has its own prompt's ids."""
+
+    async def scene(stage) -> None:
+        more = {"stream": stream, "stream_options": {"include_usage": True}} if stream else {}
+        answer = _post(stage, prompt=[[1, 2, 3], [4, 5]], return_token_ids=True, **more)
+        for cached in (2, 3, 1, 2):
+            message = await stage.scheduler.receive()
+            await stage.scheduler.reply(
+                TokenOutput(
+                    rid=message.rid,
+                    token_ids=(65,),
+                    completion_tokens=1,
+                    cached_tokens=cached,
+                    finish_reason=FinishReason.LENGTH,
+                )
+            )
+        response = await answer
+        events = [] if stream else [response.json()]
+        if stream:
+            lines = [line.removeprefix(b"data: ") for line in response.content.split(b"\n\n") if line]
+            events = [json.loads(line) for line in lines if line != b"[DONE]"]
+        found = {choice["index"]: choice["prompt_token_ids"] for event in events for choice in event["choices"]}
+        assert found == {0: [1, 2, 3], 1: [1, 2, 3], 2: [4, 5], 3: [4, 5]}
+        usage = events[-1]["usage"]
+        assert usage["prompt_tokens"] == 5
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 2 + 1
+        assert usage["completion_tokens"] == 4
+
+    play(scene)

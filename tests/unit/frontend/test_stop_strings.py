@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.frontend.text.answer import StopScanner
+from engine.core.messages import FinishReason, Generate, SamplingParams, TokenOutput
+from engine.frontend.text.answer import Answer, StopScanner
 
 texts = st.text(alphabet="abc", max_size=30)
 stop_lists = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3)
@@ -55,3 +56,17 @@ def test_nothing_comes_out_after_a_match() -> None:
 @pytest.mark.parametrize("stops", [[], ["x"]])
 def test_text_without_a_stop_passes_at_once(stops: list[str]) -> None:
     assert StopScanner(stops).push("abc") == "abc"
+
+
+@pytest.mark.parametrize(("least", "shown"), [(2, "a"), (3, "ab"), (4, "abxb")])
+def test_a_stop_string_may_end_with_the_last_token_that_must_come(byte_tokenizer, least: int, shown: str) -> None:
+    """C03: with ``min_new_tokens`` tokens out it counts, and none before that."""
+    text = {2: "ax", 3: "abx", 4: "abxbx"}[least]
+    sampling = SamplingParams(stop=("x",), min_new_tokens=least)
+    answer = Answer(byte_tokenizer, Generate(rid="r", prompt_ids=(1,), sampling=sampling))
+    pieces = [
+        answer.piece(TokenOutput(rid="r", token_ids=(byte,), finish_reason=FinishReason.LENGTH if last else None))
+        for byte, last in zip(text.encode(), [*[False] * (len(text) - 1), True], strict=True)
+    ]
+    assert "".join(piece.text for piece in pieces) == shown
+    assert answer.stop_found

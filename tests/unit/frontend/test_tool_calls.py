@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from connections import Connection
 
-from engine.core.messages import Abort, FinishReason, Generate, TokenOutput
+from engine.core.messages import Abort, FinishReason, Generate, TokenLogprob, TokenOutput
 from engine.frontend.text.dialect import Dialect
 from engine.frontend.text.reasoning import QWEN3
 from engine.frontend.text.tools.families import FAMILIES
@@ -254,3 +254,21 @@ def test_these_tests_notice_choices_that_share_a_parser(play, monkeypatch: pytes
     monkeypatch.setattr(Dialect, "parser", shared)
     with pytest.raises(AssertionError):
         test_choices_that_come_interleaved_keep_apart(play)
+
+
+def test_logprobs_stand_beside_the_first_delta_of_a_piece_alone(play) -> None:
+    """A piece that ends content and begins a call makes several deltas; its tokens have one logprob each."""
+
+    async def scene(stage) -> None:
+        speaking(stage)
+        answer = asyncio.create_task(stage.http.post(CHAT, json=body(stream=True, logprobs=True)))
+        await stage.scheduler.receive()
+        output = said(f"Hi {CALL}", end=FinishReason.STOP)
+        logprobs = tuple(TokenLogprob(logprob=-1.0) for _ in output.token_ids)
+        await stage.scheduler.reply(msgspec.structs.replace(output, logprobs=logprobs))
+        choices = deltas((await answer).content)
+        assert added_up(choices)["calls"] == [["f", '{"a": "\u20ac"}']]
+        shown = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+        assert [len(one["content"]) for one in shown] == [len(output.token_ids)]
+
+    play(scene)

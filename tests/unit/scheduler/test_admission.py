@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
@@ -11,6 +12,7 @@ from engine.core.messages import (
     Abort,
     ContinueGeneration,
     FinishReason,
+    Generate,
     GetStats,
     PauseGeneration,
     PauseMode,
@@ -102,6 +104,33 @@ def test_aborted_request_leaves_its_place_in_the_queue_to_the_next_one_of_the_sa
     assert [life.refusal for life in engine.lives] == [None, None, None, RefusalKind.BUSY]
     engine.drain(ContinueGeneration(call_id="c"))
     assert [len(life.tokens) for life in engine.lives] == [0, 4, 4, 0]
+
+
+def choices(rid: str, count: int) -> list[Generate]:
+    """The choices of one answer, as the front end sends them."""
+    rids = [f"{rid}-{number}" for number in range(count)]
+    return [msgspec.structs.replace(generate(one, prompt(9)), choices=count, first_choice=rids[0]) for one in rids]
+
+
+def test_choices_enter_the_queue_together_or_not_at_all() -> None:
+    """C07: an answer was refused with 429 when its last choice came to a full queue, after the others had begun."""
+    engine = SimulatedEngine(max_queued_requests=4)
+    engine.step(PauseGeneration(call_id="p", mode=PauseMode.IN_PLACE))
+    engine.step(*[generate(f"r{number}", prompt(20, number)) for number in range(2)])
+    engine.step(*choices("a", 3))
+    assert [life.refusal for life in engine.lives[2:]] == [RefusalKind.BUSY] * 3
+    first, second = choices("b", 2)
+    engine.step(first)
+    # The place of the second is the answer's, whoever else comes.
+    engine.step(generate("r2", prompt(20, 2)), second, generate("r3", prompt(20, 3)))
+    assert [life.refusal for life in engine.lives[5:]] == [None, None, None, RefusalKind.BUSY]
+
+
+def test_more_choices_than_may_ever_wait_are_told_so() -> None:
+    engine = SimulatedEngine(max_queued_requests=2)
+    refused = engine.scheduler.refusal_of(choices("a", 3)[0])
+    assert refused is not None
+    assert refused.message == "3 choices must wait together, max_queued_requests is 2; ask for fewer in one request"
 
 
 def test_refusal_of_counts_what_is_on_its_way() -> None:
