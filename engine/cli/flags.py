@@ -225,8 +225,15 @@ def range_of(field: FieldInfo) -> str:
     high, below = bounds.get(annotated_types.Le), bounds.get(annotated_types.Lt)
     if low is not None and high is not None:
         return f"{low.ge} to {high.le}"
-    parts = [f">= {low.ge}"] if low is not None else [f"> {above.gt}"] if above is not None else []
-    parts += [f"<= {high.le}"] if high is not None else [f"< {below.lt}"] if below is not None else []
+    parts = []
+    if low is not None:
+        parts.append(f">= {low.ge}")
+    elif above is not None:
+        parts.append(f"> {above.gt}")
+    if high is not None:
+        parts.append(f"<= {high.le}")
+    elif below is not None:
+        parts.append(f"< {below.lt}")
     return " and ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""What a user sets: ``EngineConfig``, the one definition of every field that changes what the engine computes.
+"""``EngineConfig``: the one definition of every field that changes what the engine computes.
 
 Keyword-only, validated, frozen, hashable: two equal configurations may share one server. Where the engine listens and
 who may call it belongs to the server's settings, not here.
@@ -15,7 +15,7 @@ from engine.core.errors import ConfigError
 from lockstep.broken_rules import broken_rule, did_you_mean
 
 EMBEDDED_MODEL = "embedded"
-# The same with window layers.
+# The embedded model with window layers.
 EMBEDDED_WINDOW_MODEL = "embedded-window"
 # LoRAs of the embedded model, each as 'embedded-lora:SEED'.
 EMBEDDED_LORA = "embedded-lora"
@@ -213,13 +213,21 @@ class EngineConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _page_of_the_backend(cls, values: Any) -> Any:
-        """Where OpenVINO is asked for and the size of a page is not, a page is one of its blocks."""
+        """Make a page one OpenVINO block where OpenVINO is asked for and no page size is."""
         if isinstance(values, dict) and values.get("backend") == "openvino" and "page_size" not in values:
             return {**values, "page_size": OPENVINO_BLOCK_TOKENS}
         return values
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> EngineConfig:
+        """Check the rules between fields, in order: the first that is broken is told."""
+        self._check_prompts()
+        self._check_memory()
+        self._check_scheduling()
+        self._check_backend_and_role()
+        return self
+
+    def _check_prompts(self) -> None:
         if self.chunked_prefill_size == 0:
             raise ValueError("chunked_prefill_size must be >= 1, or -1 for off, got 0; use -1 to never split a prompt")
         if self.dynamic_chunking and (self.pp_size == 1 or self.chunked_prefill_size == CHUNKING_OFF):
@@ -227,6 +235,8 @@ class EngineConfig(BaseModel):
                 f"dynamic_chunking needs several stages and chunked prefill, got pp_size={self.pp_size} and "
                 f"chunked_prefill_size={self.chunked_prefill_size}; set both or switch it off"
             )
+
+    def _check_memory(self) -> None:
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ValueError(
                 f"max_total_tokens must hold at least one page of page_size={self.page_size} tokens, "
@@ -244,6 +254,8 @@ class EngineConfig(BaseModel):
                 f"host_kv_tokens needs radix_cache, which finds what is kept, got {self.host_kv_tokens} without it; "
                 "switch it on or leave host_kv_tokens out"
             )
+
+    def _check_scheduling(self) -> None:
         if self.priority_preemption and self.schedule_policy != "priority":
             raise ValueError(
                 f"priority_preemption needs schedule_policy='priority', got {self.schedule_policy!r}; "
@@ -269,6 +281,8 @@ class EngineConfig(BaseModel):
                 f"speculative_ngram_min must be <= speculative_ngram_max={self.speculative_ngram_max}, "
                 f"got {self.speculative_ngram_min}; lower it or raise the other"
             )
+
+    def _check_backend_and_role(self) -> None:
         if self.weights == "int8" and self.backend != "openvino":
             raise ValueError(
                 f"weights='int8' needs backend='openvino', got backend={self.backend!r}; set it or leave weights out"
@@ -291,7 +305,6 @@ class EngineConfig(BaseModel):
             )
         if self.backend == "openvino" and (reason := why_not_openvino_settings(self)) is not None:
             raise ValueError(f"{reason}; or use backend='torch'")
-        return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with these fields changed, checked as a new one is; also of ``copy.replace``. Raises ConfigError."""
@@ -418,7 +431,7 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
 
 
 def why_not_openvino_settings(config: EngineConfig) -> str | None:
-    """The setting that OpenVINO cannot follow, whatever the model, as 'field must ..., got value; remedy'; or None."""
+    """The setting that OpenVINO cannot follow for any model, as 'field must ..., got value; remedy'; or None."""
     if config.device not in ("auto", "cpu"):
         return f"device must be 'cpu' for OpenVINO, got {config.device!r}; set it"
     if config.page_size % OPENVINO_BLOCK_TOKENS:
@@ -479,5 +492,5 @@ def embedded_lora_seed(path: str) -> int | None:
 
 
 def has_embedded_window(model: str) -> bool:
-    """True for the embedded model with window layers, whatever its seed."""
+    """True for the embedded model with window layers, of any seed."""
     return model.partition(":")[0] == EMBEDDED_WINDOW_MODEL

@@ -26,7 +26,7 @@ class StartupError(EngineError):
 
 
 class PlacementError(StartupError):
-    """The stages cannot be placed: a cluster that does not answer, too little of it, a node with another engine."""
+    """The stages cannot be placed: the cluster does not answer, is too small, or has another engine on a node."""
 
 
 class ProcessDiedError(EngineError):

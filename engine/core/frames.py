@@ -1,4 +1,4 @@
-"""How a frame or an answer of another process becomes a value of a declared type, or a BadFrameError and nothing else.
+"""Decoding of frames from other processes: a value of the declared type, or a BadFrameError and nothing else.
 
 Owns what decoding can raise; knows no message. All that other processes send is decoded here.
 """
@@ -45,7 +45,7 @@ def _checked(decode: Callable[[bytes | bytearray | memoryview], Any]) -> Callabl
 
 
 class Frames:
-    """Bytes as they come from a stream, frames as they were sent. ``name`` and ``most_bytes`` are those of a frame."""
+    """Frames cut from the bytes of a stream. ``name`` is what a frame is called, ``most_bytes`` its longest length."""
 
     def __init__(self, name: str, most_bytes: int) -> None:
         self._name = name

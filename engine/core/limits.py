@@ -1,4 +1,4 @@
-"""What the scheduler core and the front end need to know of a model and a configuration, resolved to plain numbers.
+"""Limits: a model and a configuration as plain numbers, for the scheduler and the front end.
 
 ``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that
 no 'auto' is resolved twice below. Also the one rule for what can never fit.
@@ -23,9 +23,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a checkpoint. ``vocab_size`` bounds token ids.
 
     ``window_tokens`` is how many tokens its window layers see, 0 for a model without such layers. Of the two sizes in
-    bytes one is for the window layers, and ``kv_bytes_per_token`` for all others: 0 when there are no others.
-    ``draft_kv_bytes_per_token`` is the part of a draft model in these. ``embedding_size`` is that of the vectors of a
-    model that embeds, 0 for one that generates text; without ``shares_prefixes`` it needs all of a prompt computed.
+    bytes one is for the window layers, and ``kv_bytes_per_token`` for all other layers: 0 when there are none.
+    ``draft_kv_bytes_per_token`` is a draft model's part of these. ``embedding_size`` is the length of the vectors of an
+    embedding model, 0 for a model that generates text; without ``shares_prefixes`` every prompt is computed whole.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     shares_prefixes: bool = True
 
     def with_draft(self, draft: ModelFacts) -> ModelFacts:
-        """The same with the KV of a draft model beside its own. Raises ConfigError for one that cannot guess for it."""
+        """Add the KV of a draft model to the model's own. Raises ConfigError for a draft model that does not fit it."""
         if draft.vocab_size != self.vocab_size or draft.window_tokens:
             raise ConfigError(
                 f"speculative_draft_model must have the vocabulary of {self.name!r}, {self.vocab_size} tokens, and no "
@@ -184,7 +184,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def draft_scratch_pages(self) -> int:
-        """Pages that a draft model has beside those of plans, for guesses beyond the pages of each request."""
+        """Pages that no plan names: a draft model computes guesses in them that lie beyond a request's own pages."""
         return min(self.rows, self.most_requests) * self.pages_for(self.draft_tokens) if self.has_draft_model else 0
 
     @property
@@ -242,7 +242,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """
         if prompt_tokens < 1:
             return "the prompt is empty; a prompt needs at least 1 token"
-        # A prompt alone may fill the context; one that is to be continued leaves room for a token.
+        # A prompt alone may fill the context; a prompt that is continued leaves room for a token.
         longest = self.context_length if max_new_tokens == 0 else self.context_length - 1
         if prompt_tokens > longest:
             return (

@@ -1,7 +1,7 @@
-"""What goes into the scheduler and what comes out: client messages and pipeline completions, and replies.
+"""The scheduler's inputs and outputs: client messages, pipeline events, operator events, and replies.
 
-Every struct is frozen and typed, travels as msgpack and is decoded by type; nothing is ever pickled. A client's message
-is born in the front end, waits in the gate, and becomes an event of exactly one scheduler step.
+Every struct is frozen and typed, travels as msgpack and is decoded by type; nothing is ever pickled. The front end
+makes a client's message, the gate holds it, and one scheduler step takes it as an event.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from engine.core.errors import death_words
 from engine.core.frames import decoder_of
 from engine.core.stats import EngineStats
 
-# What a frame may say; a number outside is refused where the frame is decoded, before arithmetic can overflow on it.
+# The numbers that a frame may hold: others are refused where the frame is decoded, before arithmetic can overflow on
+# them.
 # Recordings with redacted text have 63-bit fingerprints for tokens.
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -45,12 +46,12 @@ class FinishReason(StrEnum):
 
 # Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
 LENGTH, STOP, ABORT, ERROR, TIMEOUT, INVALID, UNAVAILABLE = FinishReason
-# Ends that are errors to a client, whatever it has got before.
+# Ends that a client sees as errors, also after it has got tokens.
 FAILURES: Final = frozenset({ERROR, INVALID, UNAVAILABLE})
 
 
 class PauseMode(StrEnum):
-    """What ``/pause_generation`` does to live requests: back to the queue, frozen where they are, or ended."""
+    """The effect of ``/pause_generation`` on live requests: back to the queue, frozen where they are, or ended."""
 
     RETRACT = "retract"
     IN_PLACE = "in_place"
@@ -68,7 +69,7 @@ class RefusalKind(StrEnum):
 
 
 class GrammarKind(StrEnum):
-    """What a grammar is written in. A choice is a JSON array of the texts that may be said."""
+    """The language of a grammar. A choice is a JSON array of the allowed outputs."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -77,14 +78,14 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What a request's whole output must be. ``text`` is in the language of its kind."""
+    """The language that a request's whole output must belong to, written as ``text`` in the syntax of its kind."""
 
     kind: GrammarKind
     text: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request's tokens are chosen and when it ends. Field names and meanings are the field's usual ones.
+    """How a request's tokens are chosen and when it ends. Names and meanings are the usual ones of inference engines.
 
     ``top_k=-1`` means no limit, ``temperature=0`` means greedy; ``logit_bias`` is added to the logits of its token ids.
     Validated where a request enters (the front end or a script's ``start_req``); the scheduler trusts it, within the
@@ -208,7 +209,7 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Have every stage give back its weights and its KV, as soon as nothing is in flight.
 
     Live requests go back to the queue or end, as at a pause; none keeps its KV, so ``in_place`` is not served. At
-    ``level`` 1 the stages wake with the weights that they had, at 2 with those of an update that comes meanwhile.
+    ``level`` 1 the stages wake with the weights that they had, at 2 with the weights of an update during the sleep.
     """
 
     call_id: str
@@ -364,7 +365,7 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PagesReceived(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """The end of a ``ReceivePages``: so many of its first pages came whole on every stage, and no more is written."""
+    """The end of a ``ReceivePages``: the first ``pages`` of it came whole on every stage, and no more is written."""
 
     transfer: _Count
     pages: _Count
@@ -400,7 +401,7 @@ class ReleasePressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EvictCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Evict this many pages of cache that no request protects, least recently used first; None: all of it."""
+    """Evict this many pages of cache that no request protects, least recently used first; None: all such pages."""
 
     pages: int | None = None
 
@@ -426,8 +427,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     """New tokens of one request. With ``finish_reason`` set it is the request's one and only terminal reply.
 
     ``stop_token_id`` is the token that stopped it, if one did (the token itself is part of ``token_ids``).
-    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens. ``prompt_logprobs`` are
-    those of a part of the prompt; the parts follow each other without a gap, and none comes twice.
+    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens. ``prompt_logprobs``
+    cover a part of the prompt; the parts follow each other without a gap, and none comes twice.
     """
 
     rid: str
@@ -466,7 +467,7 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class PrefillWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The prefill engine ``at`` is to compute ``ids``, full pages, and to send their KV from ``first_page`` on.
 
-    Room for it is there. Until ``PrefillDropped``, or the end of all of it.
+    The decode engine keeps pages for it until ``PrefillDropped``, or until all of it has come.
     """
 
     rid: str
@@ -480,7 +481,7 @@ class PrefillWanted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PrefillDropped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What ``PrefillWanted`` asked for is of no more use; if it ``is_late`` because it took too long."""
+    """The prompt of a ``PrefillWanted`` is not needed any more; with ``is_late`` because it took too long."""
 
     transfer: int
     is_late: bool = False
@@ -507,14 +508,14 @@ class PagesStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False)
 
 
 class PagesRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """Pages that left it."""
+    """Pages that left the prefix cache."""
 
     keys: tuple[bytes, ...]
     on_host: bool = False
 
 
 class CacheCleared(msgspec.Struct, frozen=True, tag=True):
-    """All of it was dropped, on the host too."""
+    """The whole prefix cache was dropped, on the host too."""
 
 
 CacheEvent = PagesStored | PagesRemoved | CacheCleared
@@ -523,11 +524,11 @@ Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer | PrefillWanted | Prefi
 
 
 class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
-    """How a request was computed, sent after its end by a scheduler process that traces; no step makes or sees it.
+    """The account of a request, sent after its end by a scheduler process that traces; no step makes or sees it.
 
-    Times are those of steps, in seconds of the machine's monotonic clock. ``first_microbatch`` is the first that it
-    was launched in, ``prompt_microbatch`` the one that gave its first token, ``microbatches`` how many there were; -1
-    stands for none. ``stages`` is when each stage began and ended with ``prompt_microbatch``, where that is known.
+    Times are step times, in seconds of the machine's monotonic clock. ``first_microbatch`` is the first microbatch with
+    the request, ``prompt_microbatch`` gave its first token, ``microbatches`` counts them; -1 stands for none.
+    ``stages`` is when each stage began and ended with ``prompt_microbatch``, where that is known.
     """
 
     rid: str
@@ -552,8 +553,8 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-# Each raises BadFrameError for anything else. The replies are those of one step.
+# Each raises BadFrameError for anything else. A frame of replies holds one step's.
 decode_client_message: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
-# What a scheduler process sends beside replies.
+# Sent by a scheduler process beside replies.
 Aside = RequestTrace | CacheEvent
 decode_replies: Callable[[bytes], tuple[Reply | Aside, ...]] = decoder_of(tuple[Reply | Aside, ...])

@@ -245,11 +245,14 @@ class RouterPages:
 
     def _health_of(self, name: str, engine: RoutedEngine) -> EngineHealth:
         fleet, cache = self._engines.placement.fleet, engine.cache
+        known = "guessed"
+        if cache is not None:
+            known = "right" if cache.is_right else "behind"
         return EngineHealth(
             name=name,
             why_not=engine.why_not or None,
             requests=fleet.in_flight(name) if fleet.is_known(name) else 0,
-            cache="guessed" if cache is None else "right" if cache.is_right else "behind",
+            cache=known,
             cached_pages=self._engines.placement.index.size(name) if cache is None else len(cache.picture.pool),
         )
 

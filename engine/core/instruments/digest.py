@@ -92,7 +92,7 @@ def _stream(entries: Sequence[object]) -> bytes:
 
 
 def plan_shape(microbatch: Microbatch) -> list[object]:
-    """All of a plan but its token values."""
+    """A plan without its token values."""
     head: list[object] = [microbatch.id, microbatch.mode]
     if isinstance(microbatch, LoraUpdate):
         head.append(microbatch.change)

@@ -13,7 +13,7 @@ from engine.core.messages import Event, EvictCache, OperatorEvent, ReleasePressu
 
 
 class Pressure:
-    """What is kept back of one memory.
+    """The part of one memory that an operator keeps back.
 
     An event is applied in the step that is given it, or ahead of that step by ``intervene``; then that step begins
     with it. So the record of a step has everything that changed the engine, and replays to the same state.
@@ -43,7 +43,7 @@ class Pressure:
         return events[len(ahead) :]
 
     def apply(self, event: OperatorEvent) -> None:
-        """Bring the memory to what the event asks for, or as near to it as what requests own allows."""
+        """Bring the memory as near to the event's numbers as the requests' own memory allows."""
         if isinstance(event, EvictCache):
             self._tree.evict(self._tree.evictable_pages if event.pages is None else event.pages)
         elif isinstance(event, ReleasePressure):
@@ -90,7 +90,7 @@ class Pressure:
     # -- inside --
 
     def _set(self, event: SetPressure) -> None:
-        """Cache, or the window page of a cached page, goes only where what is free or kept back is not enough."""
+        """Set the pressure. Cached pages are evicted only where free and reserved pages are not enough."""
         if event.leave_pages is not None:
             _leave(self._pages, event.leave_pages, self._tree.evict)
         if event.leave_window_pages is not None and self._window is not None:

@@ -1,7 +1,6 @@
-"""What entered and left the prefix cache since it was last asked: pages by the digest of all tokens up to their end.
+"""The log of pages that entered and left the prefix cache, by the digest of all tokens up to their end.
 
-Pure bookkeeping beside the tree and the second tier, which note their changes here; an engine that publishes nothing
-has none.
+The tree and the second tier note their changes here. An engine that publishes no KV events has no log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The second tier: pages of KV that left the page pool, kept in host memory until they are copied back.
 
-Pure bookkeeping, by page: what is where, what is to be copied next, and what a copy in flight uses. It moves no bytes,
-and it decides nothing about order or time.
+Pure bookkeeping, by page: where each is, which are to be copied next, and which a copy in flight uses. Moves no bytes
+and decides nothing about order or time.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class HostPage:
 
 
 class HostTier:
-    """``pages`` says of each page of host memory whether it is free, to be written (held), or ready (cached).
+    """``pages`` tells of each page of host memory whether it is free, to be written (held), or ready (cached).
 
-    ``kept`` has those in use by key, least recently used first. What leaves the page pool is written here by the next
-    microbatch, before anything can be computed in its old place; what is hit is loaded by the microbatch that uses it.
+    ``kept`` has the pages in use by key, least recently used first. The next microbatch writes back the pages that left
+    the page pool, before anything can be computed in their place; the microbatch that uses a hit page loads it.
     """
 
     def __init__(self, *, total_pages: int, page_size: int) -> None:
@@ -112,7 +112,7 @@ class HostTier:
             self.kept[key] = self._numbered[number] = self._due_out[number] = HostPage(number, key, source)
 
     def _make_room(self) -> None:
-        """Forget the page that was used longest ago, of those that no copy uses; there may be none."""
+        """Forget the least recently used page that no copy uses, if there is one."""
         page = next((page for page in self.kept.values() if page.may_go), None)
         if page is not None:
             self._forget(page)
@@ -156,7 +156,7 @@ class HostTier:
     def launch(self) -> tuple[_Pairs, _Pairs]:
         """The copies that are due, to host pages and from them: the microbatch that is launched now carries them out.
 
-        Those to the host come first: what they free may be written by those from it.
+        Copies to the host come first: the copies from it may write the pages that they free.
         """
         out = []
         for page in self._due_out.values():
@@ -169,7 +169,7 @@ class HostTier:
         return tuple(out), into
 
     def land(self, out: _Pairs, into: _Pairs, *, failed: bool) -> None:
-        """The microbatch with these copies is back. What it wrote is ready, or of no use if it failed."""
+        """End the copies of a microbatch that is back. The pages that it wrote are ready, or dropped if it failed."""
         for number, _ in into:
             page = self.page_numbered(number)
             if page.readers < 1:

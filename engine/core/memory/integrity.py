@@ -51,7 +51,8 @@ def check_pages(pages: PagePool) -> None:
 
 def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None = None) -> None:
     """Every page of the tree is cached and in one node, and ``locks``, if given, are all that protect its nodes."""
-    size, locked, nodes = pages.page_size, 0, list(tree.nodes()) if tree.root.children else []
+    size, locked = pages.page_size, 0
+    nodes = list(tree.nodes()) if tree.root.children else []
     owned: list[int] = []
     for node in nodes:
         _check_node(node, size)

@@ -91,37 +91,40 @@ class KVMemory:
         """Of this many tokens those that the tree would keep: full pages."""
         return tokens // self._page_size * self._page_size if self._radix_cache else 0
 
-    def cached_tokens(self, ids: Sequence[int], hit_limit: int = -1, kv_key: KvKey = PLAIN) -> int:
+    def cached_tokens(self, ids: Sequence[int], hit_limit: int | None = None, kv_key: KvKey = PLAIN) -> int:
         """Tokens of a prompt that the tree and the host could serve now, see ``admit``. Changes nothing."""
         if not self._radix_cache:
             return 0
+        most = _most_hit(ids, hit_limit)
         if self.sliding_window is None:
-            # Without the page of the last token. The prompt need not be copied, and it may be long.
-            most = len(ids) + hit_limit if hit_limit < 0 else hit_limit
+            # The prompt need not be copied, and it may be long.
             pages = min(self.tree.match_length(ids, kv_key), most) // self._page_size
-            return (pages + len(self._on_host(ids, pages, hit_limit, kv_key))) * self._page_size
-        return len(self._usable(ids[:hit_limit], self.sliding_window, kv_key))
+            return (pages + len(self._on_host(ids, pages, most, kv_key))) * self._page_size
+        return len(self._usable(ids[:most], self.sliding_window, kv_key))
 
-    def cached_nodes(self, ids: Sequence[int], hit_limit: int = -1, kv_key: KvKey = PLAIN) -> list[tuple[int, int]]:
+    def cached_nodes(
+        self, ids: Sequence[int], hit_limit: int | None = None, kv_key: KvKey = PLAIN
+    ) -> list[tuple[int, int]]:
         """The nodes of the tree that could serve a prompt now, with the pages that it would take of each."""
         if not self._radix_cache:
             return []
-        window, prefix = self.sliding_window, ids[:hit_limit]
+        window, prefix = self.sliding_window, ids[: _most_hit(ids, hit_limit)]
         return self.tree.match_nodes(prefix if window is None else self._usable(prefix, window, kv_key), kv_key)
 
     def admit(
-        self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int = -1, kv_key: KvKey = PLAIN
+        self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int | None = None, kv_key: KvKey = PLAIN
     ) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
 
         None, and nothing taken, when it does not fit. The prefix was computed with and for the same ``kv_key``. Only
-        ``ids[:hit_limit]`` may come from the cache, and never the last token: without a forward pass there is no next
-        token, so a fully cached prompt still computes one. What of the prefix is on the host is loaded into pages of
-        the lease by the next microbatch.
+        ``ids[:hit_limit]`` may come from the cache, by default all tokens but the last: without a forward pass there is
+        no next token, so a fully cached prompt still computes one. The next microbatch loads the pages of the prefix
+        that are on the host into pages of the lease.
         """
         if not self.rows.free:
             return None
-        prefix = ids[:hit_limit]
+        most = _most_hit(ids, hit_limit)
+        prefix = ids[:most]
         if self.sliding_window is not None:
             prefix = self._usable(prefix, self.sliding_window, kv_key)
         node, pages = self.tree.match(prefix, kv_key) if self._radix_cache else (self.tree.root, [])
@@ -132,7 +135,7 @@ class KVMemory:
             return None
         lease = Lease(rid=rid, row=self.rows.allocate(1)[0], pages=pages, node=node, kv_key=kv_key)
         if self.host is not None and self.host.kept:
-            self._load(lease, self._on_host(ids, len(pages), hit_limit, kv_key), self.host)
+            self._load(lease, self._on_host(ids, len(pages), most, kv_key), self.host)
         window = self.sliding_window
         return lease if window is None or self._enter_window(lease, len(ids), spare_pages, window) else None
 
@@ -227,10 +230,10 @@ class KVMemory:
 
     # -- inside --
 
-    def _on_host(self, ids: Sequence[int], start: int, hit_limit: int, kv_key: KvKey) -> Sequence[HostPage]:
-        """What the host could add to the first ``start`` pages of a prompt, which the tree serves."""
+    def _on_host(self, ids: Sequence[int], start: int, most: int, kv_key: KvKey) -> Sequence[HostPage]:
+        """The pages that the host could add to the first ``start`` pages of a prompt, which the tree serves."""
         host = self.host
-        return host.match(ids[:hit_limit], start, kv_key) if host is not None and host.kept else ()
+        return host.match(ids[:most], start, kv_key) if host is not None and host.kept else ()
 
     def _load(self, lease: Lease, found: Sequence[HostPage], host: HostTier) -> None:
         """Have pages of the host copied into new pages of a lease. The caller has counted these as room."""
@@ -256,3 +259,8 @@ class KVMemory:
         self.tree.unlock(lease.node)
         self.rows.release((lease.row,))
         return False
+
+
+def _most_hit(ids: Sequence[int], hit_limit: int | None) -> int:
+    """How many tokens of a prompt may come from the cache."""
+    return len(ids) - 1 if hit_limit is None else hit_limit

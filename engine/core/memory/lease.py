@@ -1,4 +1,4 @@
-"""A lease: what one request owns of the memory, from its admission to its release."""
+"""A lease: one request's share of the memory, from its admission to its release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.core.memory.node import PLAIN, KvKey, Node
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lease:
-    """What one request owns: a row, pages, and a lock on the node of its cached prefix.
+    """A row, pages, and a lock on the node of the cached prefix, all owned by one request.
 
     ``pages`` are in the order of the request's tokens. The first ``cached_pages`` of them belong to the tree, along the
     path to ``node``; the others are held by this lease. ``unsent`` is the index of the first page that the stages'

@@ -1,7 +1,4 @@
-"""A node of the prefix tree: a run of full pages, with its locks and hits. The tree alone changes it.
-
-And what a page of a prompt is known by outside the tree.
-"""
+"""A node of the prefix tree, which the tree alone changes, and the keys of pages outside the tree."""
 
 from __future__ import annotations
 
@@ -12,8 +9,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-# What KV was computed with and for: the version of a LoRA, 0 for the model itself, and the key of a cache salt, 0
-# without one. A prefix is shared where both are equal.
+# Two numbers that tell what KV was computed with and for. A prefix is shared where both are equal; the memory asks no
+# more of them. The scheduler's are the version of a LoRA, 0 for the model itself, and the key of a cache salt, 0 for
+# none.
 KvKey = tuple[int, int]
 PLAIN: Final[KvKey] = (0, 0)
 
@@ -22,7 +20,7 @@ _KEY_BYTES: Final = 16
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A run of full pages. ``tokens`` is the run's token ids, ``pages`` its page numbers.
+    """A run of full pages, with its token ids and page numbers.
 
     ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a
     path through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
@@ -41,7 +39,7 @@ class Node:
     kv_key: KvKey = PLAIN
 
     def key(self, page_size: int) -> tuple[int, ...]:
-        """What its parent knows it by: its first page of tokens, after its ``kv_key`` unless that is plain."""
+        """Its key among its parent's children: its first page of tokens, after its ``kv_key`` unless that is plain."""
         first = self.tokens[:page_size]
         return (*self.kv_key, *first) if self.kv_key != PLAIN else first
 
@@ -50,7 +48,7 @@ class Node:
 
 
 def page_keys(ids: Sequence[int], page_size: int, kv_key: KvKey, *, after: bytes | None = None) -> Iterator[bytes]:
-    """What each full page of a prompt is known by: a digest of all tokens up to its end, and of what computes them.
+    """The key of each full page of a prompt: a digest of its ``kv_key`` and of all tokens up to its end.
 
     ``after`` is the key of the page before the first one, None at the beginning of the prompt.
     """

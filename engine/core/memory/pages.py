@@ -1,7 +1,7 @@
-"""The page pool: which pages of KV are free, held by a request, cached in the prefix tree, or kept back; rows as well.
+"""The page pool: whether each page of KV is free, held by a request, cached, or reserved; a pool of rows likewise.
 
-One byte a page is the only truth, so a page cannot be free and owned at once. It never decides who gets a page. A
-request takes pages when its tokens are planned and gives them back once, at its end or at retraction.
+A page has one byte of state, so it cannot be free and owned at once. The pool never decides who gets a page. A request
+takes pages when its tokens are planned and gives them back once, at its end or at retraction.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PagePool:
         return pages
 
     def hold(self, pages: Sequence[int]) -> None:
-        """Take these very pages, which are free."""
+        """Take exactly these pages, which must be free."""
         self._move(pages, _FREE, _HELD)
         self.free -= len(pages)
         self.held += len(pages)

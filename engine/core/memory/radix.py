@@ -23,11 +23,11 @@ _STALE_HEAP_FLOOR: Final = 64
 
 
 class RadixTree:
-    """The tree over the pages of one pool. Children are keyed by their first page of tokens, and by the LoRA that
-    computed their KV: what one has computed is never a prefix of what another computes.
+    """The tree over the pages of one pool. Children are keyed by their ``kv_key`` and their first page of tokens: KV of
+    one key is never a prefix of KV of another.
 
-    ``root`` holds nothing; it is the prefix of every request that matched nothing. What ``match`` and ``publish`` find
-    is the caller's to lock: a leaf can be evicted once its last lock is taken back.
+    ``root`` holds nothing; it is the prefix of every request that matched nothing. The caller locks the nodes that
+    ``match`` and ``publish`` return: a leaf can be evicted once its last lock is taken back.
     """
 
     def __init__(

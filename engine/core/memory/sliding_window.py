@@ -1,8 +1,7 @@
 """The window pool: the KV of the layers that see only the last ``window_tokens`` tokens of a request.
 
 A page that a request holds or the tree caches may have a *window page* beside it, for the same tokens. A request
-gives a window page back once nothing that is still to be computed sees it, long before its page. It decides nothing
-about order or time.
+gives a window page back once no later token sees it, long before its page. Decides nothing about order or time.
 """
 
 from __future__ import annotations
@@ -127,9 +126,9 @@ class SlidingWindowPool:
             lease.window_start = first
 
     def publish(self, own: int, cached: int) -> None:
-        """A lease's page was handed over to the tree, or given up in favour of the tree's own: so is its window page.
+        """Follow a page that was handed over to the tree, or given up in favour of the tree's own.
 
-        One that the tree has lost is replaced.
+        A window page that the tree has lost is replaced.
         """
         window_page = self.beside[own]
         if window_page == NO_WINDOW_PAGE:
@@ -149,19 +148,19 @@ class SlidingWindowPool:
         self._give_back(lease, len(lease.pages))
 
     def give_up(self, pages: Sequence[int]) -> None:
-        """A lease gives back these pages, which it holds alone: so it does the window pages beside them."""
+        """Give back the window pages beside pages that a lease gives back, and that it alone held."""
         self.pages.release([self.beside[page] for page in pages])
         for page in pages:
             self.beside[page] = NO_WINDOW_PAGE
 
     def drop(self, pages: Sequence[int]) -> None:
-        """The tree evicts these pages: their window pages go with them."""
+        """Free the window pages of pages that the tree evicts."""
         for page in pages:
             if self.beside[page] != NO_WINDOW_PAGE:
                 self._drop_idle(page)
 
     def evict(self, count: int) -> None:
-        """Take this many window pages, or all that no lease uses, from their cached pages: in order of eviction."""
+        """Free this many window pages of cached pages, or all that no lease uses, in order of eviction."""
         for _ in range(min(count, len(self.idle))):
             self._drop_idle(next(iter(self.idle)))
 

@@ -1,6 +1,6 @@
 """Checkpoints: the state of a scheduler that is fully idle, and a scheduler restored from it.
 
-Only then is it little: no request, no lease, nothing in flight. The digest chains begin again after a checkpoint.
+Such a state is small: no request, no lease, nothing in flight. The digest chains begin again after a checkpoint.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
 
 
 def tree_snapshot(memory: KVMemory) -> TreeSnapshot:
-    """What the tree is; locks are not in it. Tokens are shared, not copied."""
+    """The tree without its locks. Tokens are shared, not copied."""
     tree, runs = memory.tree, []
     for node in tree.nodes():
         assert node.parent is not None

@@ -1,6 +1,6 @@
 """The recording gate: wraps any gate and writes down each step that it let through, after the step.
 
-It changes nothing: steps, times and order are those of the gate inside. A step that the scheduler dies in is written
+It changes nothing: the inner gate decides steps, times and order. A step that the scheduler dies in is written
 too, with the exception.
 """
 

@@ -1,4 +1,4 @@
-"""The replay gate: feeds the loop from a recording and compares every step with what was recorded of it.
+"""The replay gate: feeds the loop from a recording and compares every step with its record.
 
 No pipeline, no sockets, no clock: results and times are in the recording.
 """

@@ -1,4 +1,4 @@
-"""What one engine has cached, as its KV events tell: exact while none is missing, and never more than there is.
+"""The cache of one engine, as its KV events tell: exact while none is missing, and never more than there is.
 
 Pure: the caller receives the batches, and asks for those again that are missing.
 """

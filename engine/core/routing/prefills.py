@@ -245,7 +245,9 @@ class Prefills:
             why = engine.why_not or engine.last_failure
             is_due = engine.told_at is None or now - engine.told_at >= NEWS_INTERVAL_S
             if (why and is_due) or (engine.is_told and not why):
-                engine.is_told, engine.told_at = bool(why), now if why else engine.told_at
+                engine.is_told = bool(why)
+                if why:
+                    engine.told_at = now
                 told.append((url, why))
         return told
 

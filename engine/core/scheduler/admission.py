@@ -27,7 +27,8 @@ class Admission:
     def __init__(self, core: Core, features: Sequence[Feature]) -> None:
         self._limits = core.limits
         self._books = core.books
-        self._features = features
+        # Features that are off too: they refuse the requests that need them.
+        self._refusing = [one for one in features if type(one).refusal_of is not Feature.refusal_of]
         self._end_ids = frozenset(core.limits.eos_token_ids)
 
     def refusal_of(
@@ -45,7 +46,7 @@ class Admission:
         never = self._limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
         if never is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.INVALID, message=never)
-        for feature in self._features:
+        for feature in self._refusing:
             refusal = feature.refusal_of(message)
             if refusal is not None:
                 return refusal
@@ -65,7 +66,7 @@ class Admission:
         """The request that a message asks for, the ``arrival``-th to be admitted; features have not seen it yet."""
         prompt_tokens, sampling = len(message.prompt_ids), message.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
-        # A grammar that is complete allows nothing but an end, so it must be one.
+        # A complete grammar allows nothing but an end token, so end tokens must end the request.
         if not sampling.ignore_eos or sampling.grammar is not None:
             stop_ids |= self._end_ids
         return Request(

@@ -1,7 +1,7 @@
 """The books: where every live request is, and which microbatches are in flight.
 
 One registry and one place for each request. ``is_quiescent`` and ``is_fully_idle`` are defined here and nowhere else;
-all that is destructive asks them.
+every destructive operation asks them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.core.scheduler.request import (
 
 
 class Launched(msgspec.Struct, frozen=True, gc=False):
-    """A microbatch in flight: ``requests`` are those of its segments, in the same order."""
+    """A microbatch in flight. ``requests`` has the request of each segment, in the same order."""
 
     microbatch: Microbatch
     requests: tuple[Request, ...]
@@ -37,8 +37,8 @@ class Launched(msgspec.Struct, frozen=True, gc=False):
 class Books:
     """Every request that is alive or whose memory is not yet free, each in exactly one place.
 
-    ``requests`` registers what has not ended, by rid. ``waiting`` is in order of arrival. Requests whose prompt is all
-    dispatched but whose result is not back are found through ``in_flight`` alone.
+    ``requests`` registers the requests that have not ended, by rid. ``waiting`` is in order of arrival. A request whose
+    whole prompt is dispatched, and whose result is not back, is found through ``in_flight`` alone.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,15 @@ class Books:
         self.running: dict[str, Request] = {}
         self.retracting: list[Request] = []
         self.releasing: list[Request] = []
-        # Those whose prompt's KV comes from another engine, or the last of it goes to one; by rid, in the order in
-        # which they began to.
+        # Requests that receive the KV of their prompt or deliver the last of it, by rid, in the order of their start.
         self.transferring: dict[str, Request] = {}
-        # Transfers that the stages have not ended, whatever became of their requests.
+        # Transfers that the stages have not ended; their requests may have ended before.
         self.open_transfers = 0
         self.in_flight: deque[Launched] = deque()
         self.paused: PauseMode | None = None
-        # The weight update that is asked for or in flight. Nothing else is launched meanwhile.
+        # The weight update that is requested or in flight. Nothing else is launched meanwhile.
         self.update: UpdateWeights | None = None
-        # What KV is computed with, besides a LoRA: the path of the last update, '' for the configured model.
+        # The weights of the stages: the path of the last update, '' for the configured model.
         self.weights = ""
         # Calls of sleep and wake that are not carried out; the first one may be in flight. See ``Sleeping``.
         self.turns: list[Sleep | Wake] = []
@@ -81,7 +80,7 @@ class Books:
 
     @property
     def nothing_in_flight(self) -> bool:
-        """No dispatched microbatch is still to come back, and none that changes what the stages hold is about to be."""
+        """No microbatch or transfer is to come back, and no update, sleep or wake is about to be launched."""
         return not self.in_flight and self.update is None and not (self.turns or self.open_transfers)
 
     def next_received(self) -> Request | None:
@@ -91,7 +90,7 @@ class Books:
         return next((one for one in self.transferring.values() if one.place is RECEIVING and not one.in_flight), None)
 
     def what_is_busy(self) -> str:
-        """The counts that stand between the engine and idleness, as ``name=count`` pairs."""
+        """The counts that keep the engine from being idle, as ``name=count`` pairs."""
         transfers = len(self.transferring)
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
@@ -102,13 +101,13 @@ class Books:
     # -- moving requests --
 
     def enqueue(self, request: Request) -> None:
-        """Put a request into the queue at its place by arrival: one that was retracted does not lose it."""
+        """Put a request into the queue at its place by arrival, which it keeps when it is retracted."""
         request.place = WAITING
         self.requests[request.rid] = request
         bisect.insort(self.waiting, request, key=_arrival)
 
     def take_out(self, request: Request) -> None:
-        """Remove a request from the place where it is, and from nothing else."""
+        """Remove a request from its place, and from nothing else."""
         place = request.place
         if place is WAITING:
             index = bisect.bisect_left(self.waiting, request.arrival, key=_arrival)
@@ -140,9 +139,9 @@ class Books:
     # -- looking at all of them --
 
     def live(self) -> list[Request]:
-        """Every request in every place; one that is in two places is in the list twice.
+        """Every request in every place; a request in two places is in the list twice.
 
-        One that is dispatched is found only in the microbatches in flight.
+        A dispatched request is found only in the microbatches in flight.
         """
         place = DISPATCHED
         dispatched = [one for launched in self.in_flight for one in launched.requests if one.place is place]

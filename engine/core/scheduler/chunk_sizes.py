@@ -1,6 +1,6 @@
-"""Dynamic chunk sizes: how much of a prompt a microbatch takes, so that every microbatch costs about the same.
+"""Dynamic chunk sizes: parts of a prompt that make every microbatch cost about the same.
 
-A token costs the more the longer the prefix that it attends to. With parts of one size, the later microbatches of a
+The longer the prefix that a token attends to, the more it costs. With parts of one size, the later microbatches of a
 long prompt keep a stage longer than the earlier ones, and the other stages wait. Pure, in whole numbers.
 """
 
@@ -12,8 +12,8 @@ import math
 class ChunkSizes:
     """The cost of a part of x tokens after a prefix of L is ``x * (2 * L + x + 2 * parity)``, in units of its own.
 
-    ``parity_tokens`` is the prefix at which a token's attention costs as much as all the rest of it. A microbatch may
-    cost what one prompt of ``base_tokens`` without a prefix costs.
+    ``parity_tokens`` is the prefix at which a token's attention costs as much as its other computation. A microbatch
+    may cost as much as one prompt of ``base_tokens`` without a prefix.
     """
 
     def __init__(self, base_tokens: int, parity_tokens: int, page_size: int) -> None:
@@ -22,14 +22,13 @@ class ChunkSizes:
         self.budget = self.cost(0, base_tokens)
 
     def cost(self, prefix: int, tokens: int) -> int:
-        """What a part of this many tokens costs after this prefix."""
+        """The cost of a part of this many tokens after this prefix."""
         return tokens * (2 * prefix + tokens + self._linear)
 
     def part(self, prefix: int, rest: int, *, room: int, spent: int = 0) -> int:
         """How many of the ``rest`` of a prompt come next; there is ``room`` for tokens, and others cost ``spent``.
 
-        In full pages, and at least one page, so that a prompt always advances. What would leave less than a page for
-        another microbatch is taken as well.
+        Whole pages, and at least one, so that a prompt always advances. A rest of less than a page is taken as well.
         """
         page = self._page_size
         # The positive root of x * x + slope * x = left, rounded down.

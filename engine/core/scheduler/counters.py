@@ -1,4 +1,4 @@
-"""What the scheduler counts over its life: requests, tokens, forward passes. Counters only grow."""
+"""The scheduler's counters: requests, tokens, forward passes, and what features count. Counters only grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines: times in seconds, None for none."""
+"""Deadlines: times in seconds, or None."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Drafts: guesses of a request's next tokens, several of which one forward verifies.
 
-They come with the results of a draft model, or are looked up here in the request's own prompt and output. The planner
-plans them, the last stage verifies them; nothing that a client sees depends on them but how soon it comes.
+A draft model sends them with its results, or they are looked up here in the request's own prompt and output. The
+planner plans them, the last stage verifies them; to a client they change nothing but the speed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from engine.core.scheduler.request import Request
 # Token ids have up to 63 bits in recordings whose text was redacted.
 _ID_TYPE: Final = "q"
 _ID_BYTES: Final = 8
-# Verifying the four wrong guesses of one request costs a batch of 8 a fifth of a decode (benchmarks.speculation). Where
-# guesses fail one after the other it takes more of the text to make one, and then a request is left without them for a
-# while, each time twice as long.
+# Verifying the four wrong guesses of one request costs a batch of 8 a fifth of a decode (benchmarks.speculation). When
+# guesses fail in a row, a longer match is required, and then the request rests, each time twice as long.
 _DOUBTED_MISSES: Final = 2
 _MISSES_LIMIT: Final = 6
 _REST_TOKENS: Final = 64
@@ -30,7 +29,7 @@ _LONGEST_REST_TOKENS: Final = 1024
 
 @dataclass(slots=True, eq=False)
 class Guessing:
-    """How it goes with the guesses of one request.
+    """The guesses of one request, and how they fared.
 
     ``guesses`` are a draft model's, of the tokens that follow the request's; ``text`` has the request's tokens so far,
     for looking up drafts without a model. ``misses`` counts the verifications in a row in which no guess held. The
@@ -45,10 +44,10 @@ class Guessing:
     hold: bool = False
 
     def note(self, tokens: int, held: int) -> None:
-        """Note that of the drafts of a request of so many tokens ``held`` were right.
+        """Note a verification in which ``held`` drafts were right; the request had this many tokens.
 
-        After several times in a row without any it rests: it is given no drafts for some tokens, and then tries once
-        more. If that fails as well it rests twice as long.
+        After several in a row without a hit the request rests: it gets no drafts for some tokens, then tries once more.
+        If that fails as well it rests twice as long.
         """
         self.misses = 0 if held else self.misses + 1
         if held or self.misses >= _DOUBTED_MISSES:
@@ -70,7 +69,7 @@ class Drafts(Feature):
         self._of: dict[Request, Guessing] = {}
 
     def of(self, request: Request) -> Guessing:
-        """How it goes with the guesses of a request."""
+        """The guesses of a request, which are noted from now on."""
         known = self._of.get(request)
         if known is None:
             known = self._of[request] = Guessing()
@@ -80,7 +79,7 @@ class Drafts(Feature):
         """The drafts of a request that is about to decode, with pages for them; none if nothing is guessed.
 
         They take free pages only, all but ``spare_pages``, so that no cached prefix and no other request gives way to
-        a guess; and no more than the request may still say after the token that is certain.
+        a guess. There are no more of them than the request may still emit after the token that is certain.
         """
         limits, lease, known = self._limits, request.lease, self.of(request)
         assert lease is not None, f"{request} decodes, but owns no memory"
@@ -126,8 +125,8 @@ class Drafts(Feature):
     def _look_up(self, ids: list[int], known: Guessing, count: int) -> tuple[int, ...]:
         """The tokens that followed the latest earlier occurrence of the last tokens, of as many as occurred before.
 
-        Unless guesses hold it takes twice as many tokens: pairs recur in any text, and what followed them does not. A
-        copy that runs into the end goes on with what it has copied, so that a repetition is guessed on and on.
+        Unless guesses hold, the match must be twice as long: pairs recur in any text, but their continuations do not.
+        A copy that reaches the end goes on with the copied tokens, so that a repetition is guessed on and on.
         """
         limits = self._limits
         text = _text_of(ids, known)
@@ -151,7 +150,7 @@ def _text_of(ids: list[int], known: Guessing) -> bytearray:
 
 
 def _latest(text: bytearray, tokens: int) -> int | None:
-    """Where the last ``tokens`` ids of the text occurred before, the latest place; it may overlap the end."""
+    """The latest earlier place of the last ``tokens`` ids of the text; it may overlap the end."""
     suffix, end = text[-tokens * _ID_BYTES :], len(text) - 1
     while (place := text.rfind(suffix, 0, end)) >= 0:
         if place % _ID_BYTES == 0:

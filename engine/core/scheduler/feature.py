@@ -6,6 +6,7 @@ one class each. The core calls the hooks of a feature and knows none of them by 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -79,8 +80,11 @@ class Feature:
         del request, spare_pages
         return ()
 
-    def fill(self, request: Request, start: int, end: int, first_page: int, share: SegmentShare) -> None:
-        """Add the feature's fields to a segment from ``start`` to ``end`` that tells pages from ``first_page`` on."""
+    def fill(self, request: Request, first_page: int, share: SegmentShare) -> None:
+        """Add the feature's fields to a segment, which tells the request's pages from place ``first_page`` on."""
+
+    def fill_prompt(self, request: Request, start: int, end: int, share: SegmentShare) -> None:
+        """Add the feature's fields to a segment with the part of a prompt from ``start`` to ``end``."""
 
     def copies(self) -> Copies | None:
         """The copies that the forward pass which is launched now carries out; None when none are due."""
@@ -92,6 +96,9 @@ class Feature:
 
     def finish(self, error: str | None) -> None:
         """All stages have carried out the feature's oldest ``control``, or with ``error`` none has."""
+
+    def take_prompts(self, launched: Launched, completion: Completion) -> None:
+        """Take the feature's part of the result of a microbatch with prompts, before its tokens."""
 
     def take_result(self, launched: Launched, completion: Completion) -> None:
         """Take the feature's part of a result, before its tokens are given to the requests."""
@@ -182,8 +189,10 @@ class Hooks:
     start: tuple[Feature, ...]
     draft: tuple[Feature, ...]
     fill: tuple[Feature, ...]
+    fill_prompt: tuple[Feature, ...]
     copies: tuple[Feature, ...]
     land: tuple[Feature, ...]
+    take_prompts: tuple[Feature, ...]
     take_result: tuple[Feature, ...]
     confirm: tuple[Feature, ...]
     verify: tuple[Feature, ...]
@@ -203,6 +212,15 @@ class Hooks:
     check: tuple[Feature, ...]
 
     def __init__(self, features: Sequence[Feature] = ()) -> None:
-        for hook in type(self).__annotations__:
-            having = [one for one in features if one.is_on and getattr(type(one), hook) is not getattr(Feature, hook)]
-            setattr(self, hook, tuple(having))
+        active = [feature for feature in features if feature.is_on]
+        for hook, places in _places_of(tuple(map(type, active))).items():
+            setattr(self, hook, tuple([active[place] for place in places]))
+
+
+@functools.cache
+def _places_of(kinds: tuple[type[Feature], ...]) -> dict[str, list[int]]:
+    """For each hook which of these classes define it. Once for each combination: a search makes many schedulers."""
+    return {
+        hook: [place for place, kind in enumerate(kinds) if getattr(kind, hook) is not getattr(Feature, hook)]
+        for hook in Hooks.__annotations__
+    }

@@ -1,6 +1,6 @@
 """Flush and weight update, which need a quiescent engine: done at once, or deferred until it is or time is up.
 
-Both ask the books' one idle predicate, here and nowhere else. They never plan or end a request.
+Only this file asks the books' idle predicate for them. They never plan a request.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ class FlushAndUpdate(Feature):
     """At most one call waits. ``deadline``, in seconds, is when it gives up; None when none waits."""
 
     control = WeightUpdate
+    # While an update is asked for or in flight: it is launched by itself, and nothing else meanwhile.
+    is_due = False
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -68,11 +70,6 @@ class FlushAndUpdate(Feature):
             return self._do(call)
         return refused(call, f"still busy after {call.timeout_s} s: {self._books.what_is_busy()}")
 
-    @property
-    def is_due(self) -> bool:
-        """Whether an update is asked for, or in flight: it is launched by itself, and nothing else meanwhile."""
-        return self._books.update is not None
-
     def launch(self, number: int) -> WeightUpdate | None:
         """The update, once nothing is in flight."""
         update = self._books.update
@@ -101,11 +98,12 @@ class FlushAndUpdate(Feature):
         self._books.weights = checkpoint.weights
 
     def finish_update(self, error: str | None, *, is_dead: bool = False) -> CallAnswer:
-        """The stages have answered: all of them have the new weights, or with ``error`` all of them the old ones.
+        """The answer to the update: all stages have the new weights, or with ``error`` all have the old ones.
 
-        With ``is_dead`` they never will, which is no fault of the call.
+        With ``is_dead`` the stages are gone, which is no fault of the call.
         """
         update, self._books.update = self._books.update, None
+        self.is_due = False
         assert update is not None, "an update came back that was never asked for"
         if error is not None:
             fault = None if update.model_path is None or is_dead else "model_path"
@@ -122,6 +120,7 @@ class FlushAndUpdate(Feature):
                 feature.flush()
             return done(call, f"flushed {self._drop_cache()} cached pages")
         self._books.update = call
+        self.is_due = True
         return None
 
     def _drop_cache(self) -> int:

@@ -1,7 +1,7 @@
-"""The grammars that the engine knows: which requests use each, whether it is compiled, and which are kept unused.
+"""Grammars: which requests use each, whether it is compiled, and which are kept unused.
 
-Decides what the last stage is told to compile and to forget. It compiles nothing: a request waits for the event that
-says that its grammar is ready, and no other request waits for it.
+Orders the last stage to compile and to forget them. A request waits for the event that its grammar is ready, and no
+other request waits for that one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Grammars(Feature):
             self.take(request, message.sampling.grammar)
 
     def take(self, request: Request, grammar: Grammar) -> None:
-        """A request that has just been admitted uses a grammar: one that is known, or one to be compiled."""
+        """Let a request that enters use a grammar, which is known already or is to be compiled."""
         known = self._by_text.get(grammar)
         if known is None:
             self._last_id += 1
@@ -139,9 +139,9 @@ class Grammars(Feature):
             self._core.end(request, ready.reason, error=ready.error)
 
     def on_ready(self, ready: GrammarReady) -> Sequence[Request]:
-        """Note that a grammar is compiled, or that it cannot be; returns the requests that end with its error.
+        """Note that a grammar is compiled, or cannot be; returns the requests that end with its error.
 
-        It may have been dropped in the meantime.
+        A grammar that was dropped in the meantime changes nothing.
         """
         known = self._by_id.get(ready.grammar_id)
         if known is None or known.is_ready:

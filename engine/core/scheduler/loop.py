@@ -1,6 +1,7 @@
 """The event loop of the scheduler: one loop for every gate, pipeline and number of stages.
 
-It holds no state and takes no decision. A request passes here once a step: gate, scheduler, pipeline, outbox.
+It holds no state and takes no decision. In each step the gate gives events, the scheduler decides, the pipeline gets
+orders and a microbatch, and the outbox gets replies and cache events.
 """
 
 from __future__ import annotations
@@ -10,10 +11,7 @@ from engine.core.scheduler.scheduler import Scheduler
 
 
 def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbox) -> None:
-    """Run steps until the gate says that there are no more.
-
-    An exception of a step ends the loop and is the gate's to see.
-    """
+    """Run steps until the gate has no more. An exception ends the loop, and the gate sees it when it is left."""
     result: StepResult | None = None
     with gate:
         while (step := gate.next_step(result)) is not None:
@@ -22,7 +20,7 @@ def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbo
 
 
 def carry_out(result: StepResult, pipeline: Pipeline, outbox: Outbox) -> None:
-    """Hand on what a step has ordered, launched and said."""
+    """Pass a step's orders and microbatch to the pipeline, its replies and cache events to the outbox."""
     for order in result.grammars:
         pipeline.order_grammar(order)
     for transfer in result.transfers:

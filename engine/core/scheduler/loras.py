@@ -136,9 +136,9 @@ class Loras(Feature):
         lora = self._of.get(request)
         return lora is not None and not lora.version
 
-    def fill(self, request: Request, start: int, end: int, first_page: int, share: SegmentShare) -> None:
+    def fill(self, request: Request, first_page: int, share: SegmentShare) -> None:
         """Tell the version of the LoRA that computes a segment."""
-        del start, end, first_page
+        del first_page
         lora = self._of.get(request)
         if lora is not None:
             share["lora"] = lora.use(self._counters.forward_ct)
@@ -319,7 +319,7 @@ class Loras(Feature):
     def _of_requests(self) -> _Launched | None:
         """Load the LoRA of the first request that lacks one, if there is a place for it.
 
-        One that a request before it waits for makes no room: the two would be loaded in turn for ever.
+        A LoRA that an earlier request waits for makes no room: the two would be loaded in turn for ever.
         """
         wanted: set[Lora] = set()
         for request in self._policy.order(self._core.startable(), self._memory):
@@ -354,7 +354,7 @@ class Loras(Feature):
         return [request for request in self._books.live() if self._of.get(request) is lora]
 
     def _counts(self, users: Sequence[Request]) -> str:
-        """How many of these are where, and in how many microbatches in flight they are."""
+        """The places of these requests, and the microbatches in flight with them, as counts."""
         places = [request.place for request in users]
         flying = sum([not set(flight.requests).isdisjoint(users) for flight in self._books.in_flight])
         leaving = places.count(Place.RETRACTING) + places.count(Place.RELEASING)

@@ -21,10 +21,10 @@ ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
 
 
 class Plan:
-    """A microbatch in the making: ``requests`` are those of ``segments``, in the same order.
+    """A microbatch in the making. ``requests`` has the request of each segment, in the same order.
 
-    ``budget`` is how many tokens its parts of prompts may have, ``seats`` how many parts it may have, and ``cost`` what
-    they cost where that is bounded.
+    ``budget`` bounds the tokens of its parts of prompts, ``seats`` the number of parts; ``cost`` adds up the costs of
+    parts, where these are bounded.
     """
 
     __slots__ = ("budget", "cost", "mode", "requests", "seats", "segments", "tokens")
@@ -61,12 +61,12 @@ class Planner:
         # Once, because they are computed and every step asks.
         self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
         self._plans_ahead = limits.async_scheduling
-        # What stands for a token that is not known yet; without planning ahead all are.
+        # Stands for a token that is not known yet; without planning ahead every token is.
         self._unknown = (UNKNOWN_TOKEN,) if limits.async_scheduling else ()
 
     @property
     def may_plan(self) -> bool:
-        """Awake, not paused, no update, a free slot, and work for it: without these there is nothing to plan."""
+        """Whether there is something to plan: awake, not paused, no update, a free slot, and work for it."""
         books = self._books
         if not books.is_awake or books.paused is not None or books.update is not None:
             return False
@@ -94,7 +94,7 @@ class Planner:
         return plan if plan.tokens else None
 
     def check_budget(self, plan: Plan) -> None:
-        """No microbatch is larger than what the stages were sized for."""
+        """Assert that a microbatch is no larger than the stages were sized for."""
         most = self._most_decodes if plan.mode is DECODE else self._limits.prefill_budget_tokens
         assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
         assert len(plan.requests) <= self._most_requests, f"{plan.requests} are in one microbatch"
@@ -135,7 +135,7 @@ class Planner:
                 self._add_chunk(plan, request)
 
     def _add_received(self, plan: Plan) -> None:
-        """Those whose KV has come compute the rest of their prompts: all of it, or of the first one a part."""
+        """Add requests whose KV has come: the whole rest of a prompt, or of the first one a part."""
         while (request := self._books.next_received()) is not None:
             rest = request.prefill_tokens - request.planned_tokens
             if plan.tokens and (rest > plan.room or len(plan.requests) >= plan.seats):
@@ -146,7 +146,7 @@ class Planner:
             self._add_chunk(plan, request)
 
     def _admissions(self) -> Iterator[Request]:
-        """The waiting requests to try, in order; past those that do not fit until one that waits is overdue.
+        """The waiting requests to try, in order. Requests that do not fit are passed over until one is overdue.
 
         None while a prompt is partly prefilled.
         """
@@ -174,9 +174,9 @@ class Planner:
         return bool(hooks) and any(feature.holds_back(request) for feature in hooks)
 
     def _waits_for_another(self, request: Request, plan: Plan) -> bool:
-        """Whether what it would compute is on its way: launched or in this very microbatch, or received as it would be.
+        """Whether its prompt is on its way by another request: launched, in this very microbatch, or received.
 
-        What this engine would compute waits for no transfer, which may be late.
+        A prompt that this engine computes itself waits for no transfer, which may be late.
         """
         launched = (one for flight in self._books.in_flight for one in flight.requests)
         received = self._books.transferring.values() if request.may_be_received else ()
@@ -186,7 +186,7 @@ class Planner:
         return self._memory.rows.free > 0 or bool(self._limits.priority_preemption and self._victims_of(request))
 
     def _may_start(self, request: Request, plan: Plan) -> bool:
-        """Whether the rest of the budget is worth a start: all of the prompt, or a part that is not a sliver."""
+        """Whether the rest of the budget is worth a start: it holds the whole prompt, or at least a page of it."""
         tokens = len(request.ids)
         if len(plan.requests) >= plan.seats:
             return False
@@ -242,10 +242,13 @@ class Planner:
             request.place = DISPATCHED
             self._books.chunked = None
         emits = last and end < request.limit_tokens
-        self._add_segment(plan, request, start, end, emits=emits)
+        share: SegmentShare = {}
+        for feature in self._hooks.fill_prompt:
+            feature.fill_prompt(request, start, end, share)
+        self._add_segment(plan, request, start, end, emits=emits, share=share)
 
     def _part(self, plan: Plan, start: int, rest: int) -> int:
-        """How much of the rest of a prompt comes next: as much as there is room for, or as keeps the stages even."""
+        """How many tokens of a prompt come next: all that have room, or as many as keep the stages even."""
         if self.chunk_sizes is None:
             return min(rest, plan.room)
         tokens = self.chunk_sizes.part(start, rest, room=plan.room, spent=plan.cost)
@@ -255,7 +258,7 @@ class Planner:
     # -- decode --
 
     def _decode_share(self) -> int:
-        """Running requests in one microbatch: spread over the stages, so that no stage idles while one has them all."""
+        """Running requests in one microbatch: spread over the stages, so that none idles while another has them all."""
         return min(self._most_requests, -(-len(self._books.running) // self._limits.pp_size))
 
     def _add_decodes(self, plan: Plan, most: int) -> None:
@@ -270,12 +273,12 @@ class Planner:
             drafts: tuple[int, ...] = ()
             for feature in drafting:
                 drafts = feature.draft(request, spare_pages=len(running))
-            self._add_segment(plan, request, start, start + 1, emits=True, drafts=drafts)
+            self._add_segment(plan, request, start, start + 1, emits=True, drafts=drafts, share={})
         if before and plan.tokens > before:
             plan.mode = MIXED
 
     def _choose_decodes(self, most: int) -> list[Request]:
-        """Running requests with a place for their next token's KV: those in no microbatch, then what goes ahead."""
+        """Running requests with a place for their next token's KV: first those in no microbatch, then those ahead."""
         chosen: list[Request] = []
         one_waits = False
         for request in self._ready():
@@ -286,7 +289,7 @@ class Planner:
                 chosen.append(request)
             elif request.place is RUNNING:
                 one_waits = True
-        # What is to give way to one that waits has to come back first.
+        # A victim in flight has to come back before it can give way.
         if self._plans_ahead and not one_waits:
             self._choose_ahead(most, chosen)
         return chosen
@@ -315,7 +318,7 @@ class Planner:
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
         """Extend a request by one token, retracting others, latest first, until it fits; False when it does not yet.
 
-        Then it has been retracted itself, or the one that is to give way is in flight, planned ahead.
+        Then the request itself was retracted, or the victim is in flight because it was planned ahead.
         """
         lease = request.lease
         assert lease is not None, f"{request} is running, but owns no memory"
@@ -335,7 +338,7 @@ class Planner:
     # -- who gives way --
 
     def _latest(self, candidates: Iterable[Request]) -> Request:
-        """The one to retract: of the lowest priority, the latest to arrive."""
+        """The request to retract: the latest arrival of the lowest priority."""
         return min(candidates, key=lambda request: (request.priority, -request.arrival))
 
     def _victims_of(self, request: Request) -> list[Request]:
@@ -364,18 +367,21 @@ class Planner:
         end: int,
         *,
         emits: bool,
+        share: SegmentShare,
         drafts: tuple[int, ...] = (),
     ) -> None:
-        """Add one request's share of the microbatch, with the pages that the stages do not know yet."""
+        """Add a segment of one request, with the pages that the stages do not know yet.
+
+        ``share`` has the fields that features have filled in.
+        """
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"
         unsent = lease.unsent
         lease.unsent = len(lease.pages)
         request.planned_tokens = end + len(drafts)
         request.in_flight += 1
-        share: SegmentShare = {}
         for feature in self._hooks.fill:
-            feature.fill(request, start, end, unsent, share)
+            feature.fill(request, unsent, share)
         segment = Segment(
             rid=request.rid,
             row=lease.row,

@@ -21,8 +21,8 @@ LPM_QUEUE_LIMIT_REQUESTS: Final = 128
 class Policy(ABC):
     """An order, and the bound on being overtaken that goes with it.
 
-    A request is *overtaken* when one that arrived later starts while it waits; ``Request.overtaken`` counts that since
-    it last started. Once it is *overdue* it goes before all that are not, and when it does not fit, no other may start.
+    A request is *overtaken* when a later arrival starts while it waits; ``Request.overtaken`` counts this since its own
+    last start. An *overdue* request goes before all that are not, and when it does not fit, no other may start.
     """
 
     @abstractmethod
@@ -49,10 +49,10 @@ class FirstCome(Policy):
 
 
 class LongestPrefix(Policy):
-    """The prompt of which most tokens are cached goes first."""
+    """The prompt with the most cached tokens goes first."""
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-        """By cached tokens; a queue that is too long for that, as they arrived."""
+        """Order by cached tokens, or by arrival in a queue that is too long for that."""
         if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
             return waiting
         cached = {
@@ -63,10 +63,10 @@ class LongestPrefix(Policy):
 
 
 class DepthFirst(Policy):
-    """Prompts that share a cached prefix go one after another, those of the prefix that most of them share first."""
+    """Prompts that share a cached prefix go one after another, beginning with the prefix that most requests share."""
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-        """By a walk through the tree; a queue that is too long for that, as they arrived."""
+        """Order by a walk through the tree, or by arrival in a queue that is too long for that."""
         if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
             return waiting
         due = [one for one in waiting if self.is_overdue(one)]
@@ -76,8 +76,9 @@ class DepthFirst(Policy):
 def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
     """The requests, given in order of arrival, in the order of a walk through the prefix tree, depth first, by weight.
 
-    A node weighs as much as requests hit it. Of its children the heaviest comes first, of equal ones that of the
-    earliest request. What hits a longer part of a prefix comes before what ends there; what hits nothing comes last.
+    The weight of a node is the number of requests that hit it. The heaviest child comes first, of equal ones the child
+    of the earliest request. A request that hits more of a prefix comes before one whose hit ends there; requests
+    without a hit come last.
     """
     hits = {one: memory.cached_nodes(one.ids, one.hit_limit_tokens, one.kv_key) for one in waiting}
     weight: dict[int, int] = {}
@@ -89,7 +90,7 @@ def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
 
     def key(one: Request) -> list[tuple[int, int, int]]:
         nodes = hits[one]
-        # No node weighs nothing, so a walk that goes on sorts before one that ends.
+        # Every node has a weight, so a walk that goes on sorts before one that ends.
         end = 0, -sum([pages for _, pages in nodes]), one.arrival
         return [*[(-weight[node], first[node], 0) for node, _ in nodes], end]
 
@@ -99,8 +100,8 @@ def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
 class HighestPriority(Policy):
     """The highest number goes first.
 
-    The bound protects the request that has waited longest, and only that one: of a backlog of low priority at most
-    every seventeenth start is one out of turn, so that urgent requests stay urgent.
+    The bound protects only the request that has waited longest: of a backlog of low priority at most every seventeenth
+    start is out of turn, so that urgent requests stay urgent.
     """
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002

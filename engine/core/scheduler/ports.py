@@ -1,8 +1,7 @@
 """The ports of the scheduler's loop: the step gate, the pipeline and the outbox, and what passes through them.
 
-The gate decides which events the next step sees and when it runs. It is where the loop waits, so it is where the loop
-can be frozen; the production scheduler exposes this hook and nothing else. Implementations live where they are
-needed.
+The gate decides which events the next step sees and when it runs. The loop waits in the gate alone, so a gate can
+freeze it. A port is implemented where it is needed; nothing here knows an implementation.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 class StepResult(msgspec.Struct, frozen=True, gc=False):
     """The output of one scheduler step.
 
-    ``again`` says that another step without events may do more (the pipeline has a free slot and there is work), so a
+    With ``again`` another step without events may do more, because the pipeline has a free slot and there is work: a
     gate must not wait for an event. ``deadline`` is the time in seconds, on the clock of ``Step.now``, at which a step
-    is due even if nothing happens. ``grammars`` is what the last stage is to do before the microbatch,
-    ``cache_events`` what entered and left the prefix cache, where that is published, ``transfers`` what every stage is
-    to send to other engines and to receive.
+    is due even if nothing happens. ``grammars`` are orders to the last stage, and ``transfers`` orders to all stages;
+    both go out before the microbatch. ``cache_events`` tell what entered and left the prefix cache.
     """
 
     step: int
@@ -45,7 +43,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepShare(TypedDict, total=False):
-    """The fields of a step's result beside its microbatch and replies: those of features, and of the cache."""
+    """The fields of a step's result that features and the cache fill in."""
 
     grammars: tuple[GrammarOrder, ...]
     cache_events: tuple[CacheEvent, ...]
@@ -120,7 +118,7 @@ class Pipeline(Protocol):
         """True when that work is better waited for after more is launched: what is planned ahead of its result."""
 
     def wake_sources(self) -> Sequence[Any]:
-        """What to register with a ``zmq.Poller`` to learn that ``next_completion(0)`` may return something."""
+        """Sources for a ``zmq.Poller``: when one is readable, ``next_completion(0)`` may return something."""
 
     def order_grammar(self, order: GrammarOrder) -> None:
         """Have the last stage compile or forget a grammar. Never blocks on the compilation."""

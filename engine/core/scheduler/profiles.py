@@ -1,6 +1,6 @@
-"""Profiles: the stages take at most one at a time of themselves, begun and ended between two microbatches.
+"""Profiles: at most one at a time, begun and ended between two microbatches.
 
-Decides only whether a call is in order; the stages measure and write. A call waits here until there is a slot for it.
+Decides whether a call is in order; the stages measure and write. A call waits here until there is a slot for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.core.scheduler.replies import done, refused
 
 
 class Profiles(Feature):
-    """``folder`` is where the present profile is to be written; None when none is taken."""
+    """``folder`` is where the stages write the present profile; None when none is taken."""
 
     control = ProfileSwitch
 

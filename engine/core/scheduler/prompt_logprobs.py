@@ -1,6 +1,6 @@
-"""Prompt logprobs: which positions of a prompt a segment asks for, and how their values reach the client.
+"""Prompt logprobs: the positions of a prompt that a segment asks for, and the way of their values to the client.
 
-Each part travels with the result of its chunk and is told in that step, once. A request notes up to where it was told,
+Each part comes with the result of its chunk and is sent in that step, once. A request notes how far it has been sent,
 so that a prompt that is computed again asks only for the rest. Values are never kept here.
 """
 
@@ -28,13 +28,12 @@ class PromptLogprobs(Feature):
         if message.prompt_logprobs_from >= 0:
             request.logits_from = message.prompt_logprobs_from
 
-    def fill(self, request: Request, start: int, end: int, first_page: int, share: SegmentShare) -> None:
+    def fill_prompt(self, request: Request, start: int, end: int, share: SegmentShare) -> None:
         """Ask for the logprobs that are due from a segment of a prompt.
 
-        The logits of a position are those of the token that follows it. So the last position of a prompt has nothing to
-        give, and the last one of any other part needs the first token of the next.
+        The logits of a position choose the token after it. So the last position of a prompt gives no prompt logprob,
+        and the last position of any other part needs the first token of the next part.
         """
-        del first_page
         if request.logits_from == NO_POSITION:
             return
         first = max(start, request.logits_from)
@@ -42,15 +41,14 @@ class PromptLogprobs(Feature):
             share["logprobs_from"] = first
             share["next_id"] = request.ids[end] if end < request.prompt_tokens else -1
 
-    def take_result(self, launched: Launched, completion: Completion) -> None:
+    def take_prompts(self, launched: Launched, completion: Completion) -> None:
         """Tell the logprobs that came with a result."""
-        if launched.microbatch.mode is not DECODE:
-            for part in parts_told(launched.microbatch, launched.requests, completion):
-                self._core.say(part)
+        for part in parts_told(launched.microbatch, launched.requests, completion):
+            self._core.say(part)
 
 
 def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: Completion) -> list[TokenOutput]:
-    """A reply for each part of a prompt that came with a result, those of requests that have ended left out.
+    """A reply for each part of a prompt that came with a result, except for requests that have ended.
 
     Raises IntegrityError for a result that does not fit its plan.
     """

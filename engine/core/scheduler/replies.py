@@ -1,4 +1,4 @@
-"""Replies: to a request's client after a step, and the answers to administrative calls. Changes nothing."""
+"""Replies to a request's client after a step, and answers to administrative calls. Changes nothing."""
 
 from __future__ import annotations
 

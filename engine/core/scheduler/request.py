@@ -1,6 +1,6 @@
 """A request as the scheduler holds it, from admission to its one terminal reply.
 
-It owns no behaviour that needs another structure: the scheduler moves it from place to place, the memory fills its
+It has no behaviour that needs another structure: the scheduler moves it from place to place, the memory fills its
 lease.
 """
 
@@ -24,8 +24,8 @@ class Place(StrEnum):
     ``WAITING`` in the queue, owning nothing; ``CHUNKED`` partly prefilled; ``DISPATCHED`` all of its prompt launched,
     the result of the last part not yet back; ``RUNNING`` decoding; ``RETRACTING`` on its way back to the queue and
     ``RELEASING`` already ended, both only until the last microbatch with it is back; ``GONE`` ended and freed.
-    In a decode engine ``RECEIVING`` its prompt's KV, or about to go on from there; in a prefill engine ``DELIVERING``
-    the last of it.
+    ``RECEIVING`` the KV of its prompt in a decode engine, or about to go on from there; ``DELIVERING`` the last of that
+    KV in a prefill engine.
     """
 
     WAITING = "waiting"
@@ -94,15 +94,15 @@ class Request:
 
     @property
     def is_prefilled(self) -> bool:
-        """True when all that it ever computes is launched: only for a request of no new token."""
+        """True when everything that it computes is launched: only for a request of no new token."""
         return self.planned_tokens == self.limit_tokens
 
     @property
     def may_go_ahead(self) -> bool:
-        """Whether it may be planned, while it runs, although its newest token is not known: the stage keeps that.
+        """Whether it may be planned, while it runs, before its newest token is known: the stage keeps that token.
 
-        One decode of it is in flight, and no second one. The token on its way is not the last that it may have: then
-        the next one would be computed for nothing. That it is a stop token cannot be known; its result is dropped then.
+        Exactly one decode of it is in flight, and the token on its way is not the last that it may have: the next one
+        would be computed for nothing. A stop token cannot be foreseen; the result is dropped then.
         Where a choice depends on the tokens before it, they have to be known when it is launched.
         """
         return (

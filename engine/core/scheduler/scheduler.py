@@ -30,7 +30,7 @@ from engine.core.messages import (
     StatsAnswer,
     TokenLogprob,
 )
-from engine.core.plan import Copies, Forward, Microbatch, Segment
+from engine.core.plan import DECODE, Copies, Forward, Microbatch, Segment
 from engine.core.scheduler.admission import Admission
 from engine.core.scheduler.books import Launched
 from engine.core.scheduler.core import Core
@@ -102,7 +102,7 @@ class Scheduler(Core):
             else:
                 self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
-        again = changed and (self.planner.may_plan or self._has_more)
+        again = changed and (self.planner.may_plan or (bool(hooks.has_more) and self._has_more))
         if log is not None:
             cache_events += log.take()
         if cache_events:
@@ -114,8 +114,7 @@ class Scheduler(Core):
     @property
     def _has_more(self) -> bool:
         """Whether a feature could launch another microbatch at once."""
-        more = self.hooks.has_more
-        return bool(more) and any(feature.has_more for feature in more)
+        return any(feature.has_more for feature in self.hooks.has_more)
 
     # -- looking --
 
@@ -146,8 +145,8 @@ class Scheduler(Core):
     ) -> Refusal | None:
         """Why this request would be refused; None when it would be admitted. Changes nothing.
 
-        ``queued`` requests are on their way into the queue before it, and ``taken`` are their rids; those of ``freed``
-        are on their way out of the engine.
+        ``queued`` requests with the rids ``taken`` are on their way into the queue before it; requests with the rids
+        ``freed`` are on their way out of the engine.
         """
         return self._admission.refusal_of(message, self.failure, queued=queued, taken=taken, freed=freed)
 
@@ -194,7 +193,11 @@ class Scheduler(Core):
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0
         accepted = iter(completion.accepted)
-        for feature in self.hooks.take_result:
+        hooks = self.hooks
+        if launched.microbatch.mode is not DECODE:
+            for feature in hooks.take_prompts:
+                feature.take_prompts(launched, completion)
+        for feature in hooks.take_result:
             feature.take_result(launched, completion)
         for failed in completion.errors:
             for request in launched.requests:
@@ -219,7 +222,7 @@ class Scheduler(Core):
                 f"microbatch {completion.microbatch_id} came back with {len(tokens)} tokens, "
                 f"but {used} of its segments emit one"
             )
-        for feature in self.hooks.after_result:
+        for feature in hooks.after_result:
             feature.after_result(launched)
 
     def _on_verified(

@@ -1,7 +1,7 @@
 """Prompts that arrive together and begin alike: the first is computed or received, the others wait and hit it.
 
-KV is hit only when its result has confirmed it. So one that fails, is aborted or is sent back leaves nothing to undo:
-it is not waited for any more, and the next one is computed in its place.
+KV is hit only after its result has confirmed it. A first prompt that fails, is aborted or is retracted therefore leaves
+nothing to undo: the others stop waiting, and the next one is computed in its place.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ LEAST_SPARED_TOKENS: Final = 256
 
 
 def is_worth_waiting(request: Request, others: Iterable[Request], memory: KVMemory) -> bool:
-    """Whether one of ``others``, whose whole prompt is on its way, spares a request most of what it has to compute.
+    """Whether one of ``others``, whose whole prompt is on its way, spares a request most of its work.
 
-    On its way is what is computed to its end, or received from another engine.
+    A prompt is on its way when it is launched to its end, or received from another engine.
     """
     most = request.hit_limit_tokens
     if most < LEAST_SPARED_TOKENS:
@@ -39,7 +39,7 @@ def is_worth_waiting(request: Request, others: Iterable[Request], memory: KVMemo
 
 
 def _alike(ids: Sequence[int], others: Sequence[int], most: int) -> int:
-    """How many of the first ``most`` tokens are the same."""
+    """How many of the first ``most`` tokens are equal."""
     if ids[:most] == others[:most]:
         return most
     return next(place for place in range(most) if ids[place] != others[place])

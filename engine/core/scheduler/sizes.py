@@ -1,6 +1,6 @@
-"""The sizes of everything at the end of a step: for the digest of the step, and for the statistics; and the load.
+"""Sizes at the end of a step, for the digest and the statistics, and the load.
 
-Counted when it is asked for, so that no event can make it drift. It only looks.
+Counted on demand, so that no event can make them drift. Changes nothing.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def stats_of(core: Core, features: Iterable[Feature]) -> EngineStats:
 def pending_prefill_tokens(books: Books, memory: KVMemory) -> int:
     """The load, as a router asks for it: tokens that must still be launched before every request decodes.
 
-    What the cache could serve now is not counted. Of a request that was sent back to the queue its output counts as
-    well: it is computed again with the prompt.
+    Tokens that the cache could serve now are not counted. The output of a retracted request counts, because it is
+    computed again with the prompt.
     """
     chunked = books.chunked
     rest = 0 if chunked is None else chunked.prefill_tokens - chunked.planned_tokens

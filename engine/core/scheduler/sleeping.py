@@ -1,6 +1,6 @@
 """Sleep and wake: the stages give weights and KV back, and take them again. Calls are carried out in their order.
 
-From the step that accepts a sleep until all stages are awake again nothing is launched for requests. It knows none.
+From the step that accepts a sleep until all stages are awake again nothing is launched for requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from engine.core.scheduler.replies import done, refused
 
 
 class Sleeping(Feature):
-    """``books.sleep_level`` is 0 while the stages are awake, 2 when they sleep and nobody has said with which weights
-    they wake, else 1.
+    """``books.sleep_level`` is 0 while the stages are awake, 1 while they sleep, and 2 while they sleep without weights
+    to wake with.
     """
 
     control = SleepSwitch
+    # While a call is not carried out. Nothing else is launched meanwhile.
+    is_due = False
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -51,13 +53,9 @@ class Sleeping(Feature):
                 )
                 return refused(call, why)
         books.turns.append(call)
+        self.is_due = True
         books.is_awake = False
         return None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a call is not carried out. Nothing else is launched meanwhile."""
-        return bool(self._books.turns)
 
     def launch(self, number: int) -> SleepSwitch | None:
         """Carry out the first call, once nothing is in flight and no transfer is open."""
@@ -70,6 +68,7 @@ class Sleeping(Feature):
         """Answer the first call: all stages have carried it out, or with ``error`` they are as they were."""
         books = self._books
         call = books.turns.pop(0)
+        self.is_due = bool(books.turns)
         pages = self._memory.pages.cached
         if error is None:
             books.sleep_level = max(books.sleep_level, call.level) if isinstance(call, Sleep) else 0
@@ -87,6 +86,7 @@ class Sleeping(Feature):
 
     def give_up(self, why: str) -> None:
         calls, self._books.turns = self._books.turns, []
+        self.is_due = False
         for call in calls:
             self._core.say(refused(call, why))
 

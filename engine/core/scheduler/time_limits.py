@@ -28,7 +28,7 @@ class Allowed(NamedTuple):
 
     @property
     def rule(self) -> tuple[float, str, float]:
-        """The first deadline, the name of its limit, and the limit; of two at the same time the request's own."""
+        """The first deadline, the name of its limit, and the limit; at the same time the request's own counts."""
         waits_s, total_s = self.waits_s, self.total_s
         if waits_s is not None and (total_s is None or waits_s < total_s):
             return self.since + waits_s, "waiting_timeout_s", waits_s
@@ -84,7 +84,7 @@ class TimeLimits(Feature):
         return [request for _, _, request in self._queue[: bisect.bisect_right(self._queue, (now, math.inf))]]
 
     def why(self, request: Request, now: float) -> str:
-        """What the client of a request whose time is over is told, with the numbers."""
+        """The reason that a client is told when its request's time is over, with the numbers."""
         allowed = self._allowed[request.rid]
         _, name, limit_s = allowed.rule
         passed, tokens = now - allowed.since, len(request.ids) - request.prompt_tokens
@@ -93,7 +93,7 @@ class TimeLimits(Feature):
         return f"not ended after {passed:g} s, with {tokens} tokens, {name} is {limit_s:g}; allow more time"
 
     def check(self, live: Sequence[Request]) -> None:
-        """Only a live request can run out of time, and one that has started is not bound to start."""
+        """Only live requests can run out of time, and no started request is bound to start."""
         del live
         if self.deadline is None:
             return

@@ -1,7 +1,7 @@
-"""KV between engines: what a decode engine receives of prompts that another one computes, and what that one sends.
+"""Transfers of KV between engines: a decode engine receives prompts that a prefill engine computes and sends.
 
-Owns the transfers that the stages have not ended, their orders, and how long a decode engine waits. A page of a
-transfer belongs to its request until the stages say that they neither read nor write it any more.
+Owns the transfers that the stages have not ended, the orders for them, and the deadlines of a decode engine. A page of
+a transfer belongs to its request until the stages have said that they neither read nor write it any more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Sending:
 
 @dataclass(slots=True)
 class _Open:
-    """A transfer that the stages have not ended. ``deadline`` is None for one that is sent, or that was stopped."""
+    """A transfer that the stages have not ended. ``deadline`` is None while it is sent, and after it was stopped."""
 
     request: Request
     first_page: int
@@ -53,7 +53,7 @@ class _Open:
 class Transfers(Feature):
     """The transfers of one engine, by numbers that count from 1 and are never used again; ``begun`` is the last one.
 
-    ``deadline``, in seconds, is when the first of those that are received is stopped; None when none is waited for.
+    ``deadline``, in seconds, is when the first transfer that is received is stopped; None when none is awaited.
     """
 
     def __init__(self, core: Core) -> None:
@@ -151,7 +151,8 @@ class Transfers(Feature):
             self.stop(request)
 
     def end(self, request: Request) -> None:
-        self.stop(request)
+        if self._open:
+            self.stop(request)
 
     # -- a decode engine --
 
@@ -189,7 +190,7 @@ class Transfers(Feature):
         self._note_deadline()
 
     def received(self, event: PagesReceived) -> Request | None:
-        """The stages have ended a transfer: its request, which computes what has not come; None if it was given up."""
+        """End a transfer; returns its request, which computes what has not come, or None if it is unknown."""
         one = self._end(event.transfer)
         if one is None:
             return None
@@ -206,7 +207,7 @@ class Transfers(Feature):
         return request
 
     def fail(self, number: int, *, is_late: bool = False) -> None:
-        """The prefill engine sends no more, or ``is_late``: go on with what has come."""
+        """Go on with the pages that have come: the prefill engine sends no more, or ``is_late``."""
         one = self._open.get(number)
         if one is not None and one.request not in self._sending:
             one.request.may_be_received = False
@@ -221,9 +222,9 @@ class Transfers(Feature):
     # -- a prefill engine --
 
     def confirm(self, request: Request, tokens: int) -> None:
-        """Send what is confirmed of a prompt in full pages, and was not sent before.
+        """Send the confirmed full pages of a prompt that were not sent before.
 
-        With the result of the prompt's last part it is ``DELIVERING`` what is not sent yet.
+        From the result of its last part on, while pages are still being sent, the request is ``DELIVERING``.
         """
         sending, lease = self._sending.get(request), request.lease
         if sending is None or request.is_finished:
@@ -240,7 +241,7 @@ class Transfers(Feature):
             self._books.transferring[request.rid] = request
 
     def sent(self, event: PagesSent) -> Request | None:
-        """The stages have ended a transfer: its request; None if it was given up."""
+        """End a transfer that the stages have ended; returns its request, or None if unknown."""
         one = self._end(event.transfer)
         if one is None:
             return None

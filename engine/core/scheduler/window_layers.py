@@ -31,9 +31,8 @@ class WindowLayers(Feature):
         assert pool is not None, "this model has no window layers"
         return pool
 
-    def fill(self, request: Request, start: int, end: int, first_page: int, share: SegmentShare) -> None:
+    def fill(self, request: Request, first_page: int, share: SegmentShare) -> None:
         """Tell the window pages beside the pages that the segment tells."""
-        del start, end
         assert request.lease is not None, f"{request} is planned, but owns no memory"
         share["window_pages"] = self._pool.window_pages_of(request.lease, first_page)
 

@@ -67,7 +67,9 @@ class Description:
         if answer is not None:
             one = self._answer(answer)
             several = {"type": "array", "items": one}
-            shown = several if is_list else {"anyOf": [one, several]} if may_be_list else one
+            shown = several if is_list else one
+            if may_be_list and not is_list:
+                shown = {"anyOf": [one, several]}
             content["application/json"] = {"schema": shown}
         if events:
             content["text/event-stream"] = {"schema": self._event(events)}

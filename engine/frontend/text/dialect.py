@@ -103,16 +103,17 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, settings: ServerSettings, template: str) -> Dialect:
         """As the settings say, or as the chat template shows."""
-        family, reasoning = FAMILIES.get(settings.tool_call_parser), settings.reasoning_parser
+        family = FAMILIES.get(settings.tool_call_parser)
         if settings.tool_call_parser == AUTO:
             family = family_of_template(template)
+        reasoning: str | None = settings.reasoning_parser
+        if reasoning == AUTO:
+            reasoning = reasoning_of_template(template)
+        elif reasoning == NONE:
+            reasoning = None
         return cls(
             family=family,
-            reasoning=reasoning_of_template(template)
-            if reasoning == AUTO
-            else None
-            if reasoning == NONE
-            else reasoning,
+            reasoning=reasoning,
             form=None if family is None else family.form_of(template),
         )
 

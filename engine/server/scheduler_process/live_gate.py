@@ -16,6 +16,7 @@ from engine.core.audit import audit
 from engine.core.errors import ProcessDiedError
 from engine.core.messages import Event, PipelineEvent, PipelineFailed
 from engine.core.plan import Microbatch
+from engine.core.scheduler.deadlines import earliest
 from engine.core.scheduler.ports import Step, StepResult
 from engine.core.scheduler.scheduler import Scheduler
 from engine.process.clock import Clock
@@ -86,7 +87,7 @@ class LiveGate:
             self._note_launch(previous.microbatch)
         while True:
             due = self._due()
-            self._wait(_sooner(deadline, due), busy or self._pipeline.ready)
+            self._wait(earliest(deadline, due), busy or self._pipeline.ready)
             if self._ended:
                 return None
             launched = len(self._launched)
@@ -206,10 +207,6 @@ class LiveGate:
             return self._pipeline.next_completion(0)
         with self._watch.computing(self._limit_s()):
             return self._pipeline.next_completion(0)
-
-
-def _sooner(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else min(one, other)
 
 
 # An audit costs 2 to 4 us a node of the prefix tree: half a millisecond with a cache of 1,000 pages, 20 with 16,000. A

@@ -704,7 +704,9 @@ def family_of_template(template: str) -> type[CallParser] | None:
         return DeepSeekParser
     if OPEN in template:
         # Formats that share a marker and put something else than JSON after it.
-        return Qwen3CoderParser if FUNCTION in template else Glm45Parser if KEY in template else HermesParser
+        if FUNCTION in template:
+            return Qwen3CoderParser
+        return Glm45Parser if KEY in template else HermesParser
     if "<|header_start|>" in template and ("tools" in template or START in template):
         return Llama4Parser
     if PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
