@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -174,20 +174,30 @@ class AbortAll(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str | None = None
 
 
-class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Reset prefix tree, rows and pages if the engine is quiescent; with ``timeout_s``, wait that long until it is."""
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """An administrative call, which a ``CallAnswer`` answers. ``words`` name it there."""
+
+    words: ClassVar[str]
 
     call_id: str
+
+
+class FlushCache(Call, frozen=True, kw_only=True, tag=True):
+    """Reset prefix tree, rows and pages if the engine is quiescent; with ``timeout_s``, wait that long until it is."""
+
+    words: ClassVar[str] = "flush"
+
     timeout_s: float | None = None
 
 
-class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class UpdateWeights(Call, frozen=True, kw_only=True, tag=True):
     """Load other weights into the running engine and drop the cache, if the engine is quiescent; else like a flush.
 
     ``model_path`` is a folder of the same model, or 'embedded:SEED'; None stands for the configured model itself.
     """
 
-    call_id: str
+    words: ClassVar[str] = "weight update"
+
     model_path: str | None = None
     timeout_s: float | None = None
 
@@ -205,53 +215,57 @@ class ContinueGeneration(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str
 
 
-class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Sleep(Call, frozen=True, kw_only=True, tag=True):
     """Have every stage give back its weights and its KV, as soon as nothing is in flight.
 
     Live requests go back to the queue or end, as at a pause; none keeps its KV, so ``in_place`` is not served. At
     ``level`` 1 the stages wake with the weights that they had, at 2 with the weights of an update during the sleep.
     """
 
-    call_id: str
+    words: ClassVar[str] = "sleep"
+
     level: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
     mode: PauseMode = PauseMode.RETRACT
 
 
-class Wake(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Wake(Call, frozen=True, kw_only=True, tag=True):
     """Have every stage take weights and KV memory again, and go on; a no-op when awake."""
 
-    call_id: str
+    words: ClassVar[str] = "wake"
 
 
-class StartProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StartProfile(Call, frozen=True, kw_only=True, tag=True):
     """Have every stage profile itself and write its trace into ``folder``."""
 
-    call_id: str
+    words: ClassVar[str] = "profile"
+
     folder: str
 
 
-class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    call_id: str
+class StopProfile(Call, frozen=True, kw_only=True, tag=True):
+    words: ClassVar[str] = "profile"
 
 
-class LoadLora(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LoadLora(Call, frozen=True, kw_only=True, tag=True):
     """Have every stage read its part of a LoRA adapter, which requests then ask for by ``name``.
 
     ``path`` is a folder as peft saves it, or 'embedded-lora:SEED' for one of the embedded model's.
     """
 
-    call_id: str
+    words: ClassVar[str] = "LoRA load"
+
     name: str
     path: str
 
 
-class UnloadLora(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class UnloadLora(Call, frozen=True, kw_only=True, tag=True):
     """Forget a LoRA and have every stage drop it, if no request uses it.
 
     With ``timeout_s`` no further request may use it, and the call waits that long for those that do.
     """
 
-    call_id: str
+    words: ClassVar[str] = "LoRA unload"
+
     name: str
     timeout_s: float | None = None
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from engine.core.memory import PagePool
 from engine.core.messages import ClientMessage, Generate, PauseMode
+from engine.core.scheduler import Scheduler
 from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, Snapshot, State, mode_of
 from scripted.script.values import Listed, Word
 
@@ -102,15 +103,21 @@ def take_state(run: Any) -> EngineState:
 def _load_state(run: Any) -> LoadState:
     """Return the scheduler's own numbers plus the arrivals."""
     scheduler, arrived = run.scheduler, run.arrived_requests
-    stats, cached = scheduler.stats(), scheduler.memory.cached_tokens
+    stats = scheduler.stats()
     return LoadState(
         running=stats.alive - stats.waiting,
         waiting=stats.waiting + len(arrived),
         pending_prefill_tokens=stats.pending_prefill_tokens
-        + sum(len(one.prompt_ids) - cached(one.prompt_ids, one.prompt_logprobs_from) for one in arrived),
+        + sum(len(one.prompt_ids) - _cached_tokens(scheduler, one) for one in arrived),
         free_pages=stats.pages_free,
         total_pages=stats.pages_total,
     )
+
+
+def _cached_tokens(scheduler: Scheduler, message: Generate) -> int:
+    """The tokens of an arrived prompt that it would hit: none whose logits give a logprob that it asks for."""
+    first = message.prompt_logprobs_from
+    return scheduler.memory.cached_tokens(message.prompt_ids, None if first < 0 else first)
 
 
 def _kv_state(pages: PagePool) -> KVState:

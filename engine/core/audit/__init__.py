@@ -1,6 +1,6 @@
-"""The integrity of the core: checks that look at all of its books and change nothing. To be read last.
+"""The audit of the core: checks of all its books that change nothing. Read it last.
 
-The core runs without them. The gates ask for them, after a step or while an engine in production is idle.
+The core runs without them. Gates run them after a step, or while an engine in production is idle.
 """
 
 from engine.core.audit.scheduler import audit

@@ -1,6 +1,6 @@
-"""The audit of a scheduler: every live request is in one place and owns what that place allows; then its memory.
+"""The audit of a scheduler: the places of live requests and what they own, the memory, and each feature's own checks.
 
-It looks at everything and changes nothing.
+It changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, RETRACTING, RELEASING, DELIVERING)
 
 
 def audit(scheduler: Scheduler) -> None:
-    """Check all books and the memory against each other, at a cost that grows with the cache and the live requests.
+    """Check books, memory and features against each other; the cost grows with the cache and the live requests.
 
     Raises IntegrityError, which names the first mismatch.
     """
@@ -57,7 +57,7 @@ def _check_books(books: Books, live: list[Request], ordering: Sequence[Feature])
 
 
 def _check_request(books: Books, request: Request) -> None:
-    """One request by itself: it is where it says, registered while it lives, and owns what its place allows."""
+    """One request by itself: it is in its place, registered while it lives, and owns what its place allows."""
     place, lease = request.place, request.lease
     ended = place is RELEASING or place is GONE
     # Most of them run.

@@ -1,6 +1,6 @@
 """The integrity of the memory: every page, row and lock belongs to one owner, and every sum is as booked.
 
-It looks at everything, changes nothing, and raises IntegrityError that names what does not balance.
+The checks change nothing and raise an IntegrityError that names the first mismatch.
 """
 
 from __future__ import annotations

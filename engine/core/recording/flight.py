@@ -1,7 +1,7 @@
 """The flight recorder: keeps the last steps in bounded memory, to be dumped when the engine fails.
 
-It costs one append a step and holds no step longer than that. What it dumps is a recording, which begins at a moment
-in which the engine was fully idle, if there was one: from there it can be replayed.
+It costs one append a step. Its dump is a recording that begins at a moment in which the engine was fully idle, if there
+was one, and can be replayed from there.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Verb(StrEnum):
-    """What is asked of an engine: how it is, or to change."""
+    """A call to one engine: a look at its state, or a change."""
 
     LOOK = "look"
     PAUSE = "pause"
@@ -66,7 +66,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an act has ended. ``is_refusal`` says that engines have refused, and none was gone or slow."""
+    """The end of an act. With ``is_refusal`` engines have refused, and none was gone or slow."""
 
     is_done: bool
     words: str
@@ -74,7 +74,7 @@ class Outcome:
 
 
 class Stage(IntEnum):
-    """Where an act is. All engines are through one before the next begins; ``CHANGE`` is the last that may fail."""
+    """The stages of an act. All engines end one before the next begins; ``CHANGE`` is the last that may fail."""
 
     LOOK = 0
     DRAIN = 1
@@ -84,7 +84,7 @@ class Stage(IntEnum):
     SETTLE = 5
 
 
-# Why an engine takes no requests that is not known to be as acts have left it.
+# The reason why an engine takes no requests while it is not known to be as acts have left it.
 OWED: Final = "is not yet as the operators' last call left the others"
 SLOW: Final = "has not yet answered the last call"
 Message = Ask | Outcome
@@ -144,12 +144,12 @@ class Operators:
 
     @property
     def is_draining(self) -> bool:
-        """The act waits until every request that was sent has ended."""
+        """Whether the act waits until every request that was sent has ended."""
         return self._act is not None and self._act.stage is Stage.DRAIN
 
     @property
     def is_changing(self) -> bool:
-        """The act waits for the change itself, which may take longer than the rest."""
+        """Whether the act waits for the change itself, which may take longer than the other stages."""
         return self._act is not None and self._act.stage is Stage.CHANGE
 
     def why_not(self, name: str) -> str:
@@ -159,7 +159,7 @@ class Operators:
     # -- events --
 
     def begin(self, order: Order, away: Mapping[str, str]) -> list[Message]:
-        """An operator asks for an act, while the engines in ``away`` take no requests, each for a reason."""
+        """Begin an act for an operator. The engines in ``away`` take no requests, each for a reason."""
         if self._act is not None:
             words = f"{order.verb} refused: a {self._act.order.verb} of all engines is in progress; ask again"
             return [Outcome(is_done=False, words=words)]
@@ -176,7 +176,7 @@ class Operators:
         return self._taken()
 
     def answered(self, name: str, *, ok: bool, words: str, seen: Seen | None = None) -> list[Message]:
-        """An engine has done or refused what it was asked; a look that was answered has ``seen``."""
+        """Take an engine's answer: it has done or refused the ask, or with ``seen`` answered a look."""
         engine, ask = self._engines[name], self._take_ask(name)
         if ok:
             _learn(engine, ask, seen)
@@ -187,14 +187,14 @@ class Operators:
         return self._taken()
 
     def unanswered(self, name: str, why: str) -> list[Message]:
-        """An engine was lost before it answered. Whether it has done what it was asked is not known."""
+        """Note that an engine was lost before it answered. Whether it has done the ask is unknown."""
         self._take_ask(name)
         self._engines[name].known = None
         self._after(name, why, is_refusal=False)
         return self._taken()
 
     def lost(self, name: str, why: str) -> list[Message]:
-        """An engine takes no requests any more. What it was asked may still be answered."""
+        """Note that an engine takes no requests any more. Its open asks may still be answered."""
         engine, act = self._engines[name], self._act
         engine.known = None
         engine.owed = engine.owed or engine.wanted is not None
@@ -206,7 +206,7 @@ class Operators:
         return self._taken()
 
     def met(self, name: str) -> list[Message]:
-        """An engine is there, for the first time, again or still: one that is owed something is looked at."""
+        """Note that an engine is there, for the first time, again or still. One that owes a change is looked at."""
         engine = self._engines[name]
         if engine.owed and engine.asked is None and (self._act is None or self._act.stage is Stage.SETTLE):
             engine.known = None
@@ -214,19 +214,19 @@ class Operators:
         return self._taken()
 
     def operated_alone(self, name: str) -> None:
-        """An operator has changed one engine: it is no longer to be as acts have left it."""
+        """Note that an operator has changed one engine, which need not be as acts have left it any more."""
         engine = self._engines[name]
         if not engine.owed:
             engine.wanted = None
 
     def drained(self) -> list[Message]:
-        """Every request that was sent has ended."""
+        """Go on: every request that was sent has ended."""
         if self.is_draining:
             self._enter(Stage.STOP)
         return self._taken()
 
     def late(self, stage: int, why: str) -> list[Message]:
-        """The time of a stage is up: who has not answered is at fault, and ``why`` says how long it was waited."""
+        """End a stage whose time is up: engines without an answer are at fault, and ``why`` tells the wait."""
         act = self._act
         if act is None or stage != self.stage:
             return []
@@ -250,7 +250,7 @@ class Operators:
             self._decide(act)
         for name, engine in self._engines.items():
             if stage is Stage.SETTLE:
-                # Who is gone or slow is left to the time after the act.
+                # Engines that are gone or slow follow after the act.
                 if engine.asked is None and engine.known is not None:
                     self._settle(name)
                     if engine.asked is not None:
@@ -261,7 +261,7 @@ class Operators:
         self._advance()
 
     def _ask_of(self, name: str, act: _Act) -> Ask | None:
-        """What an engine is asked in a stage; None where there is nothing to do."""
+        """The ask to an engine in a stage; None where there is nothing to do."""
         state, order = self._engines[name].known, act.order
         if act.stage in (Stage.LOOK, Stage.CHECK):
             return Ask(name, Verb.LOOK)
@@ -288,7 +288,7 @@ class Operators:
             self._enter(Stage.CHANGE if is_short else Stage(act.stage + 1))
 
     def _decide(self, act: _Act) -> None:
-        """Say what state each engine is to be in now: as before, or changed."""
+        """Note the state that each engine is to be in now: as before, or changed."""
         for name, engine in self._engines.items():
             if engine.before is None:
                 continue  # No engine was asked for more than a look.
@@ -298,7 +298,7 @@ class Operators:
             engine.owed = engine.asked is not None or self._missing(name) is not None
 
     def _after(self, name: str, fault: str, *, is_refusal: bool) -> None:
-        """An ask has ended, of the act or of an engine that is owed something."""
+        """Note the end of an ask, of the act or of an engine that catches up."""
         act, engine = self._act, self._engines[name]
         if act is not None and name in act.waiting:
             if not fault and act.stage is Stage.SETTLE:
@@ -328,7 +328,7 @@ class Operators:
     # -- one engine --
 
     def _settle(self, name: str) -> None:
-        """Ask an engine for the next thing that is missing to its wanted state; nothing more is owed when none is."""
+        """Ask an engine for the next step to its wanted state, if one is missing."""
         engine = self._engines[name]
         if engine.wanted is None or engine.asked is not None:
             return
@@ -339,7 +339,7 @@ class Operators:
             self._ask(missing)
 
     def _missing(self, name: str) -> Ask | None:
-        """The next thing that an engine must be asked so that it is as wanted."""
+        """The next ask that brings an engine nearer to its wanted state."""
         known, wanted = self._engines[name].known, self._engines[name].wanted
         if known is None or wanted is None:
             return Ask(name, Verb.LOOK)

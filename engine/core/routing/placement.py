@@ -1,4 +1,4 @@
-"""Which replica a request goes to: loads, prefixes, the policy over both, and one router's memory of them.
+"""Placement of requests on replicas: loads, prefixes, the policy over both, and one router's memory of them.
 
 A machine without sockets, threads and clocks, deterministic and in virtual time too: what happened goes in, choices
 come out. Cache affinity that yields to a bound on imbalance is SGLang's router's. The bound relative to the mean is
@@ -23,7 +23,7 @@ from engine.core.messages import salt_key
 from engine.core.routing.cache_index import FollowedCache
 from engine.core.routing.load import Load
 
-# What orders replicas: weight, pending prefill tokens, free pages (more is better), how long ago it was chosen.
+# The order of replicas: weight, pending prefill tokens, free pages (more is better), and how long ago it was chosen.
 Rank = tuple[int, int, int, int]
 
 # The heap is built again when it has this many entries for each replica; most of them are out of date by then.
@@ -32,7 +32,7 @@ _ENTRIES_A_REPLICA = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """What a replica reports of itself: counts of requests, tokens still to be prefilled, pages that are free."""
+    """A replica's report of itself: counts of requests, tokens still to be prefilled, free pages."""
 
     running: int = 0
     waiting: int = 0
@@ -59,7 +59,7 @@ class _Member:
 
     @property
     def open(self) -> int:
-        """Requests that it has: never fewer than this router sent there."""
+        """The replica's requests: never fewer than this router sent there."""
         return max(self.own, self.reported + self.own - self.own_at_report)
 
 
@@ -112,12 +112,12 @@ class Fleet:
         return member.report_number
 
     def ended(self, name: str, tokens: int, report_number: int) -> None:
-        """Count the end of a request that was sent, unless its replica has left since, even if one came back."""
+        """Count the end of a request that was sent, unless its replica has left since, even if it came back."""
         member = self._members.get(name)
         if member is None or report_number < member.joined_at:
             return
         member.own -= 1
-        # What was sent before the report is in the report, or was prefilled before it.
+        # Requests that were sent before the report are in it, or were prefilled before it.
         if member.report_number == report_number:
             member.pending -= tokens
         self._refresh(name)
@@ -229,7 +229,7 @@ class PrefixIndex:
             self._drop_holder(forgotten, replica)
 
     def forget(self, replica: str) -> None:
-        """Forget all of a replica: it was restarted, flushed, or has left."""
+        """Forget every chunk of a replica that was restarted, was flushed, or has left."""
         for chunk in self._chunks.pop(replica, ()):
             self._drop_holder(chunk, replica)
 
@@ -292,7 +292,7 @@ class Rules:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}; raise it")
 
     def heaviest(self, fleet: Fleet) -> int:
-        """The most that a replica may weigh to be chosen for what it holds."""
+        """The largest weight at which a replica is chosen for the chunks that it holds."""
         mean = fleet.total_weight // fleet.available
         return max(fleet.total_weight * self.balance_percent // (100 * fleet.available), mean + self.balance_slack)
 
@@ -374,7 +374,7 @@ MAX_PAGES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a router knows of a prompt: the ``chain`` of its chunks, and about how many ``tokens`` it has.
+    """A prompt as a router knows it: the ``chain`` of its chunks, and about how many ``tokens`` it has.
 
     Its token ids, its LoRA and the key of its cache salt are there where a tokenizer is: then a chunk is a page.
     """
@@ -411,7 +411,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """An engine that tells what it caches. ``flying`` counts the chunks of its requests, which it will have."""
+    """An engine that publishes KV events. ``flying`` counts the chunks of its requests, which it will have."""
 
     cache: FollowedCache
     flying: Counter[int]
@@ -440,7 +440,7 @@ class Placement:
         self._followed[name] = _Followed(cache, Counter())
 
     def leave(self, name: str) -> None:
-        """Remove an engine and all that is known of it."""
+        """Remove an engine, its load and its prefixes."""
         self.fleet.leave(name)
         self.index.forget(name)
         self._followed.pop(name, None)
@@ -492,7 +492,7 @@ class Placement:
         return Ticket(replica, held_chunks, to_compute, report_number, () if followed is None else prompt.chain)
 
     def ended(self, ticket: Ticket) -> None:
-        """Take a request's end into account, whatever it was."""
+        """Take a request's end of any kind into account."""
         self.fleet.ended(ticket.replica, ticket.tokens, ticket.report_number)
         followed = self._followed.get(ticket.replica)
         if followed is None:

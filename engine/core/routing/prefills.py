@@ -1,4 +1,4 @@
-"""Which prefill engine a decode engine asks for a prompt, and what becomes of what it asked.
+"""The prefill engines of a decode engine: which one is asked for a prompt, and how its calls end.
 
 A machine without sockets, threads and clocks: requests, the scheduler's wishes, answers and looks at the prefill
 engines go in; choices and messages to the scheduler come out. Owns how well each prefill engine does. Whoever asks
@@ -138,7 +138,7 @@ class Prefills:
         return msgspec.structs.replace(message, prefill_at=ticket.replica)
 
     def heard(self, reply: TokenOutput | Refusal) -> None:
-        """A request has an output, or was refused: its prompt is no prefill engine's work any more."""
+        """Note an output or a refusal of a request: no prefill engine computes its prompt any more."""
         self._give_back(reply.rid)
         transfer = self._transfers.get(reply.rid)
         if transfer is None:
@@ -152,7 +152,7 @@ class Prefills:
     # -- calls --
 
     def wanted(self, wanted: PrefillWanted) -> PrefillFailed | None:
-        """The scheduler wants a prompt computed. Returns its answer where the engine is not to be asked now."""
+        """Call for a prompt that the scheduler wants. Returns the answer where the engine is not to be asked now."""
         self.counts.asked += 1
         engine = self._engines.get(wanted.at)
         why = "is no prefill engine of this one" if engine is None else self.why_not(wanted.at)
@@ -167,7 +167,7 @@ class Prefills:
         return None
 
     def dropped(self, transfer: int, *, is_late: bool = False) -> bool:
-        """What was wanted is of no more use, because it took too long if ``is_late``. True if it was asked for."""
+        """Drop a prompt that is not needed any more or ``is_late``. True if an engine was called for it."""
         call = self._take(transfer)
         if call is None:
             return False
@@ -190,7 +190,7 @@ class Prefills:
         return self._now() - call.asked_at
 
     def failed(self, transfer: int, why: str, status: int | None = None) -> PrefillFailed | None:
-        """An engine answered with an error, or was lost without one: what the scheduler is told of it."""
+        """The failure that the scheduler is told: an engine answered with an error, or was lost."""
         call = self._take(transfer)
         if call is None:
             return None
@@ -200,7 +200,7 @@ class Prefills:
         return PrefillFailed(transfer=transfer, error=f"{call.at} {why}")
 
     def give_up(self) -> None:
-        """The scheduler is gone."""
+        """Forget the calls of a scheduler that is gone."""
         self._calls.clear()
         self._transfers.clear()
         for rid in list(self._tickets):
@@ -209,7 +209,7 @@ class Prefills:
     # -- prefill engines --
 
     def met(self, url: str, load: Load) -> None:
-        """An engine has said its load."""
+        """Take the load that an engine has reported."""
         if load.role != PREFILL:
             self.lost(url, f"must be a prefill engine, got one with role={load.role!r}; start it with --role prefill")
             return
@@ -220,14 +220,14 @@ class Prefills:
         self._placement.take_load(url, load)
 
     def busy(self, url: str) -> None:
-        """An engine is there, and its scheduler has no time to say its load."""
+        """Note that an engine is there, although its scheduler has no time to report its load."""
         engine = self._engines[url]
         if engine.why_not:
             engine.why_not = ""
             self._placement.report(url, ReplicaLoad())
 
     def lost(self, url: str, why: str) -> None:
-        """An engine does not answer, or can not be used."""
+        """Note that an engine does not answer, or cannot be used."""
         self._engines[url].why_not = why
         self._placement.lost(url)
 
@@ -239,7 +239,7 @@ class Prefills:
         return engine.why_not or (engine.last_failure if self._now() < engine.retry_at else "")
 
     def news(self) -> list[tuple[str, str]]:
-        """Who is not asked any more and why, once a minute each, and who is asked again, with no words."""
+        """Engines that are not asked any more, with the reason, once a minute each; an empty reason: asked again."""
         now, told = self._now(), []
         for url, engine in self._engines.items():
             why = engine.why_not or engine.last_failure
@@ -283,7 +283,7 @@ class Prefills:
         return self._last_prompt
 
     def _left_out(self) -> list[str]:
-        """Engines that are not asked now, and those that have failed and are tried with another prompt."""
+        """Engines that are not asked now, and failed engines that another prompt is trying."""
         fleet = self._placement.fleet
         return [
             url
@@ -296,7 +296,7 @@ class Prefills:
         engine.last_failure = why
         if not self._retry_s:
             return
-        # What failed with it is no further failure.
+        # The other prompts that failed with it are no further failures.
         if now >= engine.retry_at:
             engine.retry_at = now + min(self._retry_s * 2**engine.failures, LONGEST_RETRY_S)
             engine.failures = min(engine.failures + 1, 8)

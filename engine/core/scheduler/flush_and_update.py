@@ -13,7 +13,7 @@ from engine.core.messages import CallAnswer, FlushCache, UpdateWeights
 from engine.core.plan import WeightUpdate
 from engine.core.scheduler.core import Core
 from engine.core.scheduler.feature import Feature
-from engine.core.scheduler.replies import CALL_NAMES, done, refused
+from engine.core.scheduler.replies import done, refused
 
 
 class FlushAndUpdate(Feature):
@@ -45,7 +45,7 @@ class FlushAndUpdate(Feature):
         if call.timeout_s is None:
             return refused(call, f"the engine is busy: {self._books.what_is_busy()}")
         if self._deferred is not None:
-            return refused(call, f"another {CALL_NAMES[type(self._deferred)]} waits for the engine to be idle")
+            return refused(call, f"another {self._deferred.words} waits for the engine to be idle")
         self._deferred = call
         self.deadline = now + call.timeout_s
         return None

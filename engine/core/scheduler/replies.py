@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
-from engine.core.messages import (
-    STOP,
-    CallAnswer,
-    FlushCache,
-    LoadLora,
-    PromptLogprob,
-    Sleep,
-    StartProfile,
-    StopProfile,
-    TokenLogprob,
-    TokenOutput,
-    UnloadLora,
-    UpdateWeights,
-    Wake,
-)
+from engine.core.messages import STOP, Call, CallAnswer, PromptLogprob, TokenLogprob, TokenOutput
 from engine.core.scheduler.request import Request
-
-ControlCall = FlushCache | UpdateWeights | StartProfile | StopProfile | LoadLora | UnloadLora | Sleep | Wake
-
-CALL_NAMES: Final[dict[type, str]] = {
-    FlushCache: "flush",
-    UpdateWeights: "weight update",
-    StartProfile: "profile",
-    StopProfile: "profile",
-    LoadLora: "LoRA load",
-    UnloadLora: "LoRA unload",
-    Sleep: "sleep",
-    Wake: "wake",
-}
 
 
 def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
@@ -58,10 +29,10 @@ def part_of(request: Request, values: tuple[PromptLogprob, ...]) -> TokenOutput:
     return msgspec.structs.replace(output, prompt_logprobs=values)
 
 
-def done(call: ControlCall, message: str) -> CallAnswer:
+def done(call: Call, message: str) -> CallAnswer:
     return CallAnswer(call_id=call.call_id, ok=True, message=message)
 
 
-def refused(call: ControlCall, why: str, *, not_found: bool = False, fault: str | None = None) -> CallAnswer:
-    message = f"{CALL_NAMES[type(call)]} refused: {why}"
+def refused(call: Call, why: str, *, not_found: bool = False, fault: str | None = None) -> CallAnswer:
+    message = f"{call.words} refused: {why}"
     return CallAnswer(call_id=call.call_id, ok=False, message=message, not_found=not_found, fault=fault)
