@@ -21,7 +21,7 @@ from ci.request import REPEAT_MAX, RerunRequest, Tier
 from ci.requirements import PAGE, files_by_number, rendered, untested
 from ci.results import FileStatus, RunResult, require_writable, write_json, write_junit
 from ci.run import Sharing, run_files
-from ci.selection import SelectedFile, Selector, disabled_files, expected_seconds, part_of, select
+from ci.selection import SelectedFile, Selector, disabled_files, expected_seconds, parts_of, select
 from ci.session import SessionOptions
 from ci.specs import SpecTarget, resolve_specs
 from ci.suites import Catalogue, Hardware
@@ -149,7 +149,7 @@ def suite(
     repository = Repository.at(root)
     selector = _selector(repository.catalogue, hw, suite, stage, runner_config, nightly)
     index, parts = _part(part)
-    files = part_of(select(repository.registry, repository.times, selector), index, parts)
+    files = parts_of(select(repository.registry, repository.times, selector), parts)[index]
     print_plan(console, files, disabled_files(repository.registry, selector))
     if list_only:
         for file in files:

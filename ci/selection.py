@@ -62,8 +62,8 @@ def disabled_files(registry: Registry, selector: Selector) -> tuple[tuple[str, s
     return tuple((file.path, entry.disabled) for file, entry in _matches(registry, selector) if entry.disabled)
 
 
-def part_of(files: tuple[SelectedFile, ...], index: int, parts: int) -> tuple[SelectedFile, ...]:
-    """Return part `index` of `parts` (from 0), again with equal engine configurations side by side.
+def parts_of(files: tuple[SelectedFile, ...], parts: int) -> tuple[tuple[SelectedFile, ...], ...]:
+    """Cut the files into parts, each again with equal engine configurations side by side.
 
     Longest processing time first (Graham 1969): equal times go by path, equal loads to the part with fewer files. It
     depends on the files alone, never on their order, so that every machine of a matrix cuts alike.
@@ -71,9 +71,12 @@ def part_of(files: tuple[SelectedFile, ...], index: int, parts: int) -> tuple[Se
     if parts < 1:
         raise ValueError(f"parts must be >= 1, got {parts}; use 1 for no partition")
     cut: list[list[SelectedFile]] = [[] for _ in range(parts)]
+    loads = [0.0] * parts
     for file in sorted(files, key=lambda file: (-file.seconds, file.path)):
-        min(cut, key=lambda part: (sum(one.seconds for one in part), len(part))).append(file)
-    return tuple(sorted(cut[index], key=lambda file: (file.engine_key, file.path)))
+        index = min(range(parts), key=lambda index: (loads[index], len(cut[index])))
+        cut[index].append(file)
+        loads[index] += file.seconds
+    return tuple(tuple(sorted(part, key=lambda file: (file.engine_key, file.path))) for part in cut)
 
 
 def _matches(registry: Registry, selector: Selector) -> Iterator[tuple[RegisteredFile, Registration]]:

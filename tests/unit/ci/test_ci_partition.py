@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_tree import SampleTree
 
-from ci.selection import SelectedFile, Selector, disabled_files, part_of, select
+from ci.selection import SelectedFile, Selector, disabled_files, parts_of, select
 from ci.suites import Hardware
 from ci.times import MeasuredTimes
 
@@ -17,9 +17,7 @@ Item = tuple[str, float]
 
 def cut(items: list[Item], parts: int) -> tuple[tuple[Item, ...], ...]:
     files = tuple(SelectedFile(name, seconds, "") for name, seconds in items)
-    return tuple(
-        tuple((one.path, one.seconds) for one in part_of(files, index, parts)) for index in range(max(1, parts))
-    )
+    return tuple(tuple((one.path, one.seconds) for one in part) for part in parts_of(files, parts))
 
 
 def files(seed: int) -> list[Item]:
@@ -68,7 +66,7 @@ def test_parts_of_a_suite_use_measured_times_before_estimates(tree: SampleTree) 
     times = MeasuredTimes({"cpu": {paths[0]: 30.0}})
     chosen = select(tree.registry, times, Selector(Hardware.CPU, "base-cpu"))
     assert [file.seconds for file in chosen] == [30.0, 10.0, 10.0, 10.0]
-    assert [[file.path for file in part_of(chosen, index, 2)] for index in range(2)] == [paths[:1], paths[1:]]
+    assert [[file.path for file in part] for part in parts_of(chosen, 2)] == [paths[:1], paths[1:]]
 
 
 def test_selection_by_suite_night_and_disabled(tree: SampleTree) -> None:
