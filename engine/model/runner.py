@@ -287,8 +287,8 @@ class StageRunner:
     def prepare(self, control: Control) -> str | None:
         """Do of a control all that may fail; returns why that is impossible, None on success.
 
-        Other weights, or another LoRA, are held beside the present ones until ``settle``. What gives memory back
-        cannot fail, and is done here.
+        Other weights, or another LoRA, are held beside the present ones until ``settle``, which also gives back what a
+        stage that falls asleep has.
         """
         error: str | None = None
         rest: Rest | None = None
@@ -301,7 +301,7 @@ class StageRunner:
                 case SleepSwitch(level=0):
                     rest = self._wake()
                 case SleepSwitch():
-                    self._fall_asleep()
+                    rest = self._prepare_sleep()
                 case ProfileSwitch():
                     self._switch_profile(control.folder)
         except Exception as exc:  # noqa: BLE001 - a control that does not succeed must not end an engine that serves
@@ -331,7 +331,7 @@ class StageRunner:
             case LoraUpdate():
                 doing = f"load the LoRA {control.change.name!r} from {control.change.path}"
             case SleepSwitch():
-                doing = "wake"
+                doing = "sleep" if control.level else "wake"
             case ProfileSwitch():
                 doing = "profile"
         is_expected = isinstance(exc, EngineError)
@@ -375,10 +375,15 @@ class StageRunner:
     def _note_weights(self, source: str | None, files: FileStates) -> None:
         self._source, self._files = source, files
 
-    def _fall_asleep(self) -> None:
-        """LoRAs stay where they are."""
+    def _prepare_sleep(self) -> Rest:
+        """Make what stands where the stage was. Memory is given back by all stages or by none."""
+        self._fail_if_told()
         one_page = msgspec.structs.replace(self._limits, total_pages=1, window_pages=0, window_tokens=0)
-        self.model = AsleepStage(self.model, one_page)
+        return partial(self._fall_asleep, AsleepStage(self.model, one_page))
+
+    def _fall_asleep(self, asleep: AsleepStage) -> None:
+        """LoRAs stay where they are."""
+        self.model = asleep
         self._host = self._draft_model = None
         self._record.move_to(self.model.pool)
         self._record.change_weights()
@@ -430,6 +435,7 @@ class StageRunner:
         try:
             if former is not None:
                 former.stop()
+            self._fail_if_told()
             self._profile = None if folder is None else StageProfile(folder, self.stage)
         except OSError as exc:
             if exc.strerror is None or folder is None:

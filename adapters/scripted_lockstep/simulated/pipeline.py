@@ -39,7 +39,6 @@ from engine.core.plan import (
     LoraChange,
     LoraUpdate,
     Microbatch,
-    ProfileSwitch,
     SamplingSpec,
     Segment,
     SleepSwitch,
@@ -153,9 +152,7 @@ class SimulatedPipeline:
         if self._dead is not None:
             return
         self._microbatches += 1
-        # Giving memory back cannot fail, and the failure of a profile is its own.
-        spared = isinstance(microbatch, ProfileSwitch) or (isinstance(microbatch, SleepSwitch) and microbatch.level)
-        fails = self._failing_stage is not None and not spared
+        fails = self._failing_stage is not None
         if fails:
             self._count_failure(microbatch)
         self._tokens += microbatch.tokens

@@ -5,8 +5,10 @@ or end, those of meanwhile wait, and an engine without weights does not wake. Me
 with results held, beside a pause, an abort, a flush, an update and a death; the harness compares every output with that
 of the request alone. Origin: vLLM issues 44483, 37131, 37357, 53934; Dynamo 8379. Mutants:
 sleep-overlooks-what-is-in-flight, sleep-keeps-the-cache, wake-without-weights, requests-begin-in-a-sleep,
-wake-ends-the-pause, failed-wake-counts.
+wake-ends-the-pause, failed-wake-counts, failed-sleep-drops-the-cache.
 """
+
+import pytest
 
 from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
@@ -146,6 +148,31 @@ def test_a_pause_and_a_sleep_are_two_things(t):
     assert a.status == "waiting"
     t.continue_generation()
     yield from t.run_until_finished(a)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1])
+@scripted(TWO_STAGES)
+def test_a_sleep_that_a_stage_fails_leaves_all_as_it_was(t, stage, level):
+    """The other stage has weights and KV too: memory is given back by all stages or by none."""
+    first = t.start_req(prompt_ids=PROMPT, max_new_tokens=2, ignore_eos=True)
+    yield from t.run_until_finished(first)
+    live = t.start_req(prompt_len=40, max_new_tokens=8, ignore_eos=True)
+    yield from t.advance_to_decode_step(live, 1)
+    cached = t.engine_stats().pages_cached
+    t.hold_results()
+    sleep = t.sleep(level=level)
+    yield
+    t.release_results()
+    t.fail_next_step(stage)
+    yield from _done(t, sleep)
+    assert sleep.status == 400
+    assert f"stage {stage}" in sleep.text
+    assert t.engine_stats().sleep_level == 0
+    assert t.engine_stats().pages_cached >= cached, "a sleep that has failed took the cache"
+    again = t.start_req(prompt_ids=PROMPT, max_new_tokens=2, ignore_eos=True)
+    yield from t.run_until_all_finished([live, again])
+    assert again.cached_tokens == 64, "a sleep that has failed took the cache"
 
 
 @scripted(TWO_STAGES)
