@@ -1,7 +1,7 @@
-"""What travels on a connection that carries KV, from a stage of a prefill engine to the same one of a decode engine.
+"""The frames of a KV connection from a stage of a prefill engine to the same stage of a decode engine.
 
-First a greeting and its verdict, then pages: each a header of fixed size and the bytes of one page. After the last page
-of an order comes its end, which the receiving side confirms.
+A greeting and its verdict come first, then pages: each a header of fixed size and the bytes of one page. An end follows
+the last page of an order, and the receiver confirms it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from engine.core.frames import LENGTH_BYTES, BadFrameError, decoder_of, framed
 from engine.core.messages import encode
 from engine.model.page_image import PageLayout
 
-# Counted up whenever what travels changes.
+# Incremented with every change of the frames.
 KV_PROTOCOL: Final = 2
 PAGE: Final = b"PAGE"
 END: Final = b"END."
-# What follows, the number of the transfer on the receiving side, and the page's place in it.
+# The kind of frame, the transfer's number on the receiving side, and the page's place in it.
 HEADER: Final = struct.Struct("<4sQQ")
 # A greeting is some hundred bytes; with OpenVINO it names every layer.
 _MAX_FRAME_BYTES: Final = 1 << 18
@@ -31,7 +31,7 @@ MAX_ERROR_CHARS: Final = 2048
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """The first frame of the sending side: to which run of the other engine it sends pages of which layout."""
+    """The sender's first frame: the run of the receiving engine, and the layout of the pages."""
 
     protocol: int
     run: Annotated[str, msgspec.Meta(max_length=MAX_RUN_CHARS)]
@@ -39,7 +39,7 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The answer to a greeting, and to the end of an order; ``error`` says why nothing, or not all, was taken."""
+    """The answer to a greeting or to the end of an order; ``error`` says why pages were refused or missed."""
 
     error: Annotated[str, msgspec.Meta(max_length=MAX_ERROR_CHARS)] | None
 
@@ -57,7 +57,7 @@ def send_frame(connection: socket.socket, message: Greeting | Verdict) -> None:
 
 
 def read_frame(connection: socket.socket) -> bytearray:
-    """Raises BadFrameError for a length beyond all bounds, see ``fill`` for the rest."""
+    """Read one frame. Raises BadFrameError for a length beyond the bound, and what ``fill`` raises."""
     size = bytearray(LENGTH_BYTES)
     fill(connection, memoryview(size), is_first=True)
     length = int.from_bytes(size, "little")
@@ -69,9 +69,9 @@ def read_frame(connection: socket.socket) -> bytearray:
 
 
 def fill(connection: socket.socket, into: memoryview, *, is_first: bool = False) -> None:
-    """Read until ``into`` is full: one call of the system for all of it where the connection blocks.
+    """Read until ``into`` is full, in one system call where the connection blocks.
 
-    Raises OSError when the other side goes away in the middle, ConnectionOver when it does before what ``is_first``.
+    Raises OSError when the peer leaves in the middle, ConnectionOver when it leaves before a frame that ``is_first``.
     """
     left = into
     while left:
@@ -84,9 +84,9 @@ def fill(connection: socket.socket, into: memoryview, *, is_first: bool = False)
 
 
 def bound_waits(connection: socket.socket, *, send_s: float, receive_s: float = 0.0) -> None:
-    """Let the system end a send or a receive that makes no progress for so long; 0 never.
+    """Have the system end a send or receive without progress for these times; 0: never.
 
-    A timeout of Python's own would make it wait for room before each part of a page.
+    Python's own timeout would wait for room before each part of a page.
     """
     connection.settimeout(None)
     for option, seconds in ((socket.SO_SNDTIMEO, send_s), (socket.SO_RCVTIMEO, receive_s)):

@@ -23,8 +23,8 @@ from engine.process.settings import ServerSettings
 
 @dataclass(frozen=True)
 class KVLinks:
-    """How KV comes from other machines: where stage 0 of a decode engine listens, stage N at N ports above it, and the
-    secret that both sides prove. Without ``endpoint`` it comes from this machine alone.
+    """The link for KV from other machines: the endpoint of stage 0 of a decode engine (stage N listens N ports above),
+    and the secret that both sides prove. Without ``endpoint`` KV comes from this machine alone.
     """
 
     endpoint: Endpoint | None = None
@@ -46,7 +46,7 @@ class KVPort(Protocol):
         """Begin or end a transfer, without waiting for the other engine."""
 
     def forget(self) -> None:
-        """None is under way, and the next one has the first number again."""
+        """Restart the numbers of transfers; none is under way."""
 
     def close(self) -> None: ...
 
@@ -58,7 +58,7 @@ def open_kv_port(
     private_dir: Path,
     links: KVLinks,
 ) -> KVPort | None:
-    """None for an engine that does all by itself. ``images`` is asked at each order, ``answer`` called by any thread.
+    """Open the port of this role; None for an engine without one. Any thread may call ``answer``.
 
     Raises StartupError when a decode engine cannot listen at its endpoint.
     """

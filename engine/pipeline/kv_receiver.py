@@ -1,7 +1,7 @@
 """The port of a decode engine's stage: takes pages of KV from prefill engines and writes them where they were ordered.
 
-Has a thread for those that connect, and one for each connection. A peer that is gone, slow or wrong costs its own
-connection and nothing else.
+One thread listens, and each connection has one. A peer that is gone, slow or wrong loses its own connection and nothing
+else.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from engine.process.links.secret import Secret
 
 # A peer greets at once; the rest is the network's. It also reads its verdicts at once.
 GREETING_TIMEOUT_S: Final = 5.0
-# How long a page waits for its order: a stage is given that behind what it has still to compute, while the other engine
-# may have the page at once.
+# The longest wait of a page for its order, which queues behind this stage's microbatches while the other engine may
+# have the page at once.
 EARLY_WAIT_S: Final = 8.0
 # The longest that the path of a TCP connection may be dead.
 SILENCE_S: Final = 10.0
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Receiving:
-    """A transfer that is not over: its pages in order, and which of them have come."""
+    """An open transfer: its pages in order, and the places of those that have come."""
 
     images: PageImages
     pages: tuple[int, ...]
@@ -72,7 +72,7 @@ class _Receiving:
 
     @property
     def whole(self) -> int:
-        """How many of the first pages have come without a gap."""
+        """Count the first pages that have come without a gap."""
         return next((place for place in range(len(self.pages)) if place not in self.come), len(self.pages))
 
 
@@ -94,7 +94,7 @@ class KVReceiver:
         self._private_dir = private_dir
         self._stage = images().layout.stage
         self._run = secrets.token_hex(_RUN_BYTES)
-        # Whoever writes a page holds it: what is stopped under it is not written any more.
+        # Held while a page is written, so that a stopped transfer writes no more.
         self._lock = Condition()
         # Transfers are numbered as they are ordered: one beyond the last is still to come.
         self._last = 0
@@ -119,7 +119,7 @@ class KVReceiver:
         note_kv_address(private_dir, self._stage, self.address)
 
     def order(self, order: TransferOrder) -> None:
-        """Begin or end a transfer. Waits for a page that is being written, for no peer."""
+        """Begin or end a transfer. Waits for a page that is being written, never for a peer."""
         if isinstance(order, StopTransfer):
             with self._lock:
                 stopped = self._open.pop(order.transfer, None)
@@ -140,13 +140,13 @@ class KVReceiver:
             self._lock.notify_all()
 
     def forget(self) -> None:
-        """The next transfer is the first one again: pages that come before its order wait for it."""
+        """Restart the numbers of transfers: pages that come before their order wait for it."""
         with self._lock:
             self._last = 0
             self._open.clear()
 
     def close(self) -> None:
-        """Write nothing any more, answer nothing, and end all threads; idempotent."""
+        """End all threads without a further write or answer; idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -180,7 +180,7 @@ class KVReceiver:
         self._listener.close()
 
     def _taken(self) -> Sequence[tuple[socket.socket, str]]:
-        """The connections that were made since the last look, and whose they are."""
+        """Accept the new connections, each with its peer's name."""
         if not isinstance(self._listener, LinkListener):
             try:
                 return [(self._listener.accept()[0], "a prefill engine of this machine")]
@@ -266,9 +266,9 @@ class KVReceiver:
         return None if difference is None else difference[:MAX_ERROR_CHARS]
 
     def _take(self, number: int, place: int, layout: PageLayout, image: torch.Tensor) -> str | None:
-        """Write one page; why not, if its transfer is over. Raises BadFrameError for a page that none asks for.
+        """Write one page, after its order has come. Returns why not, for a transfer that is over.
 
-        Waits for an order that has not come yet.
+        Raises BadFrameError for a page that nobody asks for.
         """
         with self._lock:
             self._lock.wait_for(lambda: number <= self._last or self._is_closed, EARLY_WAIT_S)

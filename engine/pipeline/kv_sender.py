@@ -1,7 +1,6 @@
 """The port of a prefill engine's stage: sends pages of KV to decode engines.
 
-Has a thread for each decode engine that it sends to. A peer that is gone, slow or wrong costs the orders that are to go
-there, and nothing else.
+Each decode engine has a thread. A peer that is gone, slow or wrong fails the orders for it and nothing else.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from engine.process.links.connection import LinkAddress
 from engine.process.links.proof import Claim, Role
 from engine.process.links.secret import Secret
 
-# A send without any progress for so long fails, as does a peer that does not confirm.
+# A send without progress fails after this time, and so does a peer that does not confirm.
 PROGRESS_TIMEOUT_S: Final = 10.0
-# The thread and the connection of a decode engine that nothing is sent to end after this.
+# An idle thread and its connection end after this time.
 IDLE_S: Final = 300.0
 _CLOSE_WAIT_S: Final = 1.0
 
@@ -71,14 +70,14 @@ class KVSender:
         self._answer = answer
         self._secret = secret
         self._stage = images().layout.stage
-        # Whoever reads a page holds it: what is stopped under it is not read any more.
+        # Held while a page is read, so that a stopped transfer reads no more.
         self._lock = Lock()
         self._open: set[int] = set()
         self._lanes: dict[str, _Lane] = {}
         self._is_closed = False
 
     def order(self, order: TransferOrder) -> None:
-        """Begin or end a transfer. Waits for a page that is being read, for no peer."""
+        """Begin or end a transfer. Waits for a page that is being read, never for a peer."""
         if isinstance(order, StopTransfer):
             self.end(order.transfer, "the transfer was stopped")
             return
@@ -99,10 +98,10 @@ class KVSender:
             lane.orders.put(_Sending(order, images))
 
     def forget(self) -> None:
-        """Nothing: what is sent has the numbers of those who receive it."""
+        """Forget nothing: transfers have the receivers' numbers."""
 
     def close(self) -> None:
-        """Read nothing any more, answer nothing, and end all threads; idempotent."""
+        """End all threads without a further read or answer; idempotent."""
         with self._lock:
             self._is_closed = True
             self._open.clear()
@@ -114,7 +113,7 @@ class KVSender:
     # -- for its threads --
 
     def read(self, sending: _Sending, page: int, image: torch.Tensor) -> bool:
-        """Read a page of an order; False, and not a byte, where that is over."""
+        """Read a page of an order; False where the order is over, without a read."""
         with self._lock:
             if sending.order.transfer not in self._open:
                 return False
@@ -125,7 +124,7 @@ class KVSender:
         return number in self._open
 
     def end(self, number: int, error: str | None) -> None:
-        """Answer an order that was not answered yet."""
+        """Answer an order once."""
         with self._lock:
             if number not in self._open:
                 return
@@ -133,7 +132,7 @@ class KVSender:
         self._answer(PagesSent(transfer=number, error=None if error is None else f"stage {self._stage}: {error}"))
 
     def retire(self, lane: _Lane) -> bool:
-        """Let go of a thread that has had nothing to do; False if it just got something."""
+        """Let an idle thread end; False if it has just got an order."""
         with self._lock:
             if not lane.orders.empty():
                 return False
@@ -142,14 +141,14 @@ class KVSender:
 
 
 def _own(to: tuple[str, ...], layout: PageLayout) -> str:
-    """The address of the same stage. Raises ConfigError where the other engine has more or fewer of them."""
+    """Return the address of the same stage. Raises ConfigError for another number of stages."""
     if len(to) != layout.stages:
         raise ConfigError(f"the decode engine must have {layout.stages} stages as this one has, got {len(to)}")
     return to[layout.stage]
 
 
 class _Lane:
-    """The thread and the connection to one stage of one run of a decode engine. A failure of it ends what waits too."""
+    """The thread and connection to one stage of one run of a decode engine. Its failure also fails waiting orders."""
 
     def __init__(self, sender: KVSender, address: KVAddress, stage: int, secret: Secret | None) -> None:
         self.orders: queue.SimpleQueue[_Sending | None] = queue.SimpleQueue()
@@ -158,7 +157,7 @@ class _Lane:
         self._stage = stage
         self._secret = secret
         self._connection: socket.socket | None = None
-        # What the other side has agreed to.
+        # The layout that the other side has accepted.
         self._layout: PageLayout | None = None
         self._is_closed = False
         self._thread = Thread(target=self._run, name="kv-sender", daemon=True)
@@ -205,7 +204,7 @@ class _Lane:
             self._sender.end(number, error)
 
     def _fail(self, sending: _Sending, why: str) -> None:
-        """End an order, and all that wait behind it: the next one begins with a connection of its own."""
+        """Fail an order and all that wait behind it; the next order gets a new connection."""
         self._disconnect()
         waiting = [sending]
         while not self.orders.empty():
@@ -217,7 +216,7 @@ class _Lane:
             self._sender.end(one.order.transfer, f"KV could not be sent to {self._address}: {why}")
 
     def _send(self, sending: _Sending) -> str | None:
-        """Send the pages of one order until it is over; what the other side says of them."""
+        """Send the pages of one order until it is over. Returns the receiver's verdict."""
         order, images = sending.order, sending.images
         if self._connection is None or self._layout != images.layout:
             self._disconnect()

@@ -1,6 +1,6 @@
-"""The engines of a router: each request goes to the one that the placement chooses, and is counted until it ends.
+"""The engines of a router: sends each request to the engine that the placement chooses, and counts it until its end.
 
-Owns what clients and operators are told of the engines: which are there, why one is not, and what was sent where.
+Owns the report on the engines for clients and operators: availability, its reasons, and counters.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from engine.process.links.endpoint import parse_engine_url
 
 @dataclass(frozen=True, kw_only=True)
 class RouterPlan:
-    """What a router is to do: over which engines, by which rules, and how often it looks at them, in seconds.
+    """The plan of a router: its engines, the rules of placement, and the period of its looks, in seconds.
 
-    An engine may take ``answer_s`` for its part of an operators' call, and ``change_s`` for the change itself.
+    An engine has ``answer_s`` to answer an operators' call, and ``change_s`` for the change itself.
     """
 
     urls: tuple[str, ...]
@@ -55,7 +55,7 @@ class RouterPlan:
 
 @dataclass
 class RoutedEngine:
-    """One engine. ``why_not`` says why it takes no requests, and is empty when it does."""
+    """One engine. ``why_not`` is the reason why it takes no requests, empty while it takes them."""
 
     proxy: EngineProxy
     why_not: str = "was not met yet"
@@ -82,7 +82,7 @@ class RoutedEngines:
         self.engines = engines
         self.counts = Counts()
         self.operators = Operators(tuple(engines))
-        # What the machine of the operators wants sent; requests at an engine, and those that wait for an act to end.
+        # Sends the messages of the operators' machine. ``sent`` requests are at engines, ``held`` ones await an act.
         self.on_messages: Callable[[list[Message]], None] = lambda _: None
         self.sent = 0
         self.held = 0
@@ -122,7 +122,7 @@ class RoutedEngines:
                 self.on_messages(self.operators.drained())
 
     async def loads(self, headers: Headers) -> list[Load]:
-        """The load of each engine that takes requests. Refused when all refuse."""
+        """Return the load of each engine that takes requests. Raises the refusal when all refuse."""
         loads: list[Load] = []
         refusal: ApiError | None = None
         for engine in self.engines.values():
@@ -136,7 +136,7 @@ class RoutedEngines:
         return loads
 
     def open_or_close(self) -> None:
-        """Let requests pass, or have them wait, as the operators' act needs it, and leave out who is owed something."""
+        """Pass or hold requests as the operators' act needs, and leave out engines that still owe a part of it."""
         for name, engine in self.engines.items():
             why = self.operators.why_not(name)
             if why and not engine.why_not:
@@ -153,24 +153,24 @@ class RoutedEngines:
         self.away(name, why)
 
     def met(self, name: str) -> str:
-        """An engine answers. Says why it takes no requests all the same, which an operator's act may be."""
+        """Note that an engine answers. Returns why it takes no requests all the same: it owes an operators' act."""
         self.on_messages(self.operators.met(name))
         return self.operators.why_not(name)
 
     def away(self, name: str, why: str) -> None:
-        """An engine takes no requests any more; those that it has may go on."""
+        """Send an engine no more requests; those it has may finish."""
         self.engines[name].why_not = why
         if self.placement.fleet.is_known(name):
             self.placement.lost(name)
 
     def lost(self, name: str, why: str) -> None:
-        """A request found an engine gone: nothing goes there before a look finds it back."""
+        """Note that a request found an engine gone: it gets no more requests until a look finds it back."""
         self.counts.lost[name] += 1
         self.gone(name, why)
         self.engines[name].look()
 
     async def _admit(self, request: PassedRequest) -> None:
-        """Wait while an act needs engines without requests. What operates one engine is refused during any act."""
+        """Wait while an act needs idle engines. An operator's call to one engine is refused during any act."""
         path = request.target.partition("?")[0]
         if path in OPERATOR_ROUTES:
             if self.operators.is_acting:
@@ -202,9 +202,9 @@ class RoutedEngines:
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """``why_not`` says why the engine takes no requests. ``cache`` is right, behind, or guessed where it is not told.
+    """``why_not`` is the reason why the engine takes no requests. ``cache`` is right, behind or guessed.
 
-    ``requests`` are in flight there; ``cached_pages`` are those that the router knows of.
+    ``requests`` counts those in flight there, ``cached_pages`` the pages that the router knows.
     """
 
     name: str

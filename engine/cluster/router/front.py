@@ -1,7 +1,7 @@
-"""The front of several engines: takes clients' requests, finds each prompt, asks an engine, streams the answer.
+"""The front of several engines: takes a request, finds its prompt, asks an engine and streams the answer.
 
-Owns the routes, the second try where an engine refused or was lost before its answer began, and the final message of
-a stream that was cut. Chooses no engine and computes nothing.
+Owns the routes, the second try after a refusal or a loss before the answer began, and the last event of a stream that
+was cut. Chooses no engine and computes nothing.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ OF_ONE_ENGINE: Final = frozenset({"/server_info", "/metrics", *OPERATOR_ROUTES})
 _METHODS: Final = ("GET", "POST", "OPTIONS")
 _EVENTS: Final = "text/event-stream"
 _END_OF_EVENT: Final = b"\n\n"
-# A request may have caused the death of its engine; this bounds how many engines it may end.
+# A request may kill its engine; this bounds how many engines it can kill.
 _MOST_LOST: Final = 2
 # More than any engine has to say: of an answer that is held until it is whole, and of one event of a stream.
 MAX_ANSWER_BYTES: Final = 2**30
 MAX_EVENT_BYTES: Final = 2**28
-# Names an engine: in an answer the one that it comes from, in a request the one that it is for.
+# Names the engine that answered, or in a request the engine that shall answer.
 ENGINE_HEADER: Final = "x-engine"
 # The number of an event of a response.
 _NUMBER: Final = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d{1,15})\b', re.MULTILINE)
@@ -79,10 +79,10 @@ def front_app(
     access: Access | None = None,
     of_all: Mapping[str, Answers] = NO_ROUTES,
 ) -> ASGIApp:
-    """The application. ``own`` routes come before the others. ``of_all`` are those of operators who name no engine.
+    """Build the application. ``own`` routes come first; ``of_all`` serve operators who name no engine.
 
-    ``access`` are the rules of a server of its own, whose clients may name an engine. Without them a server in front of
-    this one has rules, cancels what a client has left, and gives requests their ids.
+    ``access`` holds the rules of a standalone server, whose clients may name an engine. Without it a server in front of
+    this one checks access, cancels abandoned requests, and assigns request ids.
     """
     front = _Front(engines, settings, prompt_of, access, of_all)
     passed = [Route(path, front.passed_on, methods=list(_METHODS)) for path in sorted(PASSED_ON)]
@@ -128,7 +128,7 @@ class _Front:
         return _refusal(request, answer) if isinstance(answer, ApiError) else answer
 
     async def loads(self, request: Request) -> Response:
-        """Answer with the load of every engine: a list, numbered as SGLang numbers its ranks."""
+        """List the load of every engine, numbered as SGLang numbers its ranks."""
         if self._access is not None:
             await self._access.admit_client(request)
         loads = await self._engines.loads(tuple(request.headers.items()))
@@ -136,7 +136,7 @@ class _Front:
         return Response(msgspec.json.encode(numbered), media_type="application/json")
 
     async def of_one_engine(self, request: Request) -> Response:
-        """Pass a request on to the engine that it names. Raises ApiError for one that names none."""
+        """Pass a request on to the engine that it names. Raises ApiError where it names none."""
         if self._access is not None and ENGINE_HEADER in request.headers:
             if request.url.path in OPERATOR_ROUTES and request.method != "OPTIONS":
                 await self._access.admit_operator(request)
@@ -155,7 +155,7 @@ class _Front:
         )
 
     async def _answer(self, asked: PassedRequest) -> Response | ApiError:
-        """Ask engines until one answers otherwise than by a refusal; the last refusal is an answer too."""
+        """Ask engines until one accepts; when all refuse, return the last refusal."""
         refusal: Response | None = None
         lost = 0
         while True:
@@ -188,7 +188,7 @@ class _Front:
 
 
 async def _whole(parts: AsyncIterator[Head | bytes], replica: str) -> bytes:
-    """An answer that is no stream. Raises ReplicaLostError for one without end."""
+    """Collect an answer that is no stream. Raises ReplicaLostError beyond ``MAX_ANSWER_BYTES``."""
     body = bytearray()
     async for part in parts:
         assert isinstance(part, bytes), "an answer has one head"
@@ -203,7 +203,7 @@ def _require_bounded(size: int, most: int, replica: str) -> None:
 
 
 async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head: Head) -> AsyncIterator[bytes]:
-    """A stream's events as they come, whole ones only, and an error as the last one when its engine is lost."""
+    """Pass on whole events as they come, and an error as the last one when the engine is lost."""
     rest = told = b""
     try:
         async for part in parts:
@@ -227,7 +227,7 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
 
 
 def _last_event(asked: PassedRequest, error: ErrorBody, told: bytes) -> msgspec.Struct:
-    """The error that ends a stream, as the route's protocol has it, after the events that were ``told`` last."""
+    """Word the error that ends a stream in the route's protocol; ``told`` are the events sent last."""
     path = asked.target.partition("?")[0]
     if path != "/v1/responses":
         return error_of_route(path, error)
@@ -236,7 +236,7 @@ def _last_event(asked: PassedRequest, error: ErrorBody, told: bytes) -> msgspec.
 
 
 def _with_id(request: Request) -> Headers:
-    """A request's headers, with the id that its line in this server's log has."""
+    """Return a request's headers with the id from this server's log."""
     record = current_record()
     if record is None:
         return tuple(request.headers.items())
@@ -251,12 +251,12 @@ async def _close(parts: AsyncIterator[Head | bytes]) -> None:
 
 
 def _headers(head: Head) -> dict[str, str]:
-    """An answer's headers, without those that are added again on the way."""
+    """Return an answer's headers without those that this server adds itself."""
     return {name: value for name, value in head.headers if name not in ("content-length", REQUEST_ID_HEADER)}
 
 
 def _refusal(request: Request, error: ApiError, _: Mapping[str, str] | None = None) -> Response:
-    """An error of the front's own, with the id that the engines know the request by. Serve adds the id's header."""
+    """Answer with an error of the front, under the request id that the engines know. Serve adds the id's header."""
     later = {"retry-after": RETRY_AFTER_S} if error.status == 503 else {}
     answer = error_answer(error, request.url.path, request_id=request.headers.get(REQUEST_ID_HEADER), headers=later)
     if REQUEST_ID_HEADER in answer.headers:

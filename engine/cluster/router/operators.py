@@ -29,7 +29,7 @@ from engine.frontend.schema.operator_routes import (
 )
 from engine.process.settings import ServerSettings
 
-# The routes that are of all engines when none is named.
+# Routes that address all engines when a request names none.
 VERBS: Final = {
     "/pause_generation": Verb.PAUSE,
     "/continue_generation": Verb.CONTINUE,
@@ -39,12 +39,12 @@ VERBS: Final = {
     "/wake": Verb.WAKE,
 }
 _TARGETS: Final = {verb: path for path, verb in VERBS.items()}
-# An engine may still carry out a call whose connection was lost; it is looked at again until it has none.
+# An engine may still carry out a call whose connection was lost; looks are repeated until it has none.
 _LOOK_AGAIN_S: Final = 0.05
 
 
 class FleetOperators:
-    """Acts over all ``engines``, one at a time, with the keys that the router has."""
+    """Carries out acts over all ``engines``, one at a time, with the router's own keys."""
 
     def __init__(self, engines: RoutedEngines, settings: ServerSettings, access: Access, plan: RouterPlan) -> None:
         self._engines = engines
@@ -60,7 +60,7 @@ class FleetOperators:
         engines.on_messages = self._send
 
     async def answer(self, request: Request) -> Response:
-        """Carry out an operator's call on all engines. An operator who leaves does not end it."""
+        """Carry out an operator's call on all engines. It goes on when the operator leaves."""
         await self._access.admit_operation(request)
         order, drain_s = await self._read(request)
         outcome = await asyncio.shield(self.act(order, drain_s))
@@ -69,7 +69,7 @@ class FleetOperators:
         raise (ApiError.invalid if outcome.is_refusal else ApiError.unavailable)(outcome.words)
 
     async def act(self, order: Order, drain_s: float) -> Outcome:
-        """One act over all engines; ``drain_s`` is how long requests that run may go on before a flush or an update."""
+        """Carry out one act; running requests may finish for ``drain_s`` seconds before a flush or an update."""
         away = {name: engine.why_not for name, engine in self._engines.engines.items() if engine.why_not}
         is_first = not self._machine.is_acting
         if is_first:
@@ -123,7 +123,7 @@ class FleetOperators:
             self._send(self._machine.drained())
 
     def _time_stage(self) -> None:
-        """Bound the stage that has begun, if the act goes on."""
+        """Bound the time of the stage that has begun, if the act goes on."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

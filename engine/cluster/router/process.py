@@ -33,13 +33,13 @@ from engine.process.links.listener import base_url, bind_server
 from engine.process.logs import configure_logging
 from engine.process.settings import ServerSettings
 
-# Pages that are remembered of an engine which does not tell what it has cached.
+# The most pages remembered of an engine that publishes no KV events.
 INDEX_PAGES: Final = 32_768
 EXIT_FAILED: Final = 1
 
 
 class Router:
-    """The parts of a router. ``app`` is what it serves; ``watches`` must run beside it."""
+    """The parts of a router: ``app`` serves clients while ``watches`` run beside it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Router:
         reader: ReadsPrompts | None = None,
         transport_of: Callable[[str], httpx.AsyncBaseTransport | None] = lambda _: None,
     ) -> None:
-        """``reader`` and the transport of each engine may be others than those of a real router."""
+        """Tests pass a ``reader`` and transports of their own."""
         placement = Placement(plan.rules, index_chunks=INDEX_PAGES)
         self._proxies = {url: EngineProxy(url, url, settings, transport_of(url)) for url in plan.urls}
         self.engines = RoutedEngines(placement, {url: RoutedEngine(proxy) for url, proxy in self._proxies.items()})
@@ -70,7 +70,7 @@ class Router:
 
 
 def run_router(settings: ServerSettings, plan: RouterPlan) -> int:
-    """Route until SIGTERM or SIGINT, and let live requests end then. Returns the exit status."""
+    """Route until SIGTERM or SIGINT, then let live requests finish. Returns the exit status."""
     configure_logging(settings)
     try:
         listener = bind_server(settings.host, settings.port)

@@ -1,7 +1,7 @@
-"""Prompts as an engine will have them: the same code makes the same token ids of a body, so that pages can be compared.
+"""The reader of prompts: token ids by the engine's own code, so that their pages can be compared with its cache.
 
-Where the model is not known, their texts: what tells two prompts' beginnings apart. Refuses nothing: a body that is no
-order has no prompt, and the engine says what is wrong with it.
+Without the model it compares texts instead. Refuses nothing: an invalid body has no prompt, and the engine explains the
+error to the client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.process.settings import ServerSettings
 
 
 class ReadsPrompts(Protocol):
-    """What a router needs to know prompts by."""
+    """The source of prompts for a router."""
 
     async def learn(self, settings: ServerSettings, limits: Limits) -> None: ...
 
@@ -33,7 +33,7 @@ class ReadsPrompts(Protocol):
 
 
 class PromptReader:
-    """Reads prompts once it has learned the model from the first engine that it met; all must serve the same one."""
+    """Reads prompts with the model of the first engine that was met; all engines must serve it."""
 
     def __init__(self) -> None:
         self._orders: Mapping[str, Callable[[bytes], Order]] = {}
@@ -41,7 +41,7 @@ class PromptReader:
         self._loading = asyncio.Lock()
 
     async def learn(self, settings: ServerSettings, limits: Limits) -> None:
-        """Take the model of an engine. Raises ConfigError for another one than before, or without a tokenizer here."""
+        """Learn the model of an engine. Raises ConfigError for a second model, or without its tokenizer."""
         async with self._loading:
             if self._served is None:
                 self._served = await asyncio.to_thread(served_model, settings, limits, {})
@@ -56,7 +56,7 @@ class PromptReader:
                 raise ConfigError(f"engines of one router must have the same {what}, got {value} beside {other}")
 
     async def prompt_of(self, path: str, body: bytes) -> Prompt:
-        """The prompt in a body; a long one is read beside the event loop."""
+        """Read the prompt of a body, a long body in a thread."""
         if path not in GENERATING or not self._orders:
             return NO_PROMPT
         if is_long(body, is_chat=ROUTES[path].is_chat):
@@ -85,7 +85,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def prompt_in(path: str, body: bytes, chunk_bytes: int) -> Prompt:
-    """The prompt in a body by its text: the chunks are of bytes, and the tokens a guess. Empty where there is none."""
+    """Read a prompt as text: its chunks count bytes, its tokens are estimated. Empty where a body has none."""
     if path not in GENERATING:
         return NO_PROMPT
     try:

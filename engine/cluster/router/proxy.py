@@ -1,7 +1,7 @@
-"""One engine, asked over HTTP on loopback: a request goes in as it came, an answer comes out as it is made.
+"""The proxy of one engine: passes a request on unchanged and streams the answer back.
 
-Owns the messages between the front and an engine, the port that the front asks engines through, and which headers
-belong to a connection alone. Leaving an answer closes its connection, and so ends its request in the engine.
+Owns the messages between the front and an engine, the port of the front to all engines, and the list of headers that
+belong to one connection. Leaving an answer closes its connection, which ends the request in the engine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedRequest:
-    """A client's request as it goes to an engine. ``target`` is the path with its query.
+    """A client's request on its way to an engine. ``target`` is the path with its query.
 
-    ``left_out`` are the replicas that have refused it or were lost with it; ``only`` is the one that the client named.
+    ``left_out`` lists the replicas that have refused the request or died with it. ``only`` is the replica that the
+    client named, if any.
     """
 
     method: str
@@ -40,7 +41,7 @@ class PassedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The head of an engine's answer, and the replica that it comes from."""
+    """The head of an engine's answer, with the name of its replica."""
 
     status: int
     headers: Headers
@@ -52,7 +53,7 @@ class Head:
 
 
 class ReplicaLostError(Exception):
-    """The replica that a request was sent to is gone: ``replica``, where that is known."""
+    """A replica died with a request. ``replica`` is its name, '' where that is unknown."""
 
     def __init__(self, message: str, replica: str = "") -> None:
         super().__init__(message)
@@ -71,7 +72,7 @@ class Engines(Protocol):
         """The load that each engine reports, for a client that may ask. Raises ApiError."""
 
 
-# Headers of one connection and not of what is sent over it; so are those that a Connection header names.
+# Headers of one connection, never passed on; a Connection header names more of them.
 _OF_A_CONNECTION: Final = frozenset(
     {
         "connection",
@@ -93,7 +94,7 @@ _STATUSES: Final = range(200, 600)
 
 
 class EngineProxy:
-    """Passes requests to the engine at ``base_url``. ``replica`` is the name that its answers bear."""
+    """Passes requests to the engine at ``base_url``; its answers carry the name ``replica``."""
 
     def __init__(
         self, base_url: str, replica: str, settings: ServerSettings, transport: httpx.AsyncBaseTransport | None = None
@@ -125,7 +126,7 @@ class EngineProxy:
             raise ReplicaLostError(words, self._replica) from exc
 
     async def why_not_serving(self) -> str | None:
-        """Why the engine takes no requests, being down, draining or on its way down; None when it does."""
+        """Return why the engine takes no requests (down, starting, draining); None when it takes them."""
         try:
             status = await self._peer.health()
         except PartnerError as exc:
@@ -133,11 +134,11 @@ class EngineProxy:
         return None if status == httpx.codes.OK else f"is draining or starting ({status})"
 
     async def about(self) -> About:
-        """Its settings and limits. Raises PartnerError when it does not say."""
+        """Return the engine's settings and limits. Raises PartnerError."""
         return await self._peer.about()
 
     async def state(self) -> OperatedState:
-        """What operators change of the engine. Raises PartnerError when it does not say."""
+        """Return what operators can change: pause, weights, sleep. Raises PartnerError."""
         return await self._peer.state()
 
     async def operate(self, target: str, body: object = None) -> PeerAnswer:
@@ -145,7 +146,7 @@ class EngineProxy:
         return await self._peer.operate(target, body)
 
     async def load(self) -> Load | None:
-        """The engine's load; None when its scheduler has no time to say it. Raises PartnerError for anything else."""
+        """Return the load; None while the scheduler is too busy to report it. Raises PartnerError otherwise."""
         try:
             return await self._peer.load()
         except PartnerError as exc:
@@ -154,7 +155,7 @@ class EngineProxy:
             raise
 
     async def load_for(self, headers: Headers) -> Load:
-        """The same for a client, who needs the key if there is one. Raises ApiError."""
+        """Return the load to a client, who needs the engine's key. Raises ApiError."""
         allowed = {name: value for name, value in headers if name == "authorization"}
         try:
             return await self._peer.load_for(allowed)

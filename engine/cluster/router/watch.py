@@ -1,7 +1,7 @@
-"""Looks at one engine again and again: whether it takes requests, what it serves, how loaded it is, what it has cached.
+"""The watch over one engine: whether it takes requests, its model, its load, and the contents of its cache.
 
-Owns the order of what is learned: an engine takes requests when it was met, and its picture is used when it is right.
-And the sockets over which KV events come, and are asked for again; what the batches mean the picture says.
+Owns the order of these questions: an engine gets requests once it was met, and its picture counts while it is right.
+Also owns the sockets for KV events; the picture interprets the batches.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from engine.process.settings import ServerSettings
 ANSWER_S: Final = 5.0
 # What an engine keeps, and what goes with each batch.
 MOST_ANSWER_BYTES: Final = 2 * MAX_KEPT_BYTES
-# A picture is right after one answer, or after two where the engine is another one. It goes on meanwhile.
+# One answer makes a picture right, two after a restart of the engine. The engine goes on publishing meanwhile.
 MOST_QUESTIONS: Final = 4
 
 logger = logging.getLogger(__name__)
 
 
 class Subscription:
-    """Keeps ``cache`` right. ``gaps`` counts how often batches were missing.
+    """Keeps ``cache`` right. ``gaps`` counts the times that batches were missing.
 
-    Whatever an engine sends leaves its picture in doubt at worst: nothing of it raises.
+    Never raises because of what an engine sends: at worst its picture is in doubt.
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str, cache: FollowedCache) -> None:
@@ -61,7 +61,7 @@ class Subscription:
             await asyncio.get_running_loop().create_future()
 
     async def ask(self) -> None:
-        """Ask for what is missing, and for what may be: also when all is right, so that nothing is late for long."""
+        """Ask for the batches since the last one. Asking a right picture too bounds how late a lost batch shows."""
         async with self._asking:
             for _ in range(MOST_QUESTIONS):
                 first = self.cache.wanted
@@ -104,7 +104,7 @@ class Subscription:
             return was_right
 
     async def _answer(self, first: int) -> list[Batch]:
-        """What is kept from a number on. The socket is of this question alone, so no answer is another one's."""
+        """Fetch the batches from a number on. Each question has a socket of its own, so answers never mix."""
         batches: list[Batch] = []
         size = 0
         with self._context.socket(zmq.DEALER) as asking:
@@ -122,7 +122,7 @@ class Subscription:
                     raise BadFrameError(f"more than {MAX_KEPT_BATCHES} batches or {MOST_ANSWER_BYTES} bytes")
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
-        """Learn when the connection ends: what comes after that may be of another life of the engine."""
+        """Doubt the picture when the connection ends: later batches may come from a restarted engine."""
         while True:
             parse_monitor_message(await monitor.recv_multipart())
             self.cache.doubt()
@@ -134,7 +134,7 @@ def _bound(opened: zmq.asyncio.Socket) -> None:
 
 
 class EngineWatch:
-    """Watches the engine called ``name``, every ``period_s`` seconds and when a request finds it gone."""
+    """Watches the engine ``name`` every ``period_s`` seconds, and at once when a request finds it gone."""
 
     def __init__(self, name: str, engines: RoutedEngines, reader: ReadsPrompts, period_s: float) -> None:
         self._name = name
@@ -157,7 +157,7 @@ class EngineWatch:
                     await asyncio.wait_for(self._wanted.wait(), self._period_s)
                 except TimeoutError:
                     continue
-                # What has just died is not asked at once: all requests that it had tell of it.
+                # All requests of a dead engine report its end; one look answers them together.
                 await asyncio.sleep(self._period_s / 4)
         finally:
             await self._unsubscribe()
@@ -188,7 +188,7 @@ class EngineWatch:
         return why
 
     async def _meet(self) -> str:
-        """Learn what an engine is, if it is not the one that was met before, and its load. Says why it cannot be."""
+        """Learn the load, and for a new or restarted engine its settings. Returns why it cannot be used, else ''."""
         try:
             if self._engine.why_not:
                 about = await self._engine.proxy.about()
@@ -225,7 +225,7 @@ class EngineWatch:
         self._about = about
 
     def _subscribe(self, settings: ServerSettings, limits: Limits) -> FollowedCache | None:
-        """Follow what an engine on this machine publishes; another one's endpoints are on its own loopback."""
+        """Follow an engine on this machine. The endpoints of a remote engine are on its own loopback."""
         endpoint, replay_endpoint = settings.kv_events_endpoint, settings.kv_events_replay_endpoint
         if not (endpoint and replay_endpoint and parse_engine_url(self._name, "an engine's URL").is_loopback):
             logger.warning(

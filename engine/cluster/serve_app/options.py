@@ -1,4 +1,4 @@
-"""What the application is made of: an engine's settings, and how many engines there are and how they are chosen.
+"""The options of the Serve application: an engine's settings, the number of engines, and the rules of choice.
 
 Read from arguments over the environment over defaults. Knows neither Ray nor Serve.
 """
@@ -64,7 +64,7 @@ class AppOptions(BaseModel):
 def read_options(
     arguments: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> tuple[ServerSettings, AppOptions]:
-    """The engine's settings and the application's options. Raises ConfigError, which names the argument."""
+    """Read the engine's settings and the application's options. Raises ConfigError, which names the argument."""
     for name, why in _NOT_OF_REPLICAS.items():
         if name in arguments:
             raise ConfigError(f"{name} is not an engine's own under Serve, got {arguments[name]!r}: {why}")
@@ -96,7 +96,7 @@ def read_options(
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The options that the environment sets. Raises ConfigError for a variable with our prefix that is none."""
+    """Read the options in the environment. Raises ConfigError for an unknown variable with our prefix."""
     named = {f"{VARIABLE_PREFIX}{name.upper()}": name for name in AppOptions.model_fields}
     for variable in environment:
         if variable.startswith(VARIABLE_PREFIX) and variable not in named:

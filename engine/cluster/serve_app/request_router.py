@@ -1,6 +1,5 @@
-"""Serve's request router of engines: asks the pure policy, and tells it what Serve knows.
-
-Owns the translation between both, and nothing of the choice. Lives in the process of each front, in one thread.
+"""Serve's request router over engines: translates between Serve and the pure policy, which chooses.
+Lives in the process of each front, in one thread.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class PrefixRequestRouter(RequestRouter):
         self._asking: set[asyncio.Task[None]] = set()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Learn which replicas there are, and what they say of themselves."""
+        """Take the list of replicas with their reports."""
         super().update_replicas(replicas)
         names = {replica.replica_id.unique_id: replica for replica in replicas}
         for gone in set(self._placement.fleet.names) - names.keys():
@@ -66,7 +65,7 @@ class PrefixRequestRouter(RequestRouter):
             self._report(name, replica.routing_stats or {})
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Forget a replica; Serve tells of a death before its next list."""
+        """Forget a replica; Serve reports a death before its next list."""
         super().on_replica_actor_died(replica_id)
         if self._placement.fleet.is_known(replica_id.unique_id):
             self._forget(replica_id.unique_id)
@@ -74,7 +73,7 @@ class PrefixRequestRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica for a request. One that none can take is answered here: its future gets the refusal."""
+        """Choose the replica for a request. When none can take it, its future gets the refusal."""
         if pending_request is None:
             return []
         # Serve waits between two attempts only if it is told to.
@@ -129,7 +128,7 @@ class PrefixRequestRouter(RequestRouter):
             self._follow(name, stats.get("told", {}))
 
     def _follow(self, name: str, told: Mapping[str, Any]) -> None:
-        """Begin to follow an engine of this node, or ask it for what may be missing."""
+        """Begin to follow an engine of this node, or ask it for missing batches."""
         if "page_size" not in told or told["node"] != self._node:
             return
         loop = asyncio.get_running_loop()
@@ -148,7 +147,7 @@ class PrefixRequestRouter(RequestRouter):
 
 
 def _passed(pending: PendingRequest) -> PassedRequest:
-    """The request that a call of ``ask`` has; any other call has no prefix."""
+    """Return the request of a call of ``ask``; any other call has no prefix."""
     first = pending.args[0] if pending.args else None
     if isinstance(first, PassedRequest):
         return first

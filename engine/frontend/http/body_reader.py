@@ -108,6 +108,6 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
 
 
 async def until_gone(request: Request) -> None:
-    """Wait until the client of a request leaves. Its body was read, so nothing else can come."""
+    """Wait until the client of a request leaves; after its body nothing else can come."""
     while (await request.receive())["type"] != "http.disconnect":
         continue

@@ -1,6 +1,6 @@
-"""The sockets to the scheduler: sends messages, hands each reply to its request or to the call that waits for it.
+"""The sockets to the scheduler: sends messages, and hands each reply to its request or call.
 
-Owns the open calls. Requests, and what a message ends, are ``Sessions``'.
+Owns the open calls; ``Sessions`` owns the requests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """Requests and calls in flight between this process and the scheduler."""
+    """The client of one scheduler."""
 
     def __init__(self, private_dir: Path, tracing: Tracing | None = None, prefills: Prefills | None = None) -> None:
         self._tracing = tracing
@@ -78,7 +78,7 @@ class EngineClient:
         return len(self._calls)
 
     async def call(self, make: Callable[[str], ClientMessage]) -> CallAnswer:
-        """Send an administrative message, made from the call id it is given, and wait for its answer.
+        """Send the administrative message that ``make`` builds for a call id, and wait for its answer.
 
         Waits as long as the engine lives: a frozen scheduler answers when it goes on. Raises ApiError when it is gone.
         """
@@ -87,7 +87,7 @@ class EngineClient:
         return answer
 
     async def stats(self, timeout_s: float) -> EngineStats | None:
-        """The scheduler's counters; None when it did not answer in time or is gone."""
+        """Return the scheduler's counters; None when it is silent or gone."""
         try:
             answer = await asyncio.wait_for(self._ask(lambda call_id: GetStats(call_id=call_id)), timeout_s)
         except (TimeoutError, ApiError):
@@ -96,7 +96,7 @@ class EngineClient:
         return answer.stats
 
     def break_off(self, reason: ApiError) -> None:
-        """End every open request and call with an error, and refuse all further ones. The first reason stays."""
+        """End every open request and call with an error, and refuse new ones. The first reason stays."""
         self.sessions.break_off(reason)
         if self.prefill_client is not None:
             self.prefill_client.break_off()

@@ -1,7 +1,7 @@
-"""Refuses grammars that no output can follow, before anything is queued and without delaying a stream.
+"""The check of grammars: refuses those that no output can follow, before a request is queued and beside the streams.
 
-A check compiles the grammar, in a process that is bounded and ends with its client. What was found right is remembered,
-as long as there is room.
+A check compiles the grammar in a bounded process that ends with its client. Valid grammars are remembered, as many as
+fit.
 """
 
 from __future__ import annotations

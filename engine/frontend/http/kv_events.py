@@ -1,8 +1,8 @@
-"""KV events over ZMQ, in the shape of vLLM's: what enters and leaves the prefix cache, numbered, to be asked for again.
+"""KV events over ZMQ in vLLM's format: numbered batches of changes of the prefix cache, which can be asked for again.
 
 Each batch goes out as ``[topic, number, payload]``: the topic is empty, the number has 8 bytes, most significant first,
-and the payload is a msgpack ``EventBatch``. A subscriber that missed some sends the first number that it wants to the
-replay endpoint (REQ or DEALER); it gets these batches as far as they are kept, then an end with the number -1.
+and the payload is a msgpack ``EventBatch``. A subscriber that missed batches sends the first missing number to the
+replay endpoint (REQ or DEALER); it gets the batches that are kept, then an end with the number -1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What changed in one step. ``ts`` is in seconds since 1970."""
+    """The changes of one step. ``ts`` is in seconds since 1970."""
 
     ts: Annotated[float, msgspec.Meta(ge=0, le=MAX_COUNT)]
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -47,9 +47,9 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Pages that entered: ``medium`` is ``GPU`` for the KV cache of any device and ``CPU`` for its second tier.
+    """Stored pages: ``medium`` is ``GPU`` for the KV cache of any device and ``CPU`` for the second tier.
 
-    A page of the second tier has no tokens and a ``block_size`` of 0; it is known by the hash that it had before.
+    A page of the second tier has no tokens and a ``block_size`` of 0; its hash is that of the page in the KV cache.
     """
 
     block_hashes: list[PageKey]
@@ -72,7 +72,7 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class KvEvents:
-    """Publishes on ``endpoint`` and answers on ``replay_endpoint``, if that is given. Never waits for a subscriber."""
+    """Publishes on ``endpoint``, and answers on ``replay_endpoint`` if given. Never waits for a subscriber."""
 
     def __init__(self, endpoint: str, replay_endpoint: str = "") -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -100,7 +100,7 @@ class KvEvents:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer those who missed something, while the loop runs."""
+        """Answer questions while the loop runs."""
         if self._replay is not None:
             descriptor = self._replay.getsockopt(zmq.FD)
             assert isinstance(descriptor, int), "the descriptor of a ZMQ socket is a number"
@@ -128,9 +128,9 @@ class KvEvents:
         return opened
 
     def _answer(self) -> None:
-        """Answer one question, and go on in the next turn of the loop: the descriptor tells of an arrival once.
+        """Answer one question, the rest in later turns of the loop: a peer that asks without pause delays no stream.
 
-        Whoever asks without pause would hold all streams up otherwise.
+        The descriptor signals an arrival once.
         """
         assert self._replay is not None, "only a replay socket has questions"
         if self._replay.closed:
@@ -183,7 +183,7 @@ def is_end(parts: Sequence[bytes]) -> bool:
 
 
 def batch_in(parts: Sequence[bytes]) -> Batch:
-    """A batch as a subscriber has it, the last two parts of a message. Raises BadFrameError for anything else."""
+    """Decode the batch in the last two parts of a message. Raises BadFrameError."""
     if len(parts) < 2 or len(parts[-2]) != _NUMBER_BYTES:
         raise BadFrameError(
             f"a batch must have a number of {_NUMBER_BYTES} bytes and a payload, got {len(parts)} parts"

@@ -93,7 +93,7 @@ class Metrics:
         self._calls.labels(self._model, "whole" if whole else "cut").inc()
 
     def text(self, stats: EngineStats | None) -> bytes:
-        """All metrics in Prometheus' text format; ``stats`` is None when the scheduler did not answer."""
+        """Write all metrics in Prometheus' text format; ``stats`` is None when the scheduler did not answer."""
         self._scheduler.stats = stats
         return generate_latest(self._registry)
 
@@ -143,7 +143,7 @@ class _SchedulerCollector(Collector):
         self.stats: EngineStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric that comes from the scheduler; of these ``scheduler_up`` alone when it does not answer."""
+        """Yield the scheduler's metrics; only ``scheduler_up`` when it does not answer."""
         yield from self._of_prefills(self._prefills)
         stats = self.stats
         yield self._gauge("scheduler_up", "1 when the scheduler answered in time.", float(stats is not None))

@@ -1,4 +1,4 @@
-"""Asks prefill engines for the prompts that the scheduler wants, and looks at each engine again and again.
+"""The client of prefill engines: asks them for the prompts that the scheduler wants, and watches each of them.
 
 A shell around ``Prefills``, which decides. Leaving a connection ends the prompt at the prefill engine.
 """
@@ -19,7 +19,7 @@ from engine.frontend.http.peers import PartnerError, Peer
 from engine.frontend.sessions.prefill_bodies import PREFILL
 from engine.process.settings import ServerSettings
 
-# Prompts that one prefill engine is asked for at a time; more wait here, within the scheduler's time.
+# Prompts in flight at one prefill engine; more wait here, within the scheduler's time limit.
 MAX_CALLS: Final = 64
 LOOK_PERIOD_S: Final = 1.0
 _LOOK_S: Final = 3.0
@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillClient:
-    """The prefill engines of a decode engine.
+    """Asks the prefill engines of one decode engine.
 
-    ``to`` says where its stages take KV, once they are ready; ``send`` tells its scheduler.
+    ``to`` returns the KV addresses of the decode engine's stages, once they are ready. ``send`` takes messages for its
+    scheduler.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class PrefillClient:
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     def take(self, reply: PrefillWanted | PrefillDropped) -> None:
-        """Do what the scheduler wants, or leave what it wants no more."""
+        """Ask for a prompt that the scheduler wants, or drop one."""
         if isinstance(reply, PrefillWanted):
             refused = self.prefills.wanted(reply)
             if refused is not None:
@@ -67,19 +68,19 @@ class PrefillClient:
         self._tell_news()
 
     async def watch(self) -> None:
-        """Look at every engine again and again, until this is cancelled."""
+        """Watch every engine until cancelled."""
         async with asyncio.TaskGroup() as looks:
             for url in self.prefills.urls:
                 looks.create_task(self._watch(url))
 
     def break_off(self) -> None:
-        """Leave all calls: the scheduler is gone."""
+        """Drop all calls: the scheduler is gone."""
         self.prefills.give_up()
         for transfer in list(self._calls):
             self._leave(transfer)
 
     async def close(self) -> None:
-        """Leave all calls and close the connections."""
+        """Drop all calls and close the connections."""
         calls = list(self._calls.values())
         self.break_off()
         await asyncio.gather(*calls, return_exceptions=True)
@@ -92,7 +93,7 @@ class PrefillClient:
             call.cancel()
 
     async def _ask(self, wanted: PrefillWanted) -> None:
-        """Ask for one prompt, and tell how it ended unless it was dropped."""
+        """Ask for one prompt, and report a failure unless the prompt was dropped."""
         failed = None
         try:
             async with self._rooms[wanted.at]:
@@ -131,7 +132,7 @@ class PrefillClient:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def look(self, url: str) -> None:
-        """Look once whether an engine is there, what it is, and how loaded."""
+        """Check one engine once: its presence, role and load."""
         peer = self._peers[url]
         try:
             self.prefills.met(url, await peer.load())

@@ -1,4 +1,4 @@
-"""Answers that are sent at once: errors, and small bodies of JSON."""
+"""Answers in one piece: errors and small JSON bodies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def error_handlers(
 
 
 def error_of_route(path: str, error: ErrorBody) -> ErrorBody | MessagesError:
-    """An error as the protocol of a route has it."""
+    """Word an error in the protocol of a route."""
     return MessagesError.of(error) if f"{path}/".startswith("/v1/messages/") else error
 
 
