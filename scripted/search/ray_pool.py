@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
+from lockstep.ray_environment import heed_environment, ray_defaults
 from scripted.core.adapters import adapter_named
 from scripted.core.mutant import switched_on
 from scripted.core.refusals import ScriptDefinitionError
@@ -48,11 +49,6 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
 
     Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
     """
-    from engine.server.placement.ray_order import (
-        heed_environment,
-        ray_defaults,
-    )  # a search of another scheduler imports nothing of the engine
-
     # Of a cluster that it starts Ray knows the token by itself.
     defaults = ray_defaults()
     if address == LOCAL:

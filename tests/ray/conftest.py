@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 
-from engine.server.placement.ray_order import ray_defaults
+from lockstep.ray_environment import ray_defaults
 
 for name, value in ray_defaults().items():
     os.environ.setdefault(name, value)

@@ -5,26 +5,23 @@ Imports nothing of Ray by itself, whose threads a process that forks must not ha
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
 from engine.core.errors import ConfigError
 from engine.process.control import Control
 from engine.server.placement.messages import StageOrder
+from lockstep.ray_environment import ray_defaults
 
 # The driver's process is named so.
 RAY: Final = "ray"
 # How nice Ray makes its workers, and so what they start: 15 unless a node was started with this.
 NICENESS: Final = "RAY_worker_niceness"
-_TOKEN_VARIABLES: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-_TOKEN_FILE: Final = Path("~/.ray/auth_token")
 DRIVER_MODULE: Final = "engine.server.placement.ray_driver"
 
 
@@ -48,26 +45,6 @@ def require_ray() -> None:
         raise ConfigError(
             "placement='ray' needs Ray, which is not installed; install lockstep-engine[ray], or use placement='join'"
         )
-
-
-def ray_defaults() -> dict[str, str]:
-    """The environment of a process that uses Ray, where the user's says nothing: no reports of usage, and the token.
-
-    `ray start` asks for a token wherever its user has one, and drivers do not look for it by themselves.
-    """
-    defaults = {"RAY_USAGE_STATS_ENABLED": "0"}
-    if any(name in os.environ for name in _TOKEN_VARIABLES) or _TOKEN_FILE.expanduser().is_file():
-        defaults["RAY_AUTH_MODE"] = "token"
-    return defaults
-
-
-def heed_environment() -> None:
-    """Make Ray read the environment again, in a process that may have imported it before: it notes then whether it
-    shows a token, and which. Raises ImportError where Ray is not installed.
-    """
-    raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:

@@ -27,7 +27,8 @@ from engine.process.settings import ServerSettings
 from engine.server.placement import ray_actor, ray_driver
 from engine.server.placement.messages import StageOrder
 from engine.server.placement.ray_actor import Place, StageHost
-from engine.server.placement.ray_order import RayOrder, ray_defaults, require_ray
+from engine.server.placement.ray_order import RayOrder, require_ray
+from lockstep.ray_environment import ray_defaults
 
 SECRET = "0123456789abcdef0123456789abcdef"
 HERE = Place(node_id="a" * 56, address="127.0.0.2", host=socket.gethostname(), version=__version__)

@@ -21,7 +21,8 @@ from unittest.mock import patch
 import psutil
 
 from engine.core.errors import StartupError
-from engine.server.placement.ray_order import NICENESS, heed_environment, ray_defaults
+from engine.server.placement.ray_order import NICENESS
+from lockstep.ray_environment import heed_environment, ray_defaults
 
 # Ray's own sockets are in the folder, under names of 70 characters, and a socket's path may have 107.
 SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - a new folder is made in it
