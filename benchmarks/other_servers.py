@@ -24,8 +24,8 @@ from benchmarks.machine import Machine
 from lockstep.output_files import write_output
 from scripted.core.adapters import adapter_named
 from scripted.report.step_log import StepLog
-from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test, scripts_in
+from scripted.script.scripted_test import ScriptedTest
 from scripted.sdk.live.server import LiveServer
 
 _FILE: Final = Path("tests/registered/other_servers/test_other_servers.py")
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, help="how often each script runs")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into the engine's section of a page")
     arguments = parser.parse_args()
-    tests = [find_test(f"{_FILE}::{name}", of_any_adapter=True) for name in scripts_in(_FILE)]
+    tests = [find_test(f"{_FILE}::{name}") for name in scripts_in(_FILE)]
     section = _measured(tests, arguments.runs)
     print(section)  # noqa: T201 - the result
     if arguments.write is not None:

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 from scripted_lockstep.demo.race import flush_race
-from scripted_lockstep.tiers.server.runner import ScriptedServer
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from benchmarks.measurement import Measurement
 from engine.server.launch.preload import PreloadedParent
@@ -77,7 +77,7 @@ def _cold_s() -> float:
 def _warm_s(parent: PreloadedParent) -> float:
     test = spec_of(flush_race)
     started = time.monotonic()
-    with ScriptedServer.start(test.config, parent=parent) as server:
+    with EngineServer.start(test.config, parent=parent) as server:
         server.run(test.script, options=test.options)
         return time.monotonic() - started
 
@@ -86,7 +86,7 @@ def _scripts_a_second(parent: PreloadedParent) -> tuple[float, float]:
     """Scripts a second, and the longest one in milliseconds."""
     test = spec_of(flush_race)
     options = msgspec.structs.replace(test.options, record=False)
-    with ScriptedServer.start(test.config, parent=parent) as server:
+    with EngineServer.start(test.config, parent=parent) as server:
         server.run(test.script, options=options)
         times = []
         for _ in range(SCRIPTS):

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from scripted_lockstep.bugs import mutant_named
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from engine.core.messages import Completion, Generate, GrammarReady
 from lockstep.interruption import interruptible
@@ -195,7 +195,7 @@ def _size_by_hand(mutant: str) -> tuple[int, int]:
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
         arguments |= dict(zip(names, values if len(names) > 1 else [values], strict=True))
     options: ScriptOptions = msgspec.structs.replace(test.options, record=True)
-    with ScriptedSim.start(test.config) as sim:
+    with EngineSim(test.config) as sim:
         return _size(sim.run(test.script, options=options, **arguments).records)
 
 

@@ -1,7 +1,7 @@
-"""The scripted harness: freeze the engine's scheduler, run step-level scripts in it, and assert what happens.
+"""The scripted harness: freeze a scheduler, run step-level scripts in it, assert what happens, and search for races.
 
-``@scripted(config)`` makes a pytest test of a generator; ``ScriptedSim`` and ``ScriptedServer`` run one by hand. What
-the commands do is in ``scripted.api``: search, replay, shrink, write a test, run a script.
+``@scripted(config)`` makes a pytest test of a generator; ``ScriptedSim`` and ``ScriptedServer`` run one by hand. The
+commands are five functions: ``explore``, ``replay``, ``shrink``, ``write_test`` and ``run_script``.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scripted_lockstep.script.context import ScriptContext
-    from scripted_lockstep.script.handle import RequestHandle
-    from scripted_lockstep.tiers.server.runner import ScriptedServer
-    from scripted_lockstep.tiers.sim.runner import ScriptedSim
-
+    from scripted.api import explore, replay, run_script, shrink, write_test
     from scripted.core.errors import BadCall, BudgetSpent, RequestRefused, UnknownName
     from scripted.core.refusals import ScriptDefinitionError
     from scripted.report.failure import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
     from scripted.script.decorator import scripted
+    from scripted.script.harness import Harness, ScriptedServer, ScriptedSim
     from scripted.script.options import ScriptOptions
+    from scripted.script.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
 
 __all__ = [
     "BadCall",
     "BudgetSpent",
+    "Harness",
     "HookReady",
     "RequestHandle",
     "RequestRefused",
@@ -41,25 +40,27 @@ __all__ = [
     "ServerDirty",
     "Shutdown",
     "UnknownName",
+    "explore",
+    "replay",
+    "run_script",
     "scripted",
+    "shrink",
+    "write_test",
 ]
 
-# Loaded at first use: a file that only decorates scripts does not pay for what runs them, and a scheduler that this
-# project did not write is searched without its engine. The messages on the wire are here for who speaks it himself.
+# Loaded at first use: pytest loads the plugin, and with it this file, in projects that have no script.
 _LAZY = {
-    "scripted_lockstep.script.context": ("ScriptContext",),
-    "scripted_lockstep.script.execution": ("ScriptSucceeded",),
-    "scripted_lockstep.script.handle": ("RequestHandle",),
-    "scripted_lockstep.tiers.server.runner": ("ScriptedServer",),
-    "scripted_lockstep.tiers.server.wire": ("Shutdown",),
-    "scripted_lockstep.tiers.sim.runner": ("ScriptedSim",),
-    "scripted.core.refusals": ("ScriptDefinitionError",),
+    "scripted.api": ("explore", "replay", "run_script", "shrink", "write_test"),
     "scripted.core.errors": ("BadCall", "BudgetSpent", "RequestRefused", "UnknownName"),
+    "scripted.core.refusals": ("ScriptDefinitionError",),
     "scripted.report.failure": ("ScriptError", "ScriptFailed", "ScriptTimeout", "ServerDied", "ServerDirty"),
     "scripted.script.decorator": ("scripted",),
+    "scripted.script.harness": ("Harness", "ScriptedServer", "ScriptedSim"),
     "scripted.script.options": ("ScriptOptions",),
-    "scripted.script.wire": ("HookReady", "RunScript", "ScriptFailedReply"),
+    "scripted.script.wire": ("HookReady", "RunScript", "ScriptFailedReply", "Shutdown"),
 }
+# Types that adapters have: for annotations, and for programs that speak to a gate themselves.
+_OF_ADAPTERS = ("RequestHandle", "ScriptContext", "ScriptSucceeded")
 
 
 def __getattr__(name: str) -> Any:
@@ -69,4 +70,9 @@ def __getattr__(name: str) -> Any:
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(module), name)
             return value
+    if name in _OF_ADAPTERS:
+        from scripted.core.adapters import contract_name
+
+        value = globals()[name] = contract_name(name)
+        return value
     raise AttributeError(f"module 'scripted' has no attribute {name!r}")

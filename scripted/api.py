@@ -7,28 +7,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import OWN, adapter_for, adapter_named
 from scripted.core.mutant import switched_on
 from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.replay import is_recording, rerun
 from scripted.report.difference import first_difference
 from scripted.report.failure import ScriptError
 from scripted.report.rerun import Rerun
-from scripted.report.step_log import StepLog
+from scripted.report.step_log import Note, StepLog
 from scripted.report.trace import Trace, TraceError, TraceHeader, is_trace, read_trace
-from scripted.script.decorator import ScriptedTest, spec_of, test_of
+from scripted.reruns import is_recording, rerun
+from scripted.script.decorator import spec_of, test_of
+from scripted.script.execution import ScriptOutcome
+from scripted.script.harness import Harness, default_tiers, servers_of, sims_of
 from scripted.script.loader import find_test
-from scripted.script.on_adapters import script_runner
 from scripted.script.options import ScriptOptions
+from scripted.script.scripted_test import ScriptedTest
 from scripted.search import shrinking, written_test
 from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.generated import first_of, generated_schedule
@@ -40,7 +41,7 @@ from scripted.search.units import Finding, SearchPlan
 _SECONDS_PER_MINUTE: Final = 60.0
 
 
-def search(
+def explore(
     target: str | Schedule | None = None,
     *,
     adapter: str = OWN,
@@ -220,7 +221,7 @@ class RecordedRun:
 
     test: ScriptedTest
     tier: str
-    success: Any
+    success: ScriptOutcome | None
     error: ScriptError | None
     trace: Trace | None
     seconds: float
@@ -234,7 +235,7 @@ class RecordedRun:
     def steps(self) -> int:
         """Steps of the script that are known of."""
         if self.success is not None:
-            return int(self.success.steps)
+            return self.success.steps
         return len(self.trace.log.steps) if self.trace is not None else 0
 
 
@@ -242,20 +243,21 @@ def run_script(
     script: str | Callable[..., Any],
     *,
     config: Any = None,
-    adapter: str = OWN,
+    adapter: str | None = None,
     tier: str | None = None,
     arguments: Mapping[str, Any] | None = None,
     mutant: str | None = None,
     every_step: bool | None = None,
     title: str = "",
     replay: str = "",
-    harness: Any = None,
+    harness: Harness[Any, ScriptOutcome] | None = None,
 ) -> RecordedRun:
     """Run one script and keep every step of it. That it fails is no exception here: ``error`` has the report.
 
-    ``script`` is ``FILE::NAME``, a decorated function, or a generator function of ``t`` with the ``config`` of an
-    adapter. ``tier`` is the first that it names. ``every_step`` audits after each step, which is the default without a
-    ``mutant``. ``harness`` is a ScriptedSim or a ScriptedServer that was started already. Raises ScriptDefinitionError.
+    ``script`` is ``FILE::NAME``, a decorated function, or a generator function of ``t`` with a ``config``, whose type
+    says the adapter unless ``adapter`` names it. ``tier`` is the first that it names. ``every_step`` audits after each
+    step, which is the default without a ``mutant``. ``harness`` is one that was started already. Raises
+    ScriptDefinitionError.
     """
     test = _test_of(script, config, adapter)
     if tier is not None and tier not in test.tiers:
@@ -265,7 +267,7 @@ def run_script(
     options = msgspec.structs.replace(test.options, record=True, check_every_step=every_step, replay=replay)
     started = time.perf_counter()
     success = error = log = fleet = None
-    notes: tuple[Any, ...] = ()
+    notes: tuple[Note, ...] = ()
     try:
         success = _ended(test, tier, options, arguments or {}, mutant, harness)
     except ScriptError as exc:
@@ -293,9 +295,9 @@ def run_script(
     )
 
 
-def _test_of(script: str | Callable[..., Any], config: Any, adapter: str) -> ScriptedTest:
+def _test_of(script: str | Callable[..., Any], config: Any, adapter: str | None) -> ScriptedTest:
     if isinstance(script, str):
-        return find_test(script, of_any_adapter=True)
+        return find_test(script)
     if config is None and test_of(script) is not None:
         return spec_of(script)
     if config is None:
@@ -303,8 +305,9 @@ def _test_of(script: str | Callable[..., Any], config: Any, adapter: str) -> Scr
             f"{getattr(script, '__name__', script)} is not decorated with @scripted, so it needs a configuration; "
             "give config="
         )
-    tiers = ("sim", "server") if adapter == OWN else ("sim",)
-    return ScriptedTest(config=config, adapter=adapter, tiers=tiers, options=ScriptOptions(), script=script)
+    name = adapter or adapter_for(config)
+    tiers = default_tiers(adapter_named(name))
+    return ScriptedTest(config=config, adapter=name, tiers=tiers, options=ScriptOptions(), script=script)
 
 
 def _ended(
@@ -313,21 +316,15 @@ def _ended(
     options: ScriptOptions,
     arguments: Mapping[str, Any],
     mutant: str | None,
-    harness: Any,
-) -> Any:
+    harness: Harness[Any, ScriptOutcome] | None,
+) -> ScriptOutcome:
     if harness is not None:
         return harness.run(test.script, options=options, **arguments)
-    known = adapter_named(test.adapter)
-    if tier == "server" and test.adapter != OWN:
-        from scripted.sdk.live.server import LiveServers
+    with _start(test, tier, mutant) as started:
+        return started.run(test.script, options=options, **arguments)
 
-        with closing(LiveServers()) as servers:
-            return servers.lend(known, test.config).run(test, dict(arguments), options, mutant)
+
+def _start(test: ScriptedTest, tier: str, mutant: str | None) -> Harness[Any, ScriptOutcome]:
     if tier == "server":
-        from scripted_lockstep.tiers.server.pool import start_server
-
-        with start_server(test.config, mutant=mutant, placement=test.placement) as server:
-            return server.run(test.script, options=options, **arguments)
-    return script_runner(test.adapter).run_script(
-        test.script, arguments, config=test.config, options=options, mutant=mutant
-    )
+        return servers_of(test.adapter).start_server(test.config, mutant=mutant, placement=test.placement)
+    return sims_of(test.adapter).start_sim(test.config, mutant=mutant)

@@ -6,7 +6,6 @@ imports nothing else of the harness before a test needs it.
 
 from __future__ import annotations
 
-import functools
 import gc
 import hashlib
 import os
@@ -22,18 +21,18 @@ import pytest
 if TYPE_CHECKING:
     from scripted.pytest_session import ScriptedSession
     from scripted.report.failure import FailureReport
-    from scripted.script.decorator import ScriptedTest
+    from scripted.script.harness import Harness
+    from scripted.script.scripted_test import ScriptedTest
 
 __all__: list[str] = []
-
-Harness = Callable[..., AbstractContextManager[Any]]
 
 TIERS: Final = ("sim", "server")
 PLACEMENTS: Final = ("local", "join", "ray")
 _DECORATOR: Final = "scripted.script.decorator"
+_TEST: Final = "scripted.script.scripted_test"
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "tier": {"choices": (*TIERS, "all"), "default": "all", "help": "run scripts in this tier only (default: all)"},
-    "mutant": {"metavar": "NAME", "help": "switch a bug of the gallery on; the tests that catch it go red"},
+    "mutant": {"metavar": "NAME", "help": "switch a mutant of the adapter on; the tests that catch it go red"},
     "placement": {
         "choices": PLACEMENTS,
         "default": "local",
@@ -60,8 +59,6 @@ _DEVICES: Final = re.compile(r"cpu|cuda(:\d+)?")
 # The property of a report that has what its script compared and left. It travels from xdist's workers.
 _RESULT: Final = "scripted"
 _session: Final = pytest.StashKey["ScriptedSession"]()
-# Why the gallery does not know the mutant.
-_not_in_the_gallery: Final = pytest.StashKey[str]()
 # What vetting says of the scripts of this session, by name, with the digest of the file.
 _verdicts: Final = pytest.StashKey[dict[str, tuple[str, dict[str, int]]]]()
 _VETTED: Final = "scripted/vetted"
@@ -90,21 +87,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Look the mutant up in the gallery. Raises UsageError for a device that is none."""
+    """Raise UsageError for a device that is none."""
     device = _option(config, "device")
     if device is not None and not _DEVICES.fullmatch(device):
         raise pytest.UsageError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
-    mutant = _option(config, "mutant")
-    if mutant is not None:
-        from scripted.core.refusals import ScriptDefinitionError
-
-        try:
-            from scripted_lockstep.bugs import mutant_named
-
-            mutant_named(mutant)
-        except ScriptDefinitionError as exc:
-            # A collected script may be of an adapter that knows it.
-            config.stash[_not_in_the_gallery] = str(exc)
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests of one group stay on one worker")
 
@@ -144,17 +130,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if test is not None:
         _session_of(metafunc.config)
         parameter = sys.modules[_DECORATOR].TIER_PARAMETER
-        metafunc.parametrize(parameter, _offered([tier for tier in test.tiers if wanted in (tier, "all")], wanted))
+        tiers = [tier for tier in test.tiers if wanted in (tier, "all")]
+        metafunc.parametrize(parameter, _offered(tiers, wanted, test.adapter))
     elif _takes_our_harness(metafunc):
-        tiers = [tier for tier in TIERS if wanted in (tier, "all")]
-        metafunc.parametrize("harness", _offered(tiers, wanted), indirect=True)
+        metafunc.parametrize("harness", [tier for tier in TIERS if wanted in (tier, "all")], indirect=True)
 
 
 @pytest.fixture
-def harness(request: pytest.FixtureRequest) -> Harness:
+def harness(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[Harness[Any, Any]]]:
     """``harness(config, mutant=None)`` lends an engine of each tier in turn, for tests that run scripts by hand."""
     tier: str = request.param
-    return functools.partial(_session_of(request.config).harness, tier=tier)
+    session, wanted = _session_of(request.config), _option(request.config, "tier")
+
+    def lend(config: Any, **how: Any) -> AbstractContextManager[Harness[Any, Any]]:
+        from scripted.core.adapters import adapter_for
+
+        if tier == "server" and wanted == "all" and (why := _why_no_servers(how.get("adapter") or adapter_for(config))):
+            pytest.skip(why)
+        return session.harness(config, tier, **how)
+
+    return lend
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -347,21 +342,24 @@ def _names_of(parser: pytest.Parser) -> set[str]:
 def _scripted_test(function: object) -> ScriptedTest | None:
     """What ``@scripted`` made of a function; None for every other one. Loads nothing: a decorated test has done so."""
     spec = getattr(function, "scripted", None)
-    kind = getattr(sys.modules.get(_DECORATOR), "ScriptedTest", None) if spec is not None else None
+    kind = getattr(sys.modules.get(_TEST), "ScriptedTest", None) if spec is not None else None
     return spec if kind is not None and isinstance(spec, kind) else None
 
 
-def _offered(tiers: list[str], wanted: str) -> list[Any]:
+def _offered(tiers: list[str], wanted: str, adapter: str) -> list[Any]:
     """The tiers; where servers cannot be started, and nobody asked for them by name, theirs is skipped."""
-    if wanted == "server" or "server" not in tiers:
+    if wanted == "server" or "server" not in tiers or not (why := _why_no_servers(adapter)):
         return list(tiers)
-    # Here, because another scheduler is scripted without the engine.
-    from lockstep.extras import INSTALL_SERVE, serve_is_installed
-
-    if serve_is_installed():
-        return list(tiers)
-    skip = pytest.mark.skip(reason=f"the server tier needs more: {INSTALL_SERVE}")
+    skip = pytest.mark.skip(reason=why)
     return [pytest.param(tier, marks=skip) if tier == "server" else tier for tier in tiers]
+
+
+def _why_no_servers(adapter: str) -> str:
+    from scripted.core.adapters import adapter_named
+    from scripted.script.harness import HasServers
+
+    known = adapter_named(adapter)
+    return known.why_no_servers() if isinstance(known, HasServers) else f"the adapter {adapter} has no server tier"
 
 
 def _takes_our_harness(metafunc: pytest.Metafunc) -> bool:
@@ -380,11 +378,9 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
         mutant = _option(config, "mutant")
         invariants = _option(config, "invariants") or ("end" if mutant else "step")
         long_options = config.stash.get(_without_short_name, frozenset[str]())
-        in_gallery = _not_in_the_gallery not in config.stash
         session = ScriptedSession(
-            mutant=mutant if in_gallery else None,
+            mutant=mutant,
             every_step=invariants == "step",
-            adapter_mutant=mutant,
             device=_option(config, "device"),
             placement=_option(config, "placement"),
             long_options=long_options,
@@ -396,23 +392,25 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
 
 
 def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Raise UsageError for a mutant that neither the gallery nor the adapter of a collected script knows.
+    """Raise UsageError for a mutant that no adapter of a collected script knows.
 
     A worker of xdist cannot refuse to run; there the scripts fail with the same words.
     """
-    if _not_in_the_gallery not in config.stash:
+    mutant = _option(config, "mutant")
+    if mutant is None:
         return
-    from scripted.core.adapters import adapter_named
-    from scripted.core.mutant import mutant_names_of
+    from scripted.core.adapters import OWN, adapter_named
+    from scripted.core.mutant import refusal_of_mutant
 
     tests = [test for item in items if (test := _scripted_test(getattr(item, "function", None))) is not None]
-    named = {name for test in tests for name in mutant_names_of(adapter_named(test.adapter))}
-    if _option(config, "mutant") not in named:
-        others = f"; the collected adapters have {', '.join(sorted(named))}" if named else ""
-        refusal = f"--mutant: {config.stash[_not_in_the_gallery]}{others}"
-        if not hasattr(config, "workerinput"):
-            raise pytest.UsageError(refusal)
-        _session_of(config).refusal = refusal
+    adapters = sorted({test.adapter for test in tests} or {OWN})
+    refusals = [refusal_of_mutant(adapter_named(name), mutant) for name in adapters]
+    if None in refusals:
+        return
+    refusal = f"--mutant: {'; '.join(filter(None, refusals))}"
+    if not hasattr(config, "workerinput"):
+        raise pytest.UsageError(refusal)
+    _session_of(config).refusal = refusal
 
 
 def _group_of(test: ScriptedTest) -> str:

@@ -11,21 +11,24 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from scripted.core.adapters import OWN, adapter_named
-from scripted.core.mutant import mutant_names_of
+from scripted.core.adapters import adapter_for, adapter_named
+from scripted.core.mutant import refusal_of_mutant
 from scripted.core.phrases import path_of
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ServerDied, ServerDirty
 from scripted.script.arguments import check_plain
-from scripted.script.decorator import ScriptedTest, run_tests_with
+from scripted.script.decorator import run_tests_with
+from scripted.script.harness import Harness, ServerPool, servers_of, sims_of
 from scripted.script.isolation import run_isolated
 from scripted.script.on_adapters import ScriptEnded, script_runner
+from scripted.script.scripted_test import ScriptedTest
 
 # How long this process computes to vet the scripts of one session, and one of them.
 _VETTING_S = 20.0
@@ -33,30 +36,23 @@ _VETTING_ONE_S = 5.0
 _DEBUG_S = 1e6
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from scripted_lockstep.tiers.server.pool import ServerPool
-    from scripted_lockstep.tiers.server.runner import ScriptedServer
-    from scripted_lockstep.tiers.sim.runner import ScriptedSim
-
-    from engine.core.config import EngineConfig
+    from scripted.script.execution import ScriptOutcome
     from scripted.script.options import ScriptOptions
     from scripted.script.vetting import Findings
-    from scripted.sdk.live.server import LiveServers
 
 
 @dataclass(kw_only=True)
 class ScriptedSession:
-    """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``.
+    """Runs decorated tests, and audits the books after each step if ``every_step``.
 
-    ``adapter_mutant`` is switched on in the adapters that know it, the others run as they are. Servers compute on
-    ``device`` where one is given. With another ``placement`` than local every engine of several stages in the server
-    tier has them there. ``long_options`` are those short names of options that mean something else in this project.
+    ``mutant`` is switched on in the adapters that know it; the others run as they are. Servers compute on ``device``
+    where one is given. With another ``placement`` than local every engine of several stages in the server tier has them
+    there. ``long_options`` are short names of options that mean something else in this project. ``isolates``: a script
+    in sim runs in a forked process.
     """
 
     mutant: str | None = None
     every_step: bool = True
-    adapter_mutant: str | None = None
     device: str | None = None
     placement: str = "local"
     long_options: Collection[str] = ()
@@ -68,57 +64,46 @@ class ScriptedSession:
     counts: dict[str, int] | None = field(default=None, init=False)
     # The scripts that passed and can run in sim, by what vetting knows them by; of a parametrized one the first.
     _passed: dict[str, tuple[ScriptedTest, dict[str, Any]]] = field(default_factory=dict, init=False)
-    _pool: ServerPool | None = field(default=None, init=False)
-    _live: LiveServers | None = field(default=None, init=False)
+    # The servers of the adapter that was used last, by its name: those of two adapters are never up at once.
+    _servers: dict[str, ServerPool] = field(default_factory=dict, init=False)
 
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         """Run one test in one tier; raises its ScriptError if it does not pass."""
         __tracebackhide__ = True
-        self._run(test, tier, arguments)
+        if self.refusal is not None:
+            raise ScriptDefinitionError(self.refusal)
+        if "server" in test.tiers:
+            check_plain(arguments)
+        self.counts = self._run(test, tier, arguments)
         if "sim" in test.tiers:
             self._passed.setdefault(f"{path_of(test.file)}::{test.script.__qualname__}", (test, arguments))
 
-    def _run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
+    def _run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> dict[str, int]:
         __tracebackhide__ = True
-        if self.refusal is not None:
-            raise ScriptDefinitionError(self.refusal)
         options = msgspec.structs.replace(
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
-        if test.adapter == OWN:
-            check_plain(arguments)
         if tier == "sim":
-            self.counts = self._run_in_sim(test, options, arguments)
-            return
-        if test.adapter != OWN:
-            self.counts = (
-                self._live_servers()
-                .lend(adapter_named(test.adapter), test.config)
-                .run(test, arguments, options, self._mutant_of(test))
-                .counts()
-            )
-            return
-        with self.harness(test.config, tier, placement=test.placement) as harness:
+            return self._run_in_sim(test, options, arguments)
+        with self._harness_for(test) as harness:
             # The failure of the script before this was reported. What it left may be more than a reset can clear.
-            again = getattr(harness, "has_failed", False)
-            before, harness.used_by = getattr(harness, "used_by", ""), self.node_id
+            again = harness.has_failed
+            before, harness.used_by = harness.used_by, self.node_id
             try:
-                self.counts = harness.run(test.script, options=options, **arguments).counts()
+                return harness.run(test.script, options=options, **arguments).counts()
             except (ServerDirty, ServerDied) as exc:
-                left_broken = before and not getattr(exc.report, "begun", True)
+                left_broken = before and not exc.report.begun
                 if not left_broken and not (again and isinstance(exc, ServerDirty)):
                     raise
-            else:
-                return
-        with self.harness(test.config, tier, placement=test.placement) as fresh:
+        with self._harness_for(test) as fresh:
             fresh.used_by = self.node_id
-            ended = fresh.run(test.script, options=options, **arguments)
+            counts = fresh.run(test.script, options=options, **arguments).counts()
         blame = {f"servers that {before} left broken, found before other scripts": 1} if left_broken else {}
-        self.counts = ended.counts() | blame
+        return counts | blame
 
     def _run_in_sim(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> dict[str, int]:
         __tracebackhide__ = True
-        runner, mutant = script_runner(test.adapter), self._mutant_of(test)
+        runner, mutant = script_runner(test.adapter), self._mutant_of(test.adapter)
         if not self.isolates:  # for a debugger, whose user takes time
             options = msgspec.structs.replace(options, timeout_s=_DEBUG_S)
 
@@ -130,17 +115,8 @@ class ScriptedSession:
             return run_isolated(test, options, run)
         return run().counts()
 
-    def _mutant_of(self, test: ScriptedTest) -> str | None:
-        if test.adapter == OWN:
-            return self.mutant
-        return self.adapter_mutant if self.adapter_mutant in mutant_names_of(adapter_named(test.adapter)) else None
-
-    def _live_servers(self) -> LiveServers:
-        if self._live is None:
-            from scripted.sdk.live.server import LiveServers
-
-            self._live = LiveServers()
-        return self._live
+    def _harness_for(self, test: ScriptedTest) -> AbstractContextManager[Harness[Any, ScriptOutcome]]:
+        return self.harness(test.config, "server", adapter=test.adapter, placement=test.placement)
 
     def take_counts(self) -> dict[str, int] | None:
         """What the script of the present test compared and left, by name; None when none has passed."""
@@ -174,46 +150,51 @@ class ScriptedSession:
                 verdicts[name] = (digest, dict(_faults(findings, has_windows=bool(test.options.must_reach))))
         return verdicts
 
+    @contextmanager
     def harness(
-        self, config: EngineConfig, tier: str, *, mutant: str | None = None, placement: str = "local"
-    ) -> AbstractContextManager[ScriptedSim | ScriptedServer]:
+        self,
+        config: Any,
+        tier: str,
+        *,
+        mutant: str | None = None,
+        adapter: str | None = None,
+        placement: str = "local",
+    ) -> Iterator[Harness[Any, ScriptOutcome]]:
         """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
-        mutant = mutant or self.mutant
+        adapter = adapter or adapter_for(config)
+        mutant = mutant or self._mutant_of(adapter)
         if tier == "sim":
-            from scripted_lockstep.tiers.sim.runner import ScriptedSim
-
-            return ScriptedSim.start(config, mutant=mutant)
-        from lockstep.extras import INSTALL_SERVE, serve_is_installed
-
-        if not serve_is_installed():
-            raise ScriptDefinitionError(f"the server tier needs more than is installed; {INSTALL_SERVE}")
-        if self.device is not None:
-            config = config.model_copy(update={"device": self.device})
-        if self.placement != "local" and config.pp_size > 1:
+            with sims_of(adapter).start_sim(config, mutant=mutant) as sim:
+                yield sim
+            return
+        if self.placement != "local":
             placement = self.placement
-        return self._servers().lend(config, mutant, placement)
+        servers = self._servers_of(adapter)
+        with servers.lend(config, mutant=mutant, placement=placement, device=self.device) as server:
+            yield server
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-        if self._live is not None:
-            self._live.close()
-            self._live = None
+        """End all servers."""
+        while self._servers:
+            self._servers.popitem()[1].close()
 
-    def _servers(self) -> ServerPool:
-        if self._pool is None:
-            from scripted_lockstep.tiers.server.pool import ServerPool
+    def _servers_of(self, adapter: str) -> ServerPool:
+        if adapter not in self._servers:
+            offers = servers_of(adapter)
+            self.close()
+            self._servers[adapter] = offers.new_servers()
+        return self._servers[adapter]
 
-            self._pool = ServerPool()
-        return self._pool
+    def _mutant_of(self, adapter: str) -> str | None:
+        known = self.mutant is not None and refusal_of_mutant(adapter_named(adapter), self.mutant) is None
+        return self.mutant if known else None
 
     def _replay_command(self, test: ScriptedTest, tier: str) -> str:
         node = self.node_id or f"{path_of(test.file)}::{test.script.__name__}[{tier}]"
         options = {"--tier": tier}
-        if named := self.mutant if test.adapter == OWN else self.adapter_mutant:
-            options["--mutant"] = named
-        if self.every_step == bool(self.adapter_mutant or self.mutant):  # not as it is without the option
+        if (mutant := self._mutant_of(test.adapter)) is not None:
+            options["--mutant"] = mutant
+        if self.every_step == (self.mutant is not None):  # not as it is without the option
             options["--invariants"] = "step" if self.every_step else "end"
         if tier == "server" and self.device is not None:
             options["--device"] = self.device

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from engine.core.config import EngineConfig
@@ -12,6 +13,7 @@ from engine.core.errors import EngineError
 from engine.core.limits import Limits
 from engine.core.messages import Event, GetStats
 from engine.core.scheduler import Step, StepRecord, StepResult, carry_out, run_loop
+from lockstep.extras import INSTALL_SERVE, serve_is_installed
 from scripted.core.action import Action, RunLike
 from scripted.core.adapters import OWN
 from scripted.core.base_adapter import BaseAdapter, written_call
@@ -19,12 +21,15 @@ from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.mutant import Mutant
 from scripted.core.placed_action import Placed
 from scripted.core.protocol import ConfigValue, TestHead
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.translation import Translated
+from scripted.report.new_files import render_source
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
-from scripted.script.decorator import ScriptFunction
+from scripted.script.harness import ScriptedServer, ServerPool
 from scripted.script.loader import find_test
 from scripted.script.options import ScriptOptions
+from scripted.script.source import ScriptFunction
 from scripted.search.execution import Outcome
 from scripted.search.generated import Space
 from scripted.search.mutant_search import Found
@@ -55,19 +60,24 @@ from scripted_lockstep.oracle.step_checks import EngineOracle
 from scripted_lockstep.recordings.as_schedule import plan_of, schedule_of_recording
 from scripted_lockstep.recordings.replay import replay_engine
 from scripted_lockstep.run_forks import STATES, FrozenRun
+from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.script.execution import ScriptSucceeded
+from scripted_lockstep.script.handle import RequestHandle
 from scripted_lockstep.script.history import record_step
 from scripted_lockstep.script_target import ScriptTarget
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 from scripted_lockstep.space.targets import SPACE
 from scripted_lockstep.space.workloads import TEXTS
 from scripted_lockstep.step_words import log_of
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 
 _LONGEST_LINE: Final = 105
 EngineRun: TypeAlias = RunLike[
     EngineConfig, Event, Step, StepResult, StepRecord, EngineMachine, SimulatedPipeline, EngineOracle
 ]
+# The first test counts in chunks.
+_CHUNK: Final = "chunked_prefill_size"
+_FIRST_TEST: Final = Path(__file__).with_name("first_test.py.jinja")
 
 
 class LockstepAdapter(
@@ -78,6 +88,12 @@ class LockstepAdapter(
     name = OWN
     mutants: Mapping[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
     states = STATES
+    configuration: type = EngineConfig
+    # Results stay away for a few steps, and a prompt comes in parts.
+    example_settings: Mapping[str, str] = MappingProxyType(
+        {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size": "64"}
+    )
+    starts_quickly: bool = True
     actions: tuple[type[Action], ...] = all_actions()
     resuming: Action | None = ResumeServing()
     undoing: tuple[Action, ...] = (
@@ -244,9 +260,18 @@ class LockstepAdapter(
 
     # -- tests --
 
+    @property
+    def names(self) -> Mapping[str, type]:
+        return {one.__name__: one for one in (RequestHandle, ScriptContext, ScriptSucceeded)}
+
     def script_target(self, target: str) -> ScriptTarget:
         """Make a target of the registered script ``FILE::NAME``. Raises ScriptDefinitionError."""
-        return ScriptTarget(find_test(target))
+        test = find_test(target)
+        if not isinstance(test.config, EngineConfig):
+            raise ScriptDefinitionError(
+                f"{target} is a script of the adapter {test.adapter}; run it with pytest {target}"
+            )
+        return ScriptTarget(test)
 
     def run_script(
         self,
@@ -258,7 +283,51 @@ class LockstepAdapter(
         mutant: str | None,
     ) -> ScriptSucceeded:
         """Run a script in the sim tier. Raises ScriptError."""
-        return ScriptedSim(config, mutant=mutant).run(script, options=options, **arguments)
+        return self.start_sim(config, mutant=mutant).run(script, options=options, **arguments)
+
+    def check_script(self, config: EngineConfig, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
+        """Stages that are placed elsewhere: there are some, of an engine without a role."""
+        del tiers, oracle
+        if placement != "local" and config.pp_size == 1:
+            raise ScriptDefinitionError(
+                f"placement={placement!r} places stages, and with pp_size=1 there is none beside the scheduler; "
+                "write EngineConfig(pp_size=2) or more"
+            )
+        if placement != "local" and config.role != "both":
+            raise ScriptDefinitionError(
+                f"placement={placement!r} is for role='both', and the stages of an engine with role={config.role!r} "
+                "are local; leave placement out"
+            )
+
+    def start_sim(self, config: EngineConfig, *, mutant: str | None) -> EngineSim:
+        return EngineSim(config, mutant=mutant)
+
+    def why_no_servers(self) -> str:
+        return "" if serve_is_installed() else f"the server tier needs more than is installed; {INSTALL_SERVE}"
+
+    def start_server(
+        self, config: EngineConfig, *, mutant: str | None, placement: str
+    ) -> ScriptedServer[EngineConfig, ScriptSucceeded]:
+        from scripted_lockstep.tiers.server.pool import start_server  # needs what the extra brings
+
+        return start_server(config, mutant=mutant, placement=placement)
+
+    def new_servers(self) -> ServerPool:
+        from scripted_lockstep.tiers.server.pool import EngineServers  # needs what the extra brings
+
+        return EngineServers()
+
+    def first_test(self, name: str, settings: Mapping[str, str]) -> str:
+        """The flush race, on an engine of these settings."""
+        config = EngineConfig(**{**self.example_settings, **settings})
+        words = {field: repr(value) for field, value in config_values(config).items() if field != _CHUNK}
+        return render_source(_FIRST_TEST, name=name, config=config, words=words)
+
+    def run_demo(self, page: Path) -> bool:
+        """The flush race on four real stage processes, with the bug and without."""
+        from scripted_lockstep.demo import run_demo  # needs what the extra brings
+
+        return run_demo(page)
 
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
         """The actions that ended the run, and those that end what a broken run has left open."""

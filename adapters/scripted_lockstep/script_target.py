@@ -14,11 +14,11 @@ from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.report.failure import FailureReport, ScriptError
-from scripted.script.decorator import ScriptedTest
+from scripted.script.scripted_test import ScriptedTest
 from scripted.search.execution import Failure, Outcome
 from scripted.search.strategies import Drawn
 from scripted_lockstep.actions import FailStage, StartRequest
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 
 # Steps that a script still runs after the last added event; then the harness drains the engine.
 _AFTER_LIMIT_STEPS: Final = 300
@@ -66,7 +66,7 @@ class ScriptTarget:
             yield from self._with_extra(t, extra, unreached)
 
         try:
-            ScriptedSim(self._test.config).run(injected, options=self._options)
+            EngineSim(self._test.config).run(injected, options=self._options)
         except ScriptError as exc:
             failure = _failure_of(exc)
         return Outcome(failure, self._yields, tuple(unreached), (), ())

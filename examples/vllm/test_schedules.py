@@ -23,7 +23,7 @@ SWEPT = (
 
 @pytest.mark.parametrize("name", SWEPT)
 def test_one_event_more_breaks_no_promise(name: str) -> None:
-    report = api.search(name, adapter="vllm")
+    report = api.explore(name, adapter="vllm")
     assert report.complete
     found = [f"scripted replay '{one.schedule}': {one.failure.text}" for one in report.findings.values()]
     assert not found, "\n".join(found)

@@ -6,6 +6,7 @@ Owns the words on the command line and the exit status: 0 success, 1 a script di
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -16,6 +17,7 @@ from lockstep.errors import LockstepError
 from lockstep.output_files import print_every_character, require_writable, told_of, write_output
 from lockstep.usage_errors import WordedGroup
 from scripted.cli.console import ADAPTER_OPTION
+from scripted.cli.offers import HasDemo, HasExamples, HasGallery
 from scripted.cli.search import add_commands
 from scripted.core.adapters import OWN, adapter_named
 from scripted.core.mutant import switched_on
@@ -24,9 +26,6 @@ from scripted.core.refusals import HarnessError, ScriptDefinitionError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 DEFAULT_PAGE = Path("out/flush_race.html")
-DEFAULT_PP_SIZE = 4
-# Of the engine's own scheduler: results stay away for a few steps, and a prompt comes in parts.
-SHELL_DEFAULTS = {"pp_size": "4", "pp_async_depth": "2", "chunked_prefill_size": "64"}
 
 app = typer.Typer(
     name="scripted",
@@ -40,6 +39,10 @@ app = typer.Typer(
 )
 gallery_app = typer.Typer(rich_markup_mode=None, help="Races that real engines had, each with its mutant.")
 app.add_typer(gallery_app, name="gallery")
+
+
+_STAGES = "pipeline stages: --set pp_size=N; lockstep's default: 4"
+SETTING_OPTION = typer.Option("--set", metavar="FIELD=VALUE", help="a field of the adapter's configuration")
 
 
 class Tier(StrEnum):
@@ -145,31 +148,34 @@ def view(
 def new(
     name: Annotated[str, typer.Argument(help="of the test, in small letters: flush_meets_abort")],
     folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="where it goes")] = Path("tests/registered"),
-    pp_size: Annotated[int, typer.Option(help="pipeline stages of lockstep")] = DEFAULT_PP_SIZE,
+    pp_size: Annotated[int | None, typer.Option(help=_STAGES)] = None,
+    setting: Annotated[list[str] | None, SETTING_OPTION] = None,
     adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Write a race test that passes. Prints the command that runs it; change it into your own."""
     from scripted.cli.new import new_test, write_lint_rules
     from scripted.report.new_files import command_of
 
-    path = new_test(name, folder=folder, pp_size=pp_size, adapter=adapter)
+    settings = _settings({"pp_size": pp_size}, setting)
+    path = new_test(name, folder=folder, settings=settings, adapter=adapter)
     typer.echo(f"{path} is written; run it:\n{command_of(path)}")
     if (rules := write_lint_rules(folder)) is not None:
         typer.echo(f"{rules} is written: ruff's rules that find tests of nothing")
-    if adapter == OWN:
-        typer.echo(f"and see what it would notice:\nscripted vet {path}")
+    typer.echo(f"and see what it would notice:\nscripted vet {path}")
 
 
 @app.command()
 def shell(
-    pp_size: Annotated[int | None, typer.Option(help="pipeline stages; lockstep's default: 4")] = None,
+    pp_size: Annotated[int | None, typer.Option(help=_STAGES)] = None,
     async_depth: Annotated[
-        int | None, typer.Option(help="microbatches in flight beyond one a stage; lockstep's default: 2")
+        int | None,
+        typer.Option(help="microbatches in flight beyond one a stage: --set pp_async_depth=N; lockstep's default: 2"),
     ] = None,
-    chunk: Annotated[int | None, typer.Option(help="tokens of a prompt in one part; lockstep's default: 64")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="any other field of the configuration")
+    chunk: Annotated[
+        int | None,
+        typer.Option(help="tokens of a prompt in one part: --set chunked_prefill_size=N; lockstep's default: 64"),
     ] = None,
+    setting: Annotated[list[str] | None, SETTING_OPTION] = None,
     tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the adapter on")] = None,
     web: Annotated[bool, typer.Option("--web", help="as a page in a browser, beside the timeline")] = False,
@@ -186,14 +192,9 @@ def shell(
     with switched_on(known, mutant):
         pass  # An unknown name is refused before anything runs.
     given = {"pp_size": pp_size, "pp_async_depth": async_depth, "chunked_prefill_size": chunk}
-    fields = {name: str(value) for name, value in given.items() if value is not None}
-    if adapter == OWN:
-        fields = SHELL_DEFAULTS | fields
-    for pair in setting or ():
-        name, separator, value = pair.partition("=")
-        if not separator:
-            _refuse(f"--set takes FIELD=VALUE, got {pair!r}; write --set page_size=4")
-        fields[name] = value
+    fields = _settings(given, setting)
+    if isinstance(known, HasExamples):
+        fields = {**known.example_settings, **fields}
     if web:
         page = WebPrompt()
         session = DebugSession(known, known.read_config(fields), page, page.console, mutant=mutant)
@@ -214,12 +215,14 @@ def shell(
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the timeline page")] = DEFAULT_PAGE,
+    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Show the flush race on four real stage processes. Runs against the bug, and against the engine."""
-    from scripted_lockstep.demo import run_demo
-
+    known = adapter_named(adapter)
+    if not isinstance(known, HasDemo):
+        _refuse(f"the adapter {adapter} has no demo; leave --adapter out")
     require_writable("--output", output)
-    if not run_demo(output):
+    if not known.run_demo(output):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -231,11 +234,9 @@ def gallery(context: typer.Context) -> None:
 
 
 @gallery_app.command("list")
-def list_mutants() -> None:
+def list_mutants(adapter: Annotated[str, ADAPTER_OPTION] = OWN) -> None:
     """Every mutant, with its bug, its origin and its test."""
-    from scripted_lockstep.bugs import MUTANTS
-
-    for mutant in MUTANTS:
+    for mutant in _gallery_of(adapter).mutants.values():
         typer.echo(f"{mutant.name}\n  bug:    {mutant.bug}\n  origin: {mutant.origin}")
         typer.echo(f"  dies:   {mutant.signature}\n  test:   {mutant.test}")
 
@@ -245,18 +246,36 @@ def run_mutants(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     tier: Annotated[Tier | None, typer.Option(help="default: all that the test names")] = None,
+    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Run the test of a mutant without and with it. It must pass without, and fail with it as the bug did."""
-    from scripted_lockstep.bugs import MUTANTS, mutant_named
-
     from scripted.cli.single_run import show_mutant
 
     if (name is None) != everything:
         _refuse("give the name of one mutant, or --all; `scripted gallery list` shows them")
-    chosen = MUTANTS if name is None else (mutant_named(name),)
-    caught = [show_mutant(mutant, tier) for mutant in chosen]
+    gallery = _gallery_of(adapter)
+    chosen = tuple(gallery.mutants.values()) if name is None else (gallery.mutant_named(name),)
+    caught = [show_mutant(mutant, tier, adapter) for mutant in chosen]
     if not all(caught):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _gallery_of(adapter: str) -> HasGallery:
+    known = adapter_named(adapter)
+    if not isinstance(known, HasGallery):
+        _refuse(f"the adapter {adapter} has no gallery; docs/your_scheduler.md says how to give it mutants")
+    return known
+
+
+def _settings(options: Mapping[str, int | None], pairs: Sequence[str] | None) -> dict[str, str]:
+    """The settings of ``--set``, and of options that are short for one."""
+    settings = {name: str(value) for name, value in options.items() if value is not None}
+    for pair in pairs or ():
+        name, separator, value = pair.partition("=")
+        if not separator:
+            _refuse(f"--set takes FIELD=VALUE, got {pair!r}; write --set page_size=4")
+        settings[name] = value
+    return settings
 
 
 add_commands(app, gallery_app)

@@ -1,24 +1,26 @@
-"""``scripted new``: the first version of a race test, which runs and passes at once in both tiers.
+"""``scripted new``: the first version of a race test, which runs and passes at once.
 
-Owns the rules for its name and place; never overwrites a file. The text itself is a template beside this file.
+Owns the rules for its name and place; never overwrites a file. An adapter may have a first test of its own; for the
+others it is a template beside this file.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from scripted.cli.offers import HasExamples
 from scripted.core.adapters import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.new_files import render_source, write_new
-from scripted.script.on_adapters import RunsScripts
+from scripted.script.on_adapters import script_runner
 
 DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATE: Final = Path(__file__).with_name("new_test.py.jinja")
-_ADAPTER_TEMPLATE: Final = Path(__file__).with_name("new_adapter_test.py.jinja")
 _RUFF_FILES: Final = ("ruff.toml", ".ruff.toml")
 # Ruff's rules that find a comparison or a value that is dropped, a tuple that is asserted, a name compared with itself.
 _LINT_RULES: Final = """# Rules that find tests of nothing.
@@ -26,31 +28,28 @@ lint.extend-select = ["B015", "B018", "F631", "PLR0124"]
 """
 
 
-def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4, adapter: str = OWN) -> Path:
-    """Write ``test_<name>.py`` and return its path. ``pp_size`` is for the engine's own scheduler.
+def new_test(
+    name: str, *, folder: Path = DEFAULT_FOLDER, settings: Mapping[str, str] | None = None, adapter: str = OWN
+) -> Path:
+    """Write ``test_<name>.py`` and return its path. ``settings`` are values of the adapter's configuration.
 
-    Raises ScriptDefinitionError for a name that is invalid or taken and for an adapter that has no scripts, ConfigError
-    for an impossible number of stages.
+    Raises ScriptDefinitionError for a name that is invalid or taken and for an adapter that has no scripts, and what
+    the adapter raises for an impossible configuration.
     """
     _check_name(name)
-    if adapter == OWN:
-        from scripted_lockstep import require_own_engine  # a test of another scheduler does without it
-
-        require_own_engine()
-        from engine.core.config import EngineConfig
-
-        EngineConfig(pp_size=pp_size)
-    elif not isinstance(adapter_named(adapter), RunsScripts):
-        raise ScriptDefinitionError(f"the adapter {adapter!r} cannot run scripts; search it with scripted explore")
+    script_runner(adapter)
+    known, settings = adapter_named(adapter), settings or {}
+    config = known.read_config(settings)
+    if isinstance(known, HasExamples):
+        text = known.first_test(name, settings)
+    else:
+        words = {field: repr(value) for field, value in known.config_words(config).items()}
+        text = render_source(_TEMPLATE, name=name, adapter=adapter, settings=words)
     path = folder / f"test_{name}.py"
     # Pytest imports test files by their bare name, so one name may be there only once, in whatever folder.
     taken = next((other for other in sorted(folder.rglob(path.name)) if other.is_file()), None)
     if taken is not None:
         raise ScriptDefinitionError(f"{taken} is there already; choose another name than {name!r}")
-    if adapter == OWN:
-        text = render_source(_TEMPLATE, name=name, pp_size=pp_size)
-    else:
-        text = render_source(_ADAPTER_TEMPLATE, name=name, adapter=adapter)
     write_new(path, text)
     return path
 

@@ -43,8 +43,8 @@ def replay(
     """
     from scripted import api
     from scripted.core.schedule import Schedule
-    from scripted.replay import is_recording
     from scripted.report.trace import is_trace, read_trace, write_trace
+    from scripted.reruns import is_recording
 
     require_writable("--trace", trace)
     require_writable("--to-script", to_script)
@@ -72,8 +72,7 @@ def replay(
     if traced is not None and run.differs is None:
         console.print(f"the same {len(run.log.steps)} steps as in {what}", soft_wrap=True)
     if trace is not None:
-        of = "" if run.adapter == OWN else f" of {run.adapter}"
-        write_trace(trace, run.trace(Path(what).name if recorded else f"schedule{of}", mutant))
+        write_trace(trace, run.trace(Path(what).name if recorded else f"schedule of {run.adapter}", mutant))
     is_written = True
     if to_script is not None and recorded:
         is_written = _write_script(console, Path(what), until, to_script, mutant, standalone)
@@ -95,7 +94,7 @@ def _write_script(
     False when no test of it is right.
     """
     from scripted import api
-    from scripted.replay import schedule_of_recording
+    from scripted.reruns import schedule_of_recording
 
     translation = schedule_of_recording(path, until=until, mutant=mutant)
     schedule = translation.schedule
@@ -151,8 +150,8 @@ def _show(console: Console, run: Rerun) -> None:
 
 def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:
     """The determinism self-test: once more here, once in a fresh process."""
-    from scripted.replay import rerun, rerun_in_fresh_process
     from scripted.report.difference import first_difference
+    from scripted.reruns import rerun, rerun_in_fresh_process
 
     for where, again in (("here", rerun), ("in a fresh process", rerun_in_fresh_process)):
         found = first_difference(run.log, again(target, until=until, mutant=mutant).log, exactly=True)

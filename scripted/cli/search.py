@@ -99,7 +99,7 @@ def explore(
         adapter = api.adapter_of(target, adapter)
     still = 0 if database is None else _replay_failures(console, database, adapter)
     with _shown_progress(console, schedules) as show:
-        report = api.search(
+        report = api.explore(
             target,
             adapter=adapter,
             corpus=corpus,
@@ -237,7 +237,7 @@ def _searched_for(
         return (name,), None
     every = (*mutant_names_of(adapter), *(adapter.contract_names if isinstance(adapter, HasContracts) else ()))
     # What is searched for in the targets of a role has a table of its own.
-    return tuple(one for one in every if of != OWN or adapter_of(one, of) == of), None
+    return tuple(one for one in every if adapter_of(one, of) == of), None
 
 
 def find(

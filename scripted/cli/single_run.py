@@ -21,8 +21,8 @@ from scripted.core.mutant import Mutant, switched_on
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.report.trace import write_trace
-from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test, find_tests
+from scripted.script.scripted_test import ScriptedTest
 from scripted.script.vetting import Vetting
 from scripted.search.execution import execute
 
@@ -38,7 +38,7 @@ def show_run(
 
     Raises ScriptDefinitionError or UnknownMutant for what cannot be run.
     """
-    test = find_test(spec, of_any_adapter=True)
+    test = find_test(spec)
     with switched_on(adapter_named(test.adapter), mutant):
         pass  # An unknown name is refused before anything runs.
     arguments = read_arguments(test, given)
@@ -62,10 +62,9 @@ def show_run(
 
 
 def _verdict(spec: str, outcome: RecordedRun, mutant: str | None) -> Iterator[str]:
-    of = "" if outcome.test.adapter == OWN else f" of {outcome.test.adapter}"
-    with_mutant = f", mutant {mutant}" if mutant else ""
-    steps = f"{outcome.steps} steps in {outcome.seconds:.2f} s"
-    yield f"{'passed' if outcome.passed else 'failed'}: {spec} ({outcome.tier} tier{of}{with_mutant}), {steps}"
+    how = "passed" if outcome.passed else "failed"
+    where = f"{outcome.tier} tier of {outcome.test.adapter}" + (f", mutant {mutant}" if mutant else "")
+    yield f"{how}: {spec} ({where}), {outcome.steps} steps in {outcome.seconds:.2f} s"
     done = outcome.success
     if done is not None and outcome.trace is not None:
         plans = getattr(done, "plan_digest", "")
@@ -96,7 +95,7 @@ def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def show_mutant(mutant: Mutant, tier: str | None) -> bool:
+def show_mutant(mutant: Mutant, tier: str | None, adapter: str = OWN) -> bool:
     """Run a mutant's test without it and with it; True when the first passes and the second fails as the bug did."""
     file = mutant.test.partition("::")[0]
     if not Path(file).is_file():
@@ -105,7 +104,7 @@ def show_mutant(mutant: Mutant, tier: str | None) -> bool:
             "in the root of a clone"
         )
     if mutant.schedule:
-        return _show_schedule(mutant)
+        return _show_schedule(mutant, mutant.adapter or adapter)
     test = find_test(mutant.test)
     arguments = {name: values[0] for name, values in parametrized(test).items()}
     console.print(f"{mutant.name}: {mutant.bug}", soft_wrap=True)
@@ -114,8 +113,8 @@ def show_mutant(mutant: Mutant, tier: str | None) -> bool:
     return all(caught)
 
 
-def _show_schedule(mutant: Mutant) -> bool:
-    schedule = Schedule.parse(mutant.schedule)
+def _show_schedule(mutant: Mutant, adapter: str) -> bool:
+    schedule = Schedule.parse(mutant.schedule, of=adapter)
     with mutant.switched_on():
         with_it = execute(schedule).failure
     without = execute(schedule).failure

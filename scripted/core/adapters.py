@@ -10,9 +10,11 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Final, cast
+from typing import Final, Protocol, cast, runtime_checkable
 
 from scripted.core.installed import harness_packages, installed_adapters
 from scripted.core.protocol import ADAPTER_API, Adapter, StatesApi
@@ -22,6 +24,21 @@ OWN: Final = "lockstep"
 _ATTRIBUTE: Final = "ADAPTER"
 
 
+@runtime_checkable
+class HasConfiguration(Protocol):
+    """An adapter that is found by the type of its configurations."""
+
+    configuration: type
+
+
+@runtime_checkable
+class OffersNames(Protocol):
+    """An adapter with types of its own under names of the script contract."""
+
+    @property
+    def names(self) -> Mapping[str, type]: ...
+
+
 def adapter_named(name: str) -> Adapter:
     """The adapter of this name, made once a process. Raises ScriptDefinitionError for anything else."""
     found = _found(name)
@@ -29,6 +46,39 @@ def adapter_named(name: str) -> Adapter:
         # Schedules name their adapter, and another process finds it by that name: the one it was last asked for by.
         found.name = name
     return found
+
+
+def adapter_for(config: object) -> str:
+    """The name of the first installed adapter whose configurations are of this type. Raises ScriptDefinitionError."""
+    for name in installed_adapters():
+        # An adapter whose engine is not installed has no configurations either.
+        with suppress(ScriptDefinitionError, ImportError):
+            adapter = adapter_named(name)
+            if isinstance(adapter, HasConfiguration) and isinstance(config, adapter.configuration):
+                return name
+    raise ScriptDefinitionError(
+        f"a script takes an EngineConfig or the configuration of another installed adapter, got {config!r:.200}; "
+        "write EngineConfig(...), or name the adapter: adapter='FILE.py'"
+    )
+
+
+def contract_name(name: str) -> type:
+    """The type that the first installed adapter with one offers under a name of the script contract.
+
+    Raises ScriptDefinitionError, or the refusal of the adapter that was asked.
+    """
+    refusals: list[ScriptDefinitionError] = []
+    for one in installed_adapters():
+        try:
+            adapter = adapter_named(one)
+        except ScriptDefinitionError as exc:
+            refusals.append(exc)
+        else:
+            if isinstance(adapter, OffersNames) and name in adapter.names:
+                return adapter.names[name]
+    if refusals:
+        raise refusals[0]
+    raise ScriptDefinitionError(f"no installed adapter offers {name}; there are {', '.join(installed_adapters())}")
 
 
 @functools.cache

@@ -192,6 +192,17 @@ def mutant_names_of(adapter: Adapter) -> tuple[str, ...]:
     return adapter.mutant_names if isinstance(adapter, HasMutants) else ()
 
 
+def refusal_of_mutant(adapter: Adapter, mutant: str) -> str | None:
+    """Why an adapter has no mutant of this name, with the nearest one; None if it has, where it fits or not."""
+    if mutant in mutant_names_of(adapter):
+        return None
+    try:
+        with switched_on(adapter, mutant):
+            return None
+    except (ValueError, ScriptDefinitionError) as exc:
+        return str(exc)
+
+
 def read_mutants(file: Path) -> tuple[Mutant, ...]:
     """The mutants of a TOML file: a table ``[[mutant]]`` for each, with the fields of ``Mutant``.
 

@@ -125,15 +125,11 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     def _facts(self, width: int) -> str:
         facts = {
             "State": "\n         ".join(textwrap.wrap(self.state, width - 9)),
-            "Engine" if self.adapter == OWN else "Adapter": self._where(),
+            "Engine": f"{self.adapter}, {self.tier} tier, {self.config}" if self.config else "",
             "Mutant": f"{self.mutant} is switched on: this failure is expected" if self.mutant else "",
             "Replay": self.replay,
         }
         return "\n".join(f"{name + ':':8} {fact}" for name, fact in facts.items() if fact)
-
-    def _where(self) -> str:
-        where = f"{self.tier} tier" if self.adapter == OWN else self.adapter
-        return f"{where}, {self.config}" if self.config else ""
 
 
 class ScriptError(Exception):

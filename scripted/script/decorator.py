@@ -1,7 +1,7 @@
 """``@scripted``: makes an ordinary pytest test of a script.
 
-Refuses, where it is decorated, what could never work as one. The script itself stays reachable as ``test.script``,
-which is how the scheduler process finds it by file and name.
+Refuses, where it is decorated, a function that could never work as one. The script itself stays reachable as
+``test.script``: the scheduler process finds it by file and name.
 """
 
 from __future__ import annotations
@@ -9,48 +9,23 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from scripted.core.adapters import OWN, adapter_named
+from scripted.core.adapters import adapter_for, adapter_named
 from scripted.core.phrases import nearest
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.script.on_adapters import ServesLive, script_runner
+from scripted.script.harness import PLACEMENTS, TIERS, default_tiers, sims_of
 from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions
+from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import code_of, file_of, idle_statements
 
-if TYPE_CHECKING:
-    from engine.core.config import EngineConfig
-
-TIERS: Final = ("sim", "server")
-# Where the stages of the server tier are: forked beside the scheduler, joined over TCP, placed by Ray.
-PLACEMENTS: Final = ("local", "join", "ray")
 TIER_PARAMETER: Final = "scripted_tier"
 
-ScriptFunction = Callable[..., Generator[object, None, object]]
-
 _defined: dict[tuple[str, str], int] = {}
-
-
-class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decorated test is: its configuration, tiers and options, and the generator function itself.
-
-    ``config`` is an EngineConfig, or of the adapter that has the name ``adapter``.
-    """
-
-    config: Any
-    adapter: str = OWN
-    tiers: tuple[str, ...]
-    options: ScriptOptions
-    script: ScriptFunction
-    placement: str = "local"
-
-    @property
-    def file(self) -> str:
-        return file_of(self.script)
 
 
 TestRunner = Callable[[ScriptedTest, str, dict[str, Any]], None]
@@ -65,13 +40,13 @@ _run_test: TestRunner = _no_runner
 
 
 def run_tests_with(runner: TestRunner) -> None:
-    """Decorated tests that are called from now on are run by this function: with a test, its tier and its arguments."""
+    """Run every decorated test that is called from now on with this function."""
     global _run_test
     _run_test = runner
 
 
 def scripted(
-    config: EngineConfig | Any = None,
+    config: Any = None,
     *,
     adapter: str | None = None,
     tiers: Sequence[str] = TIERS,
@@ -84,20 +59,19 @@ def scripted(
 ) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Run a generator function as a pytest test on an engine of this configuration, once in each tier.
 
-    The function takes ``t`` first, then fixtures and parameters as any test does. ``oracle=False`` leaves out the
-    comparison with each request run alone. ``placement`` says where the stages of the server tier are. With ``adapter``
-    it runs on that scheduler, in the sim tier alone unless ``tiers`` say more and the adapter has a live server, and
-    ``settings`` are the values of its configuration that are not at their default. Raises ScriptDefinitionError, with
-    the reason, for what cannot be a script.
+    The function takes ``t`` first, then fixtures and parameters as any test does. The adapter is the one whose
+    configuration it is, or the one named by ``adapter``, for which ``settings`` may be given in place of a
+    configuration. Without ``tiers`` the script runs in sim, and on servers where those start quickly. ``oracle=False``
+    leaves out the comparison with each request run alone. ``placement`` says where the stages of the server tier are.
+    Raises ScriptDefinitionError, with the reason, for anything that cannot be a script.
     """
-    if adapter is not None and tiers is TIERS:
-        tiers = ("sim",)  # None were given: a live server takes minutes to start.
     _check_tiers(tiers)
     if adapter is None:
-        _check_engine(config, settings)
-        _check_placement(placement, config)
-    else:
-        _check_options(adapter, oracle=oracle)
+        adapter = _adapter_of(config, settings)
+    elif not isinstance(adapter, str):
+        raise ScriptDefinitionError(f"adapter is the name of an adapter, got {adapter!r}; write adapter='FILE.py'")
+    if placement not in PLACEMENTS:
+        raise ScriptDefinitionError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
     options = ScriptOptions(
         timeout_s=timeout_s,
         max_steps=max_steps,
@@ -110,9 +84,18 @@ def scripted(
     def decorate(given: Callable[..., object]) -> Callable[..., None]:
         function: Callable[..., Any] = given.__func__ if isinstance(given, staticmethod) else given
         instance, parameters = _check_script(function)
-        made = ScriptedTest(config=config, tiers=tuple(tiers), options=options, script=function, placement=placement)
-        if adapter is not None:
-            made = _on_adapter(made, adapter, settings)
+        name = _from_here(adapter, file_of(function))
+        runs = sims_of(name)
+        chosen = default_tiers(adapter_named(name)) if tiers is TIERS else tuple(tiers)
+        made = ScriptedTest(
+            config=_config_of(name, config, settings),
+            adapter=name,
+            tiers=chosen,
+            options=options,
+            script=function,
+            placement=placement,
+        )
+        runs.check_script(made.config, tiers=chosen, oracle=oracle, placement=placement)
 
         @functools.wraps(function)
         def test(*instances: object, **arguments: Any) -> None:
@@ -155,68 +138,35 @@ def spec_of(test: Callable[..., object]) -> ScriptedTest:
     return spec
 
 
-def _check_engine(config: object, settings: Mapping[str, object]) -> None:
-    # A scheduler that this project did not write is scripted without the engine.
-    from engine.core.config import EngineConfig
-
-    if not isinstance(config, EngineConfig):
+def _adapter_of(config: object, settings: Mapping[str, Any]) -> str:
+    """The adapter that has configurations of this type. Raises ScriptDefinitionError."""
+    if config is None:
         raise ScriptDefinitionError(
-            f"@scripted takes an EngineConfig, got {config!r}; write @scripted(EngineConfig(...)) above the function, "
-            "or @scripted(adapter=...) for another scheduler"
+            "@scripted takes a configuration; write @scripted(EngineConfig(...)) above the function, or "
+            "@scripted(adapter=...) for another scheduler"
         )
-    for name in settings:
+    name = adapter_for(config)
+    for setting in settings:
         known = [option for option in inspect.signature(scripted).parameters if option not in ("config", "settings")]
         raise ScriptDefinitionError(
-            f"@scripted has no option {name!r}{nearest(name, known)}; it has {', '.join(known)}, and settings of an "
-            "engine belong into its EngineConfig"
+            f"@scripted has no option {setting!r}{nearest(setting, known)}; it has {', '.join(known)}, and settings of "
+            f"an engine belong into its {type(config).__name__}"
         )
+    return name
 
 
-def _check_placement(placement: object, config: EngineConfig) -> None:
-    if placement not in PLACEMENTS:
-        raise ScriptDefinitionError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
-    if placement != "local" and config.pp_size == 1:
-        raise ScriptDefinitionError(
-            f"placement={placement!r} places stages, and with pp_size=1 there is none beside the scheduler; "
-            "write EngineConfig(pp_size=2) or more"
-        )
-    if placement != "local" and config.role != "both":
-        raise ScriptDefinitionError(
-            f"placement={placement!r} is for role='both', and the stages of an engine with role={config.role!r} are "
-            "local; leave placement out"
-        )
-
-
-def _check_options(adapter: str, *, oracle: bool) -> None:
-    if not isinstance(adapter, str) or adapter == OWN:
-        raise ScriptDefinitionError(
-            f"adapter is the name of another scheduler than the engine's, got {adapter!r}; "
-            "for the engine write @scripted(EngineConfig(...))"
-        )
-    if not oracle:
-        raise ScriptDefinitionError(
-            f"a script of the adapter {adapter} has a judge that checks every token; leave out oracle"
-        )
-
-
-def _on_adapter(test: ScriptedTest, name: str, settings: Mapping[str, object]) -> ScriptedTest:
-    """The test on this adapter, with the configuration that was given or that these settings say."""
-    name = _from_here(name, test.file)
-    script_runner(name)
-    adapter, config = adapter_named(name), test.config
-    default = adapter.read_config({})
+def _config_of(name: str, config: Any, settings: Mapping[str, Any]) -> Any:
+    """The configuration that was given, or that these settings say."""
+    adapter = adapter_named(name)
     if config is None:
-        config = adapter.read_config({setting: str(value) for setting, value in settings.items()})
-    elif settings or not isinstance(config, type(default)):
+        return adapter.read_config({setting: str(value) for setting, value in settings.items()})
+    kind = type(adapter.read_config({}))
+    if settings or not isinstance(config, kind):
         raise ScriptDefinitionError(
-            f"@scripted(adapter={name!r}) takes settings by name, or one "
-            f"{type(default).__name__}; got {config!r}{' and settings' if settings else ''}"
+            f"@scripted(adapter={name!r}) takes settings by name, or one {kind.__name__}; "
+            f"got {config!r}{' and settings' if settings else ''}"
         )
-    if "server" in test.tiers and not (isinstance(adapter, ServesLive) and adapter.live is not None):
-        raise ScriptDefinitionError(
-            f"the adapter {name} has no live server, so its scripts run in the sim tier; leave out tiers"
-        )
-    return msgspec.structs.replace(test, config=config, adapter=name)
+    return config
 
 
 def _from_here(name: str, file: str) -> str:

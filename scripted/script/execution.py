@@ -20,11 +20,10 @@ from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.step_log import FleetLog, Note, StepLog
 from scripted.report.tally import ASKED
 from scripted.script.context import BaseContext
-from scripted.script.decorator import ScriptFunction
 from scripted.script.interruptions import error_text, no_departure, without_debugger
 from scripted.script.measure import Measured
 from scripted.script.options import ScriptOptions
-from scripted.script.source import code_of
+from scripted.script.source import ScriptFunction, code_of
 from scripted.script.watchdog import Struck, watchdog
 
 # A ``finally`` that yields needs another one.

@@ -30,10 +30,10 @@ from scripted.report.failure import Activity, FailureKind, FailureReport, Proces
 from scripted.report.frames import Frame, definition_of
 from scripted.script import run as script_run
 from scripted.script.child import ChildDied, ChildLate, run_in_child
-from scripted.script.decorator import ScriptedTest
 from scripted.script.measure import count_assertions
 from scripted.script.on_adapters import ScriptEnded
 from scripted.script.options import ScriptOptions
+from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import code_of
 
 # The alarm of the watchdog comes first: its report has the last steps.

@@ -18,9 +18,10 @@ from typing import Any
 
 import msgspec
 
-from scripted.core.adapters import OWN
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, test_of
+from scripted.script.decorator import method_of, test_of
+from scripted.script.scripted_test import ScriptedTest
+from scripted.script.source import ScriptFunction
 
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _modules: dict[tuple[str, str], types.ModuleType] = {}
@@ -61,8 +62,8 @@ def load_test(file: str, name: str) -> ScriptedTest:
     )
 
 
-def find_test(spec: str, *, of_any_adapter: bool = False) -> ScriptedTest:
-    """The script ``FILE::NAME``, of the engine unless it may be of any adapter. Raises ScriptDefinitionError."""
+def find_test(spec: str) -> ScriptedTest:
+    """The script ``FILE::NAME``. Raises ScriptDefinitionError."""
     file, separator, name = spec.partition("::")
     name = name.replace("::", ".")
     if not separator or not all(part.isidentifier() for part in name.split(".")):
@@ -73,14 +74,11 @@ def find_test(spec: str, *, of_any_adapter: bool = False) -> ScriptedTest:
     if path is None:
         raise ScriptDefinitionError(f"there is no file {file!r} in {Path.cwd()}; give the path of a Python file")
     with _importing(path):
-        test = load_test(str(path.resolve()), name)
-    if test.adapter != OWN and not of_any_adapter:
-        raise ScriptDefinitionError(f"{spec} is a script of the adapter {test.adapter}; run it with pytest {spec}")
-    return test
+        return load_test(str(path.resolve()), name)
 
 
 def find_tests(spec: str) -> list[ScriptedTest]:
-    """The engine's scripts of ``FILE``, those of its classes included, or the one of ``FILE::NAME``."""
+    """The scripts of ``FILE``, those of its classes included, or the one of ``FILE::NAME``."""
     if "::" in spec:
         return [find_test(spec)]
     path = Path(spec)
@@ -88,10 +86,9 @@ def find_tests(spec: str) -> list[ScriptedTest]:
         raise ScriptDefinitionError(f"there is no file {spec!r} in {Path.cwd()}; give the path of a Python file")
     with _importing(path):
         names = scripts_in(path)
-    tests = [load_test(str(path.resolve()), name) for name in names]
-    if not any(test.adapter == OWN for test in tests):
-        raise ScriptDefinitionError(f"{spec} has no script of the engine; decorate one with @scripted(config)")
-    return [test for test in tests if test.adapter == OWN]
+    if not names:
+        raise ScriptDefinitionError(f"{spec} has no script; decorate one with @scripted(config)")
+    return [load_test(str(path.resolve()), name) for name in names]
 
 
 def scripts_in(path: Path) -> list[str]:

@@ -26,7 +26,7 @@ from scripted.core.errors import BadCall
 from scripted.core.installed import is_in_harness
 from scripted.core.phrases import path_of
 from scripted.script.counted_source import HOOKS, Site, counted
-from scripted.script.decorator import ScriptedTest
+from scripted.script.scripted_test import ScriptedTest
 
 _ENGINE: Final = Path(__file__).parents[2] / "engine"
 _LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})

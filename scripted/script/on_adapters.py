@@ -1,14 +1,12 @@
 """The protocols of adapters that run scripts, and the lookup of such an adapter by name.
 
-An adapter that is only searched has neither ``RunsScripts`` nor ``ServesLive``.
+An adapter that is only searched has none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Protocol, runtime_checkable
-
-from typing_extensions import TypeVar
+from typing import Protocol, runtime_checkable
 
 from scripted.core.adapters import adapter_named
 from scripted.core.machine import ConfigIn
@@ -16,8 +14,6 @@ from scripted.core.protocol import TestHead
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.step_log import Note, StepLog
 from scripted.script.options import ScriptOptions
-
-_LauncherT = TypeVar("_LauncherT", covariant=True, default=Any)
 
 
 class ScriptEnded(Protocol):
@@ -60,18 +56,6 @@ class WritesScripts(RunsScripts[ConfigIn], Protocol[ConfigIn]):
 
     def test_head(self, config: ConfigIn, body: str) -> TestHead:
         """The lines above the ``body`` of a test that is written."""
-        ...
-
-
-@runtime_checkable
-class ServesLive(Protocol[_LauncherT]):
-    """An adapter that may have a real server, for the server tier of scripts."""
-
-    name: str
-
-    @property
-    def live(self) -> _LauncherT | None:
-        """Starts a server of a configuration; None where there is none."""
         ...
 
 

@@ -11,10 +11,12 @@ import inspect
 import linecache
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
 import msgspec
+
+ScriptFunction = Callable[..., Generator[object, None, object]]
 
 _DROPPED: Final = (ast.Attribute, ast.Constant, ast.Name, ast.Lambda, ast.GeneratorExp, ast.UnaryOp)
 _DROPPED_WITHOUT_CALLS: Final = (ast.BoolOp, ast.BinOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript)

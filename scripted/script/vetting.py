@@ -25,10 +25,10 @@ from scripted.report.failure import ScriptError
 from scripted.script.child import ChildDied, ChildLate, run_in_child
 from scripted.script.context import NEVER_REACHED
 from scripted.script.counted_source import Site
-from scripted.script.decorator import ScriptedTest
 from scripted.script.interruptions import Departure
 from scripted.script.measure import Measured, count_assertions, turn_round
 from scripted.script.on_adapters import ScriptEnded, script_runner
+from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import code_of
 
 # A bug may keep a script from its end.

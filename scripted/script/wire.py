@@ -37,6 +37,10 @@ class HookReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The server is warmed up, drained and frozen; scripts may come."""
 
 
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the server."""
+
+
 class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     report: FailureReport
 

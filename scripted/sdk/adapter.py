@@ -29,9 +29,10 @@ from scripted.core.translation import Translated
 from scripted.core.violation import Violation
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
-from scripted.script.decorator import ScriptFunction
+from scripted.script.harness import ScriptedServer, ScriptedSim, ServerPool
 from scripted.script.on_adapters import ScriptEnded
 from scripted.script.options import ScriptOptions
+from scripted.script.source import ScriptFunction
 from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.as_schedule import plan_of, schedule_of
 from scripted.sdk.capabilities import Capabilities, Limits
@@ -100,6 +101,8 @@ class SchedulerAdapter(
         Results: ("_has_kept", "_ineffective_holds"),
         SdkOracle: ("_can", "_fresh", "_limits"),
     })  # fmt: skip
+    # A live server of another engine takes minutes to start.
+    starts_quickly = False
 
     def __init__(
         self,
@@ -125,6 +128,7 @@ class SchedulerAdapter(
     ) -> None:
         self.name = name
         self.api = api
+        self.configuration = config
         self.packages = tuple(packages)
         self.standalone = standalone
         self.live = live
@@ -310,6 +314,44 @@ class SchedulerAdapter(
         from scripted.sdk.script.runner import run_script
 
         return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
+
+    def check_script(self, config: Any, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
+        """A real server only where there is one, and all checks."""
+        del config
+        if not oracle:
+            raise ScriptDefinitionError(
+                f"a script of the adapter {self.name} has a judge that checks every token; leave out oracle"
+            )
+        if placement != "local":
+            raise ScriptDefinitionError(f"the adapter {self.name} places no stages, got placement={placement!r}")
+        if "server" in tiers and self.live is None:
+            raise ScriptDefinitionError(
+                f"the adapter {self.name} has no live server, so its scripts run in the sim tier; leave out tiers"
+            )
+
+    def start_sim(self, config: Any, *, mutant: str | None) -> ScriptedSim[Any, Any]:
+        from scripted.sdk.script.runner import SdkSim
+
+        return SdkSim(self, config, mutant=mutant)
+
+    def why_no_servers(self) -> str:
+        return "" if self.live else f"the adapter {self.name} has no live server; use --tier sim"
+
+    def start_server(self, config: Any, *, mutant: str | None, placement: str) -> ScriptedServer[Any, Any]:
+        from scripted.sdk.live.server import LiveServer  # needs ZMQ
+
+        del placement
+        return LiveServer(self._launcher, config, mutant=mutant)
+
+    def new_servers(self) -> ServerPool:
+        from scripted.sdk.live.server import LiveServers  # needs ZMQ
+
+        return LiveServers(self._launcher)
+
+    @property
+    def _launcher(self) -> Launcher:
+        assert self.live is not None, "servers_of() has refused an adapter without a live server"
+        return self.live
 
     def settling(self, placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
         """The actions that ended its run; a script ends like a schedule, so a broken run leaves nothing open."""

@@ -43,7 +43,7 @@ def test_a_script_runs_without_it():
     code = (
         "from engine import EngineConfig; from scripted import ScriptedSim\n"
         "def script(t):\n    r = t.start_req(prompt_len=9, max_new_tokens=2)\n    yield from t.run_until_finished(r)\n"
-        "print(ScriptedSim(EngineConfig()).run(script).steps > 0)"
+        "print(ScriptedSim.start(EngineConfig()).run(script).steps > 0)"
     )
     done = without_the_extra(code)
     assert done.stdout == "True\n", done.stderr

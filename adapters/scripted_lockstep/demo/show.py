@@ -31,7 +31,7 @@ from scripted.script.decorator import spec_of
 from scripted_lockstep.bugs import Mutant, mutant_named
 from scripted_lockstep.demo.race import flush_race
 from scripted_lockstep.tiers.server.parent import start_parent
-from scripted_lockstep.tiers.server.runner import ScriptedServer
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Half:
     def run(cls, title: str, mutant: Mutant | None, parent: PreloadedParent) -> Half:
         """Start a server, run the script in it, end the server."""
         test, name = spec_of(flush_race), None if mutant is None else mutant.name
-        with ScriptedServer.start(test.config, mutant=name, parent=parent) as server:
+        with EngineServer.start(test.config, mutant=name, parent=parent) as server:
             pids = {} if server.serving is None else server.serving.pids
             outcome = run_script(flush_race, harness=server, title=TITLE, tier="server", mutant=name)
         return cls(title=title, mutant=mutant, outcome=outcome, pids=pids)

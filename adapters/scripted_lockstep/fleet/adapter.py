@@ -12,8 +12,8 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.fleets.adapter import FleetAdapter
 from scripted.fleets.machine import FleetConfig, FleetMachine, FleetRun, MemberRun
 from scripted.fleets.space import FleetSpace
-from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
+from scripted.script.source import ScriptFunction
 from scripted_lockstep.actions import (
     FailGrammar,
     FailTransfer,

@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from scripted.core.adapters import OWN
 from scripted.core.phrases import printable
 from scripted.report.difference import Difference
 from scripted.report.step_log import Launch, Message, Note, Said, ShownStep, StepLog, own_file
@@ -151,7 +150,7 @@ class Layout:
 
     @property
     def adapter(self) -> str:
-        return "" if self.header.adapter == OWN else self.header.adapter
+        return self.header.adapter
 
     @property
     def config(self) -> str:

@@ -10,19 +10,19 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import zmq
 
-from scripted.core.protocol import Adapter
-from scripted.core.refusals import HarnessError, ScriptDefinitionError
+from scripted.core.refusals import HarnessError
 from scripted.report.failure import error_of
-from scripted.script.decorator import ScriptedTest
 from scripted.script.execution import ScriptOutcome
-from scripted.script.on_adapters import ServesLive
+from scripted.script.harness import ScriptedServer
 from scripted.script.options import ScriptOptions
+from scripted.script.source import ScriptFunction
 from scripted.script.wire import HookReady, ScriptFailedReply, command_to_run
 from scripted.sdk.live.launch import FOLDER_VARIABLE, OWNER_VARIABLE, SOCKET, Broken, Launcher, Passed, Reply
 
@@ -35,11 +35,11 @@ _POLL_MS: Final = 500
 _LOG_TAIL: Final = 3000
 
 
-class LiveServer:
-    """One server of one configuration. It is ``usable`` until a script fails on it or it ends."""
+class LiveServer(ScriptedServer[Any, ScriptOutcome]):
+    """One server of one configuration. ``usable`` until a script fails on it or it ends."""
 
-    def __init__(self, launcher: Launcher, config: msgspec.Struct) -> None:
-        self.usable = True
+    def __init__(self, launcher: Launcher, config: Any, *, mutant: str | None = None) -> None:
+        super().__init__(config, mutant=mutant)
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             folder = Path(tempfile.mkdtemp(prefix="scripted-live-"))
@@ -67,11 +67,13 @@ class LiveServer:
             assert isinstance(reply, HookReady), f"the gate began with {reply}"
             self._stack = stack.pop_all()
 
-    def run(
-        self, test: ScriptedTest, arguments: dict[str, Any], options: ScriptOptions, mutant: str | None
+    def _run(
+        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
     ) -> ScriptOutcome:
-        """Run one script. Raises ScriptFailed, ScriptTimeout, or HarnessError with the engine's output."""
-        command = command_to_run(test.script, (), arguments, options, mutant)
+        """Raises ScriptFailed, ScriptTimeout, or HarnessError with what the engine's process says."""
+        if not self.usable:
+            raise HarnessError("this live server is shut down or not usable any more; start another one")
+        command = command_to_run(script, args, kwargs, options, self.mutant)
         self.usable = False
         self._socket.send(msgspec.msgpack.encode(command))
         reply = self._next_reply(options.timeout_s + _PATIENCE_S, f"{command.name} did not end")
@@ -88,7 +90,11 @@ class LiveServer:
         """The process that was started; those of the engine descend from it."""
         return self._process.pid
 
-    def close(self) -> None:
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def shutdown(self) -> None:
         self.usable = False
         self._stack.close()
 
@@ -115,24 +121,27 @@ class LiveServer:
 
 
 class LiveServers:
-    """The live server of one pytest process: one at a time, shared by scripts of the same configuration."""
+    """The live servers of one adapter: one at a time, shared by scripts of the same configuration."""
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
         self._server: LiveServer | None = None
-        self._of: tuple[str, object] | None = None
 
-    def lend(self, adapter: Adapter, config: msgspec.Struct) -> LiveServer:
-        """Return a server of this configuration. Raises ScriptDefinitionError for an adapter without one."""
-        if not isinstance(adapter, ServesLive) or adapter.live is None:
-            raise ScriptDefinitionError(f"the adapter {adapter.name} has no live server; use --tier sim")
-        if self._server is None or not self._server.usable or self._of != (adapter.name, config):
+    @contextlib.contextmanager
+    def lend(
+        self, config: Any, *, mutant: str | None = None, placement: str = "local", device: str | None = None
+    ) -> Iterator[LiveServer]:
+        """A server of this configuration. Its command says where it computes, so there is no other device."""
+        del placement, device
+        if self._server is None or not self._server.usable or self._server.config != config:
             self.close()
-            self._server, self._of = LiveServer(adapter.live, config), (adapter.name, config)
-        return self._server
+            self._server = LiveServer(self._launcher, config)
+        self._server.mutant = mutant
+        yield self._server
 
     def close(self) -> None:
         if self._server is not None:
-            self._server.close()
+            self._server.shutdown()
             self._server = None
 
 

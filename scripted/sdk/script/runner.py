@@ -24,7 +24,9 @@ from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import Frame
 from scripted.report.step_log import log_of_adapter
 from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome, run_one
+from scripted.script.harness import ScriptedSim
 from scripted.script.options import ScriptOptions
+from scripted.script.source import ScriptFunction
 from scripted.sdk.script.run import SdkRun
 
 
@@ -50,11 +52,32 @@ class _SdkExecution(ScriptExecution):
         return f"step {run.step}: {run.adapter.what_is_busy(run)}"
 
 
+class SdkSim(ScriptedSim[Any, ScriptOutcome]):
+    """Scripts on an adapter's machine: each gets a new one."""
+
+    def __init__(self, adapter: Adapter, config: Any, *, mutant: str | None = None) -> None:
+        super().__init__(config, mutant=mutant)
+        self._adapter = adapter
+
+    def _run(
+        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+    ) -> ScriptOutcome:
+        if not self.usable:
+            raise HarnessError("this sim was shut down; start another one")
+        return run_script(
+            self._adapter, script, kwargs, args=args, config=self.config, options=options, mutant=self.mutant
+        )
+
+    def shutdown(self) -> None:
+        self.usable = False
+
+
 def run_script(
     adapter: Adapter,
     script: Any,
     arguments: Mapping[str, Any],
     *,
+    args: tuple[Any, ...] = (),
     config: Any,
     options: ScriptOptions,
     mutant: str | None,
@@ -62,7 +85,7 @@ def run_script(
     parts: tuple[Any, Any, Any] | None = None,
 ) -> ScriptOutcome:
     """Run a generator function of ``t``, on ``parts`` if any. Raises ScriptFailed, ScriptTimeout or HarnessError."""
-    execution = _SdkExecution(script, (), arguments, options)
+    execution = _SdkExecution(script, args, arguments, options)
     execution.config_text = config_text(adapter.config_words(config))
     source = OneScript(execution, mutant)
     runs: list[SdkRun] = []

@@ -250,7 +250,7 @@ def test_every_bug_is_searched_for() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_search_finds(mutant: Mutant) -> None:
     """The failure is the one that the bug causes, not any failure."""
-    report = api.search(SHOWN_BY[mutant.name], adapter="sglang", mutant=mutant.name, stop_at_first=True)
+    report = api.explore(SHOWN_BY[mutant.name], adapter="sglang", mutant=mutant.name, stop_at_first=True)
     assert any(mutant.signature in f"{one.failure.signature} {one.failure.text}" for one in report.findings.values())
 
 

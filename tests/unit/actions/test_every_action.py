@@ -36,7 +36,7 @@ from scripted_lockstep.actions import (
 )
 from scripted_lockstep.script.context import ScriptContext
 from scripted_lockstep.step_words import call_names, event_text
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from engine.core.config import EngineConfig
 from engine.core.messages import (
@@ -194,7 +194,7 @@ def words() -> Mapping[str, ShellWord]:
         found.update(words_of(t))
         yield
 
-    ScriptedSim(CONFIG).run(script)
+    EngineSim(CONFIG).run(script)
     return found
 
 
@@ -284,7 +284,7 @@ def assert_in_a_script(action: Action, act: Any) -> None:
             yield
         records.extend(t.history)
 
-    ScriptedSim(config_for(action)).run(script, options=ScriptOptions())
+    EngineSim(config_for(action)).run(script, options=ScriptOptions())
     if action.event is not None:
         assert events_of(action, records), f"no event is {action}"
 
@@ -304,7 +304,7 @@ def test_a_test_that_is_written_with_it_passes(action: Action, tmp_path: Path) -
     path = tmp_path / "test_written.py"
     path.write_text(written.text or "", encoding="utf-8")
     test = load_test(str(path), "test_written")
-    ScriptedSim(test.config).run(test.script, options=test.options)
+    EngineSim(test.config).run(test.script, options=test.options)
 
 
 # -- reports and the shell --

@@ -44,7 +44,7 @@ def test_the_hang_has_a_window(mutated: str, is_found: bool) -> None:
 )
 def test_the_sweep_of_a_workload_finds_it(target: str, words: str) -> None:
     """B15: without being told where."""
-    report = api.search(target, adapter="transformers")
+    report = api.explore(target, adapter="transformers")
     assert any(words in str(finding.failure) for finding in report.findings.values())
 
 

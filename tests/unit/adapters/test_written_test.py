@@ -10,7 +10,7 @@ import pytest
 from base_workloads import WORKLOADS
 from rich.console import Console
 from scripted_lockstep.bugs.mutants import switched_on
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from engine.core.messages import FlushCache
 from engine.core.scheduler import Scheduler, StepResult
@@ -18,8 +18,8 @@ from scripted.cli.console import save_test
 from scripted.core.protocol import WrittenTest
 from scripted.core.schedule import Schedule
 from scripted.report.failure import ScriptError
-from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import load_test
+from scripted.script.scripted_test import ScriptedTest
 from scripted.search.execution import Prefixes, execute
 from scripted.search.strategies import RandomEvents
 from scripted.search.written_test import Line, write_test
@@ -55,9 +55,9 @@ def test_a_written_test_fails_with_the_mutant_and_passes_without(mutant: str, li
     assert written.said[-1].endswith(f"fails with {mutant} and passes without it")
     assert line in " ".join((written.text or "").split())
     test = loaded(written, tmp_path, f"test_it_{mutant.replace('-', '_')}")
-    ScriptedSim(test.config).run(test.script, options=test.options)
+    EngineSim(test.config).run(test.script, options=test.options)
     with pytest.raises(ScriptError):
-        ScriptedSim(test.config, mutant=mutant).run(test.script, options=test.options)
+        EngineSim(test.config, mutant=mutant).run(test.script, options=test.options)
 
 
 def test_a_pause_that_the_schedule_never_ends_is_ended_in_the_test(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_pause_that_the_schedule_never_ends_is_ended_in_the_test(tmp_path: Pat
     written = write_test([schedule], name="it", mutant=mutant)
     assert "t.continue_generation()" in (written.text or "")
     test = loaded(written, tmp_path)
-    ScriptedSim(test.config).run(test.script, options=test.options)
+    EngineSim(test.config).run(test.script, options=test.options)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_refusal_is_one_of_one_request_and_not_of_its_rid(tmp_path: Path) -> N
     written = write_test([schedule], name="it")
     assert (written.text or "").count("pytest.raises(RequestRefused)") == 1
     test = loaded(written, tmp_path)
-    ScriptedSim(test.config).run(test.script, options=test.options)
+    EngineSim(test.config).run(test.script, options=test.options)
 
 
 def test_a_bug_that_the_short_form_does_not_show_is_written_in_the_long_one(
@@ -115,12 +115,12 @@ def test_a_bug_that_the_short_form_does_not_show_is_written_in_the_long_one(
         written = write_test([schedule], name="it")
         test = loaded(written, tmp_path)
         with pytest.raises(ScriptError):
-            ScriptedSim(test.config).run(test.script, options=test.options)
+            EngineSim(test.config).run(test.script, options=test.options)
     assert written.said == (
         "not kept: a test of its events: it passes on the scheduler as it is",
         "the test of 1 event fails on the scheduler as it is",
     )
-    ScriptedSim(test.config).run(test.script, options=test.options)
+    EngineSim(test.config).run(test.script, options=test.options)
 
 
 def test_what_no_script_can_show_is_refused_with_the_reason(tmp_path: Path) -> None:

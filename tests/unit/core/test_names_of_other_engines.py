@@ -33,4 +33,4 @@ def test_idle_has_two_meanings() -> None:
         yield
 
     with pytest.raises(ScriptFailed, match=r"state\.queues_clear: nothing waits or runs; state\.is_fully_idle: and"):
-        ScriptedSim(EngineConfig()).run(script)
+        ScriptedSim.start(EngineConfig()).run(script)

@@ -12,7 +12,7 @@ from rich.console import Console
 from scripted_lockstep.bugs import mutant_named
 from scripted_lockstep.demo.race import flush_race
 from scripted_lockstep.demo.show import BUG, Half, Race
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from scripted.api import RecordedRun, run_script
 from scripted.script.decorator import spec_of
@@ -79,7 +79,7 @@ def test_the_demo_runs_the_race_of_the_registered_test(engine):
     """Same configuration and same plans: the demo shows what the suite tests."""
     registered = load_test(str(REGISTERED), "test_flush_while_chunk_results_are_in_flight")
     assert registered.config == spec_of(flush_race).config
-    with ScriptedSim.start(registered.config) as sim:
+    with EngineSim(registered.config) as sim:
         run = run_script(registered.script, config=registered.config, harness=sim)
     assert shapes(run) == shapes(engine)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import RequestRefused, ScriptedServer, ScriptedSim
+from scripted import RequestRefused, ScriptedSim
 
 
 def script(t: Any) -> Any:
@@ -61,7 +62,7 @@ def test_a_grammar_that_leads_nowhere(config: EngineConfig) -> None:
 @pytest.mark.parametrize("config", CONFIGS[1:2], ids=["draft-model"])
 def test_a_grammar_that_leads_nowhere_on_a_server(parent: PreloadedParent, config: EngineConfig) -> None:
     """A05: the same with the model."""
-    with ScriptedServer.start(config, parent=parent) as engine:
+    with EngineServer.start(config, parent=parent) as engine:
         engine.run(late)
 
 

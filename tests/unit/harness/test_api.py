@@ -36,7 +36,7 @@ def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_finding_brings_its_adapter_and_its_mutant() -> None:
-    report = api.search("one-row", mutant=BUG, stop_at_first=True)
+    report = api.explore("one-row", mutant=BUG, stop_at_first=True)
     (finding,) = report.findings.values()
     assert (finding.adapter, finding.mutant) == ("lockstep", BUG)
     small = api.shrink(finding)
@@ -154,8 +154,8 @@ def test_a_script_that_fails_is_a_result() -> None:
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda: api.search("no-such-workload"), "no workload is called"),
-        (lambda: api.search(minutes=0), "minutes must be more than 0"),
+        (lambda: api.explore("no-such-workload"), "no workload is called"),
+        (lambda: api.explore(minutes=0), "minutes must be more than 0"),
         (lambda: api.replay("default"), "has no actions"),
         (lambda: api.run_script(lambda t: None), "it needs a configuration"),
         (lambda: api.shrink(""), "a schedule is not empty"),

@@ -42,7 +42,7 @@ def test_packages_of_the_same_name(pytester: pytest.Pytester, run, package: str)
 def test_a_script_in_a_project_whose_engine_hides_ours(pytester: pytest.Pytester, run) -> None:
     """The error names the package that is in the way and what to do, instead of a module that is not there."""
     pytester.mkpydir("engine")
-    pytester.makepyfile("from scripted import ScriptedSim\n")
+    pytester.makepyfile("from scripted import ScriptContext\n")
     result = run()
     result.stdout.fnmatch_lines(["*the package 'engine' must be Lockstep's, but Python finds *engine/__init__.py*"])
 

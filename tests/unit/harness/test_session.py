@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from scripted_lockstep.script.execution import ScriptSucceeded
+from scripted_lockstep.tiers.server import pool
 
 from engine import EngineConfig
-from scripted import BadCall, ScriptOptions, ServerDirty, pytest_plugin, scripted
+from scripted import BadCall, ScriptedServer, ScriptOptions, ServerDirty, pytest_plugin, scripted
 from scripted.pytest_session import ScriptedSession, current_session
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.decorator import spec_of
@@ -24,16 +25,22 @@ def only_looked_at(t):
 SPEC = spec_of(scripted(EngineConfig())(only_looked_at))
 
 
-class Engine:
+class Engine(ScriptedServer):
     """Stands for a server: refuses as dirty if it is, and notes what it was asked to run."""
 
+    is_alive = True
+
     def __init__(self, *, dirty: bool = False, has_failed: bool = False) -> None:
+        super().__init__(SPEC.config)
         self.dirty = dirty
         self.has_failed = has_failed
         self.options: list[ScriptOptions] = []
 
-    def run(self, script: object, *, options: ScriptOptions, **arguments: Any) -> ScriptSucceeded:
-        del script, arguments
+    def shutdown(self) -> None:
+        self.usable = False
+
+    def _run(self, script: Any, args: Any, kwargs: Any, options: ScriptOptions) -> ScriptSucceeded:
+        del script, args, kwargs
         self.options.append(options)
         if self.dirty:
             raise ServerDirty(FailureReport(kind=FailureKind.DIRTY, error="running=1"))
@@ -68,11 +75,18 @@ def test_what_a_failed_script_left_is_not_the_next_ones_fault(session_on) -> Non
 def test_servers_compute_where_the_session_says(
     monkeypatch: pytest.MonkeyPatch, device: str | None, tier: str, expected: str
 ) -> None:
-    lent: list[tuple[EngineConfig, str | None, str]] = []
+    started: list[EngineConfig] = []
+
+    def start(config: EngineConfig, **_: object) -> Engine:
+        started.append(config)
+        return Engine()
+
+    monkeypatch.setattr(pool, "start_server", start)
+    monkeypatch.setattr(pool, "start_parent", lambda: contextlib.nullcontext())
     session = ScriptedSession(device=device)
-    monkeypatch.setattr(session, "_servers", lambda: SimpleNamespace(lend=lambda *given: lent.append(given)))
-    session.harness(EngineConfig(seed=3), tier)
-    assert lent == [(EngineConfig(seed=3, device=expected), None, "local")]
+    with session.harness(EngineConfig(seed=3), tier) as engine:
+        assert engine.tier == tier
+    assert started == [EngineConfig(seed=3, device=expected)]
 
 
 def test_a_device_that_is_none_is_refused() -> None:
@@ -91,10 +105,10 @@ def test_engine_is_told_how_to_replay_and_how_often_to_audit(session_on) -> None
     """A refused call raises with status and body (D02)."""
     engine = Engine()
     session = session_on(engine, mutant="flush-ignores-in-flight", every_step=False)
-    session.node_id = "tests/test_a.py::test_b[sim]"
-    session.run(SPEC, "sim", {})
+    session.node_id = "tests/test_a.py::test_b[server]"
+    session.run(SPEC, "server", {})
     (options,) = engine.options
-    assert options.replay == "pytest 'tests/test_a.py::test_b[sim]' --tier sim --mutant flush-ignores-in-flight"
+    assert options.replay == "pytest 'tests/test_a.py::test_b[server]' --tier server --mutant flush-ignores-in-flight"
     assert not options.check_every_step
     session = ScriptedSession(mutant="flush-ignores-in-flight", device="cuda:1", long_options={"--mutant"})
     session.node_id = "test_a.py::test_b"
@@ -115,5 +129,5 @@ def test_session_without_a_server_tier_starts_no_server() -> None:
     with session.harness(EngineConfig(), "sim") as sim:
         assert sim.run(SPEC.script).steps == 1
     session.close()
-    assert session._pool is None
+    assert not session._servers
     assert current_session() is not session

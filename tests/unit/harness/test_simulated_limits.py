@@ -53,9 +53,9 @@ def test_a_configuration_is_enough(folder: Path) -> None:
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"must hold config\.json"):
-        ScriptedSim(EngineConfig(model=str(tmp_path)))
+        ScriptedSim.start(EngineConfig(model=str(tmp_path)))
     with pytest.raises(CheckpointError, match="no folder here"):
-        ScriptedSim(EngineConfig(model="no/such-model"))
+        ScriptedSim.start(EngineConfig(model="no/such-model"))
 
 
 def test_a_schedule_runs_with_them(folder: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_shell_shows_the_steps_of_an_engine_that_died_with_them(folder: Path
 
 def test_a_lora_of_the_start_has_another_name_than_the_model() -> None:
     with pytest.raises(ConfigError, match="lora must give LoRAs other names than the served model's, got 'embedded'"):
-        ScriptedSim(EngineConfig(lora="embedded=embedded-lora:1"))
+        ScriptedSim.start(EngineConfig(lora="embedded=embedded-lora:1"))
 
 
 @pytest.mark.parametrize("name", ["max_total_tokens", "host_kv_tokens"])
@@ -115,4 +115,4 @@ def test_more_pages_than_can_be_recorded_are_refused_before_they_are_made(name: 
     most = MOST_PAGES * 16
     assert limits_of(EngineConfig(**{name: most}))
     with pytest.raises(ConfigError, match=f"{name} must be at most {MOST_PAGES} pages .* got {most + 16}"):
-        ScriptedSim(EngineConfig(**{name: most + 16}))
+        ScriptedSim.start(EngineConfig(**{name: most + 16}))

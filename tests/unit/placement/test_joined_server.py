@@ -19,7 +19,7 @@ import psutil
 import pytest
 from joined_server import END_BOUND_S, STAGES, JoinedServer
 from scripted_lockstep.demo.race import flush_race
-from scripted_lockstep.tiers.server.runner import ScriptedServer
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine.process.death import read_death_report
 from engine.process.links.connection import LinkAddress
@@ -128,7 +128,7 @@ def test_a_stage_too_many_is_told_so(joined: JoinedServer) -> None:
 def test_the_flush_race_is_the_same_on_joined_stages(parent: PreloadedParent, mutant: str | None) -> None:
     """Its script is green, and red with its bug; the stages that it ran on were agents' children."""
     test = spec_of(flush_race)
-    with ScriptedServer.start(test.config, parent=parent, placement="join", mutant=mutant) as server:
+    with EngineServer.start(test.config, parent=parent, placement="join", mutant=mutant) as server:
         assert server.serving is not None
         parents = {psutil.Process(server.serving.pids[f"stage-{stage}"]).ppid() for stage in range(STAGES)}
         assert len(parents) == STAGES

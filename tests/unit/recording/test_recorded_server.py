@@ -17,7 +17,7 @@ from engine.core.recording import read_recording
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent, ServerProcess
 from engine.server.scheduler_process.main import flight_path
-from scripted.replay import rerun
+from scripted.reruns import rerun
 
 START_BOUND_S = 60.0
 END_BOUND_S = 4.0

@@ -13,7 +13,7 @@ from scripted_lockstep.actions import Flush, StartRequest
 from scripted_lockstep.bugs.mutants import switched_on
 from scripted_lockstep.configs import limits_of
 from scripted_lockstep.step_words import log_of
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from engine.core.config import EngineConfig
 from engine.core.errors import IntegrityError
@@ -39,9 +39,9 @@ from scripted.core.placed_action import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
-from scripted.replay import rerun, rerun_in_fresh_process, schedule_of_recording
 from scripted.report.difference import first_difference
 from scripted.report.failure import ScriptError
+from scripted.reruns import rerun, rerun_in_fresh_process, schedule_of_recording
 from scripted.script.loader import load_test
 
 FLUSH = "flush-ignores-in-flight"
@@ -381,9 +381,9 @@ def test_a_recorded_crash_becomes_a_small_test(
     replay(str(path), mutant=FLUSH, to_script=script)
     assert "it fails; shrunk to 2 events" in capsys.readouterr().out
     test = load_test(str(script), "test_crash")
-    ScriptedSim(test.config).run(test.script, options=test.options)
+    EngineSim(test.config).run(test.script, options=test.options)
     with pytest.raises(ScriptError):
-        ScriptedSim(test.config, mutant=FLUSH).run(test.script, options=test.options)
+        EngineSim(test.config, mutant=FLUSH).run(test.script, options=test.options)
 
 
 def test_a_replay_says_how_long_the_recorded_run_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -405,7 +405,7 @@ def test_a_long_recording_without_a_failure_is_no_test(tmp_path: Path) -> None:
         replay(str(path), to_script=tmp_path / "test_it.py")
     replay(str(path), to_script=tmp_path / "test_it.py", until=40)
     test = load_test(str(tmp_path / "test_it.py"), "test_run")
-    ScriptedSim(test.config).run(test.script, options=test.options)
+    EngineSim(test.config).run(test.script, options=test.options)
     assert "Goal: every promise is kept" in (tmp_path / "test_it.py").read_text()
 
 

@@ -40,9 +40,9 @@ from engine.core.messages import FinishReason
 from engine.core.scheduler import Books, Scheduler, policy
 from scripted import ScriptOptions
 from scripted.core.adapters import OWN
-from scripted.script.decorator import ScriptedTest
 from scripted.script.isolation import run_isolated
 from scripted.script.on_adapters import script_runner
+from scripted.script.scripted_test import ScriptedTest
 
 __all__ = ["DAMAGES", "DESCRIPTORS", "IN_SERVERS", "OPTIONS", "STOP", "do", "finds_a_whole_engine", "isolated"]
 

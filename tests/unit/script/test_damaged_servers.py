@@ -15,11 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 from damages import IN_SERVERS, OPTIONS, do, finds_a_whole_engine
-from scripted_lockstep.tiers.server.pool import ServerPool
+from scripted_lockstep.tiers.server.pool import EngineServers
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ScriptError, ServerDied
+from scripted import ScriptError, ServerDied
 
 SHARED = EngineConfig()
 
@@ -30,29 +31,29 @@ def damages(t, damage):
 
 
 @pytest.fixture(scope="module")
-def pool(parent: PreloadedParent) -> Iterator[ServerPool]:
-    with contextlib.closing(ServerPool(parent)) as started:
+def pool(parent: PreloadedParent) -> Iterator[EngineServers]:
+    with contextlib.closing(EngineServers(parent)) as started:
         yield started
 
 
 @pytest.mark.parametrize("damage", IN_SERVERS)
-def test_a_changed_server_is_replaced_and_the_next_script_finds_nothing(damage: str, pool: ServerPool) -> None:
-    with pool.lend(EngineConfig(), None) as server:
+def test_a_changed_server_is_replaced_and_the_next_script_finds_nothing(damage: str, pool: EngineServers) -> None:
+    with pool.lend(EngineConfig()) as server:
         passed = server.run(damages, damage, options=OPTIONS)
     assert re.search(f"servers that were replaced, .*{IN_SERVERS[damage]}", " ".join(passed.loose_ends))
-    with pool.lend(EngineConfig(), None) as other:
+    with pool.lend(EngineConfig()) as other:
         assert other is not server
         other.run(finds_a_whole_engine, options=OPTIONS)
 
 
-def test_a_server_whose_files_a_script_leaves_open_is_replaced(pool: ServerPool) -> None:
+def test_a_server_whose_files_a_script_leaves_open_is_replaced(pool: EngineServers) -> None:
     damage = "DESCRIPTORS.extend(os.open(os.devnull, 0) for _ in range(100))"
     with (
         pytest.raises(ScriptError, match=r"it has grown: scheduler has .* open descriptors"),
-        pool.lend(EngineConfig(), None) as server,
+        pool.lend(EngineConfig()) as server,
     ):
         server.run(damages, damage, options=OPTIONS)
-    with pool.lend(EngineConfig(), None) as server:
+    with pool.lend(EngineConfig()) as server:
         server.run(finds_a_whole_engine, options=OPTIONS)
 
 
@@ -63,8 +64,8 @@ def is_innocent(t):
     yield from finds_a_whole_engine(t)
 
 
-def test_threads_of_a_pool_are_no_change(pool: ServerPool) -> None:
-    with pool.lend(EngineConfig(), None) as server:
+def test_threads_of_a_pool_are_no_change(pool: EngineServers) -> None:
+    with pool.lend(EngineConfig()) as server:
         server.run(finds_a_whole_engine, options=OPTIONS)
         passed = server.run(is_innocent, options=OPTIONS)
     assert not [name for name in passed.loose_ends if "replaced" in name]
@@ -97,7 +98,7 @@ def test_a_daemon_three_levels_deep_ends_with_a_server_that_was_started_by_hand(
 ) -> None:
     """The script kills the supervisor first, so that nobody is left whose child it is."""
     pid_file = tmp_path / "pid"
-    with ScriptedServer.start(EngineConfig(), parent=parent) as server, pytest.raises(ServerDied):
+    with EngineServer.start(EngineConfig(), parent=parent) as server, pytest.raises(ServerDied):
         server.run(leaves_a_daemon_and_kills_its_server, str(pid_file), options=OPTIONS)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)
     assert not psutil.pid_exists(pid)
@@ -114,12 +115,12 @@ def dies_and_leaves_a_process(t, pid_file, leads):
 
 
 @pytest.mark.parametrize("leads", [False, True], ids=["of the server's session", "of its own session"])
-def test_a_process_that_a_script_leaves_ends_with_its_server(pool: ServerPool, tmp_path: Path, leads: bool) -> None:
+def test_a_process_that_a_script_leaves_ends_with_its_server(pool: EngineServers, tmp_path: Path, leads: bool) -> None:
     """However that ends."""
     pid_file = tmp_path / "pid"
     with (
         pytest.raises(ServerDied, match="dies_and_leaves_a_process"),
-        pool.lend(EngineConfig(), None) as server,
+        pool.lend(EngineConfig()) as server,
     ):
         server.run(dies_and_leaves_a_process, str(pid_file), leads, options=OPTIONS)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=5)

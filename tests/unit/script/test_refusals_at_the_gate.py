@@ -49,7 +49,7 @@ def starts_four(t):
 
 def test_refusals_that_are_due_are_no_violations() -> None:
     """A request that was aborted makes room in the queue, and its rid is free, before the next step."""
-    ScriptedSim(CONFIG).run(meets_every_refusal)
+    ScriptedSim.start(CONFIG).run(meets_every_refusal)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_a_wrong_refusal_is_a_violation(
 
     monkeypatch.setattr(Admission, "refusal_of", wrong)
     with pytest.raises(ScriptFailed, match=error):
-        ScriptedSim(CONFIG).run(script)
+        ScriptedSim.start(CONFIG).run(script)

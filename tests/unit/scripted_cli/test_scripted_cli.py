@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import scripted_lockstep.bugs
+import scripted_lockstep.adapter
 from scripted_lockstep.bugs import MUTANTS
 
 from scripted.cli import main
@@ -84,7 +84,7 @@ def test_a_run_that_passes_says_how_and_leaves_its_trace(monkeypatch, capsys, tm
     assert run_main(monkeypatch, "run", FLUSH, "--tier", "sim", "--trace", str(path)) == 0
     out = capsys.readouterr().out
     trace = read_trace(path)
-    assert f"passed: {FLUSH} (sim tier), {len(trace.log.steps)} steps" in out
+    assert f"passed: {FLUSH} (sim tier of lockstep), {len(trace.log.steps)} steps" in out
     assert trace.log.steps[-1].digest in out
     assert trace.header.outcome == "passed"
     assert trace.header.config["pp_size"] == 4
@@ -232,6 +232,6 @@ def test_the_tests_of_the_gallery_are_in_the_repository(monkeypatch, capsys, tmp
 
 def test_a_mutant_that_its_test_does_not_catch_is_told(monkeypatch, capsys):
     escaped = replace(MUTANTS[0], signature="something else")
-    monkeypatch.setattr(scripted_lockstep.bugs, "MUTANTS", (escaped,))
+    monkeypatch.setattr(scripted_lockstep.adapter.ADAPTER, "mutants", {escaped.name: escaped})
     assert run_main(monkeypatch, "gallery", "run", "--all", "--tier", "sim") == 1
     assert "NOT CAUGHT: 'something else'" in capsys.readouterr().out

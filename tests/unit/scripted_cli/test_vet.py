@@ -178,6 +178,6 @@ def test_a_script_of_the_server_alone_is_left_out(file: Path) -> None:
 
 
 def test_what_scripted_new_writes_is_a_test(tmp_path: Path) -> None:
-    status, said = _command(new_test("race", folder=tmp_path, pp_size=2))
+    status, said = _command(new_test("race", folder=tmp_path, settings={"pp_size": "2"}))
     assert status == 0, said
     assert "flush-ignores-in-flight" in said, said

@@ -12,8 +12,8 @@ import pytest
 from scripted.core.adapters import adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.replay import schedule_of_recording
 from scripted.report.rerun import Rerun
+from scripted.reruns import schedule_of_recording
 from scripted.script.loader import load_test
 from scripted.sdk.messages import Abort, Add, BatchResult, Stepped
 from scripted.sdk.recording import Recorder, read_recording, replayed

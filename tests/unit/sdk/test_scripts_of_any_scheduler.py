@@ -114,7 +114,7 @@ def test_a_failure_shows_line_steps_and_counts(pytest_of) -> None:
             "*2 *7  abort a * a -> ends: abort",
             "*3 *10  result #0 (*)*#1 decode c?4:5? in blocks 0 1 *",
             "State:   step 3: waiting=0 running=1 in_flight=1 blocks_free=10",
-            "Adapter: *adapter.py, the default configuration",
+            "Engine:  *adapter.py, sim tier, the default configuration",
             "Replay:  pytest 'test_scripts.py::test_found?sim?' --tier sim",
         ]
     )
@@ -223,14 +223,15 @@ def script(t):
         ({"adapter": "no/such/adapter.py"}, "there is no file 'no/such/adapter.py'"),
         ({"adapter": FIXED, "block": 4}, "has no setting 'block' .did you mean 'blocks'"),
         ({"adapter": FIXED, "blocks": "many"}, "a setting of .* cannot be read"),
-        ({"adapter": "lockstep"}, "for the engine write @scripted"),
-        ({"adapter": 5}, "adapter is the name of another scheduler"),
+        ({"config": 5}, "a script takes an EngineConfig .*, got 5"),
+        ({"adapter": 5}, "adapter is the name of an adapter, got 5"),
+        ({"adapter": "vllm-fleet"}, "vLLM|runs no scripts"),
         ({"adapter": "lockstepp"}, "an adapter is .*sglang, sglang-fleet, transformers, vllm, vllm-fleet, a file"),
         ({"adapter": FIXED, "tiers": ("server",)}, "no live server, .*; leave out tiers"),
         ({"adapter": FIXED, "oracle": False}, "a judge that checks every token; leave out oracle"),
         ({"adapter": FIXED, "must_reach": "window"}, "write must_reach="),
         ({"adapter": FIXED, "config": 5}, "takes settings by name, or one Config; got 5"),
-        ({"blocks": 12}, "@scripted takes an EngineConfig, got None; .* or @scripted.adapter=...."),
+        ({"blocks": 12}, "@scripted takes a configuration; .* or @scripted.adapter=...."),
     ],
 )
 def test_what_cannot_be_a_script_is_refused(arguments: dict[str, Any], words: str) -> None:

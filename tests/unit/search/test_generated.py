@@ -348,25 +348,25 @@ def test_what_generated_targets_found_stays_mended(line: str) -> None:
 
 
 def test_a_search_without_a_target_generates_them() -> None:
-    report = api.search(schedules=5, seed=2)
+    report = api.explore(schedules=5, seed=2)
     assert report.by_target == {generated_target(first_of(2) + number): 1 for number in range(5)}
     assert report.schedules == 5
     assert not report.findings
 
 
 def test_the_corpus_is_searched_apart() -> None:
-    report = api.search(corpus=True, schedules=3)
+    report = api.explore(corpus=True, schedules=3)
     assert list(report.by_target) == list(adapter_named(OWN).workloads)[:3]
 
 
 def test_every_event_is_added_to_a_generated_target_by_a_complete_strategy() -> None:
-    report = api.search(strategy="exhaustive", schedules=30, seed=3)
+    report = api.explore(strategy="exhaustive", schedules=30, seed=3)
     assert list(report.by_target) == [generated_target(first_of(3))]
     assert not report.complete
 
 
 def test_a_finding_of_a_generated_target_is_shrunk_and_replayed() -> None:
-    report = api.search(mutant="flush-ignores-in-flight", schedules=2000, stop_at_first=True)
+    report = api.explore(mutant="flush-ignores-in-flight", schedules=2000, stop_at_first=True)
     (finding,) = report.findings.values()
     assert number_of(finding.target) is not None
     shrunk = api.shrink(finding)

@@ -21,7 +21,7 @@ from scripted_lockstep.actions import (
 )
 from scripted_lockstep.run_forks import COPIER
 from scripted_lockstep.space.workloads import FLAGSHIP
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 
 from engine.core.scheduler import StepRecord
 from scripted.core.forks import Frozen
@@ -112,7 +112,7 @@ def test_the_same_steps_as_a_script(name: str) -> None:
     schedule = WORKLOADS[name]
     _, records = record(schedule)
     options = ScriptOptions(record=True, oracle=False)
-    success = ScriptedSim(schedule.config).run(script_of(schedule), options=options)
+    success = EngineSim(schedule.config).run(script_of(schedule), options=options)
     assert [seen(one) for one in success.records] == [seen(one) for one in records[: len(success.records)]]
     assert len(success.records) >= schedule.last_step
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import BadCall, ScriptedServer, ScriptedSim, ScriptFailed
+from scripted import BadCall, ScriptedSim, ScriptFailed
 from tests.unit.server.fleets import until
 from tests.unit.server.test_tiers_agree import differences, numbers_of
 
@@ -154,7 +155,7 @@ def says_what_it_cannot(t: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def server(parent: PreloadedParent) -> Any:
-    with ScriptedServer.start(SMALL, parent=parent) as started:
+    with EngineServer.start(SMALL, parent=parent) as started:
         yield started
 
 
@@ -199,7 +200,7 @@ def test_the_next_script_has_a_clean_fleet(hurts: Any, says: str | None, server:
 
 def test_nothing_is_left_of_a_fleet(parent: PreloadedParent) -> None:
     before = _engines_of(parent)
-    with ScriptedServer.start(SMALL, parent=parent) as started:
+    with EngineServer.start(SMALL, parent=parent) as started:
         started.run(passes)
         there = _engines_of(parent)
         folders = {folder for pid, folder in there.items() if pid not in before}

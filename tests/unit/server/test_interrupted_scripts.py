@@ -16,10 +16,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ServerDied
+from scripted import ServerDied
 
 REPOSITORY = Path(__file__).parents[3]
 PATIENCE_S = 60.0
@@ -29,7 +30,7 @@ import signal
 import sys
 from pathlib import Path
 from engine import EngineConfig
-from scripted import ScriptedServer, ScriptOptions
+from scripted import EngineServer, ScriptOptions
 from scripted_lockstep.tiers.server import runner
 
 # A server that waits for its frozen scheduler to hear an order waits longer than the test does.
@@ -45,7 +46,7 @@ def endless(t, started):
 if __name__ == "__main__":
     # A shell starts what it runs in the background with interrupts ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with ScriptedServer.start(EngineConfig()) as server:
+    with EngineServer.start(EngineConfig()) as server:
         server.run(endless, sys.argv[1], options=ScriptOptions(max_steps=10**9))
 """
 
@@ -121,5 +122,5 @@ def kills_the_supervisor(t):
 
 def test_a_script_that_kills_the_supervisor_is_the_one_that_fails(parent: PreloadedParent) -> None:
     """A dead server is told with the cause, a hang with every stack (D06)."""
-    with ScriptedServer.start(EngineConfig(), parent=parent) as server, pytest.raises(ServerDied, match="supervisor"):
+    with EngineServer.start(EngineConfig(), parent=parent) as server, pytest.raises(ServerDied, match="supervisor"):
         server.run(kills_the_supervisor)

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 from scripted_lockstep.tiers.server.forked_script import result_of_survivor
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ScriptedSim, ScriptFailed, ServerDied
+from scripted import ScriptedSim, ScriptFailed, ServerDied
 
 CONFIG = EngineConfig(chunked_prefill_size=64)
 # Run by every process of the server: the front end is one of them.
@@ -78,7 +79,7 @@ def test_the_script_goes_on_with_its_clients_alone(capsys: pytest.CaptureFixture
 
     Operators see and do what the routes promise (C06).
     """
-    with ScriptedServer.start(CONFIG, parent=parent) as server:
+    with EngineServer.start(CONFIG, parent=parent) as server:
         done = server.run(kills)
         assert not server.usable
     assert (done.reached, done.spent, done.loose_ends) == ({"told": 1}, True, {"windows not in must_reach": 1})
@@ -95,7 +96,7 @@ def test_nothing_is_left_of_the_copy(monkeypatch: pytest.MonkeyPatch, parent: Pr
         return result_of_survivor(folder, timeout_s)
 
     monkeypatch.setattr("scripted_lockstep.tiers.server.runner.result_of_survivor", noting)
-    with ScriptedServer.start(CONFIG, parent=parent) as server:
+    with EngineServer.start(CONFIG, parent=parent) as server:
         server.run(kills)
     (pid,) = map(int, seen)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -111,14 +112,14 @@ def test_nothing_is_left_of_the_copy(monkeypatch: pytest.MonkeyPatch, parent: Pr
     ],
 )
 def test_what_fails_after_it_is_reported_with_its_line(script, error: str, parent: PreloadedParent) -> None:
-    with ScriptedServer.start(CONFIG, parent=parent) as server:
+    with EngineServer.start(CONFIG, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=error):
             server.run(script)
         assert not server.usable
 
 
 def test_a_copy_that_leaves_no_result_has_not_passed(parent: PreloadedParent) -> None:
-    with ScriptedServer.start(CONFIG, parent=parent) as server, pytest.raises(ServerDied):
+    with EngineServer.start(CONFIG, parent=parent) as server, pytest.raises(ServerDied):
         server.run(ends_in_the_copy)
 
 
@@ -128,7 +129,7 @@ def test_a_front_end_that_does_not_name_the_scheduler_is_found(
     (tmp_path / "spoil.py").write_text(TELLS_TOO_LITTLE)
     monkeypatch.chdir(tmp_path)
     with (
-        ScriptedServer.start(CONFIG, parent=parent) as server,
+        EngineServer.start(CONFIG, parent=parent) as server,
         pytest.raises(ScriptFailed, match=r"these clients were not told so in time: scripted-1;.*something is wrong"),
     ):
         server.run(kills)
@@ -136,4 +137,4 @@ def test_a_front_end_that_does_not_name_the_scheduler_is_found(
 
 def test_there_is_no_such_process_in_sim() -> None:
     with pytest.raises(ScriptFailed, match=r"needs a scheduler in a process of its own.*tiers=\('server',\)"):
-        ScriptedSim(CONFIG).run(kills)
+        ScriptedSim.start(CONFIG).run(kills)

@@ -9,11 +9,12 @@ import signal
 
 import pytest
 from scripted_lockstep.tiers.server import runner
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.core.frames import decoder_of
 from engine.server.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ServerDied
+from scripted import ScriptFailed, ScriptOptions, ServerDied
 
 
 def prints(t):
@@ -63,7 +64,7 @@ class Scripts:
 
 def test_prints_come_back_in_order(capsys: pytest.CaptureFixture[str], parent: PreloadedParent) -> None:
     """D02: also of a script that fails, and of one under which its process is killed, with its line."""
-    with ScriptedServer.start(EngineConfig(), parent=parent) as server:
+    with EngineServer.start(EngineConfig(), parent=parent) as server:
         server.run(prints)
         assert capsys.readouterr().out == "before the first step\nafter it\nat the end\n"
         with pytest.raises(ScriptFailed):
@@ -90,7 +91,7 @@ def test_a_frame_that_cannot_be_read_fails_at_once(
     name: str, damaged: object, says: str, parent: PreloadedParent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D02: on both sides of the private socket, by its name; it was dropped, and the script timed out."""
-    with ScriptedServer.start(EngineConfig(), parent=parent) as server:
+    with EngineServer.start(EngineConfig(), parent=parent) as server:
         with monkeypatch.context() as patch:
             patch.setattr(runner, name, damaged)
             with pytest.raises(ScriptFailed, match=f"{says}, a defect of the harness"):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from scripted_lockstep.tiers.server.role_runner import ScriptedRole
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ScriptFailed
+from scripted import ScriptFailed
 
 CONFIG = EngineConfig(chunked_prefill_size=64)
 STAGED = EngineConfig(pp_size=2, chunked_prefill_size=64, kv_sanitizer=True)
@@ -93,14 +94,14 @@ def test_it_passes_where_the_kernel_has_no_tables(monkeypatch: pytest.MonkeyPatc
 
 
 def check_that_it_passes(config: EngineConfig, parent: PreloadedParent) -> None:
-    with ScriptedServer.start(config, parent=parent) as server:
+    with EngineServer.start(config, parent=parent) as server:
         for _ in range(3):
             server.run(does_everything)
         assert server.usable
 
 
 def test_a_scheduler_process_that_keeps_a_descriptor_is_named(parent: PreloadedParent) -> None:
-    with ScriptedServer.start(CONFIG, parent=parent) as server:
+    with EngineServer.start(CONFIG, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=r"it has grown: scheduler has \d+ open descriptors"):
             server.run(keeps_a_file)
         assert not server.usable
@@ -126,7 +127,7 @@ def test_a_process_that_keeps_something_is_named(
 ) -> None:
     (tmp_path / "spoil.py").write_text(f"KEPT = {what!r}\n{KEEPERS}")
     monkeypatch.chdir(tmp_path)
-    with ScriptedServer.start(config, parent=parent) as server:
+    with EngineServer.start(config, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=found):
             server.run(does_everything)
         assert not server.usable

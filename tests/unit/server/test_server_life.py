@@ -14,13 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from scripted_lockstep.tiers.server.pool import ServerPool
+from scripted_lockstep.tiers.server.pool import EngineServers
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.core.errors import EngineError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.server.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ScriptTimeout, ServerDied, ServerDirty
+from scripted import ScriptFailed, ScriptOptions, ScriptTimeout, ServerDied, ServerDirty
 
 PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)
 # The contract's bound, and as much again for a test machine whose cores are shared.
@@ -30,9 +31,9 @@ HANG_OPTIONS = ScriptOptions(result_timeout_s=1.0, timeout_s=30.0)
 
 
 @pytest.fixture
-def server(parent: PreloadedParent) -> Iterator[ScriptedServer]:
+def server(parent: PreloadedParent) -> Iterator[EngineServer]:
     """A server, and afterwards the certainty that its processes and its folder are gone."""
-    with ScriptedServer.start(PP2, parent=parent) as server:
+    with EngineServer.start(PP2, parent=parent) as server:
         assert server.serving is not None
         pids, folder = list(server.serving.pids.values()), server._folder
         yield server
@@ -121,7 +122,7 @@ def leaks(t):
 # -- tests --
 
 
-def test_one_server_runs_what_comes_and_survives_failures(server: ScriptedServer, tmp_path: Path) -> None:
+def test_one_server_runs_what_comes_and_survives_failures(server: EngineServer, tmp_path: Path) -> None:
     """D04, D05: what a failed script left is aborted and answered, and the next one may use the same rids."""
     first = server.run(says)
     with pytest.raises(ScriptFailed, match="left in the middle"):
@@ -144,7 +145,7 @@ def test_one_server_runs_what_comes_and_survives_failures(server: ScriptedServer
 
 
 @pytest.mark.parametrize("name", ["scheduler", "stage-1", "frontend", "supervisor"])
-def test_killed_process_is_named_in_time(server: ScriptedServer, name: str, tmp_path: Path) -> None:
+def test_killed_process_is_named_in_time(server: EngineServer, name: str, tmp_path: Path) -> None:
     """A dead server is told with the cause, a hang with every stack (D06)."""
     note = tmp_path / "killed"
     with pytest.raises(ServerDied) as caught:
@@ -155,7 +156,7 @@ def test_killed_process_is_named_in_time(server: ScriptedServer, name: str, tmp_
     assert not server.usable
 
 
-def test_stage_that_hangs_is_told_with_every_stack(server: ScriptedServer) -> None:
+def test_stage_that_hangs_is_told_with_every_stack(server: EngineServer) -> None:
     """A dead server is told with the cause, a hang with every stack (D06)."""
     with pytest.raises(ScriptTimeout) as caught:
         server.run(stops_behind_the_harness, options=HANG_OPTIONS)
@@ -167,7 +168,7 @@ def test_stage_that_hangs_is_told_with_every_stack(server: ScriptedServer) -> No
         assert f"--- {process} (pid" in text
 
 
-def test_script_goes_on_behind_a_stage_that_it_killed(server: ScriptedServer) -> None:
+def test_script_goes_on_behind_a_stage_that_it_killed(server: EngineServer) -> None:
     """D06, D09: and the server is not used again."""
     assert server.run(kills_by_verb).spent
     assert not server.usable
@@ -177,13 +178,13 @@ def test_pool_replaces_what_was_spoilt_and_leaves_nothing() -> None:
     """D05, D06: a dirty server refuses; the pool's next one is fresh."""
     me = psutil.Process()
     before = ({child.pid for child in me.children(recursive=True)}, me.num_fds(), threading.active_count())
-    pool = ServerPool()
-    with pool.lend(PP2, None) as server:
+    pool = EngineServers()
+    with pool.lend(PP2) as server:
         with pytest.raises(ScriptFailed, match="after a leak"):
             server.run(leaks)
         with pytest.raises(ServerDirty, match="could not be reset"):
             server.run(says)
-    with pool.lend(PP2, None) as fresh, ScriptedServer.start(PP2, parent=pool._parent) as second:
+    with pool.lend(PP2) as fresh, EngineServer.start(PP2, parent=pool._parent) as second:
         assert fresh is not server
         assert fresh.run(says).digest == second.run(says).digest
     pool.close()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ScriptOptions, ScriptTimeout
+from scripted import ScriptOptions, ScriptTimeout
 
 PP2 = EngineConfig(pp_size=2, chunked_prefill_size=64)
 LIMITS = ScriptOptions(result_timeout_s=1.0, timeout_s=30.0)
@@ -73,7 +74,7 @@ def test_a_forward_that_never_returns_is_told_with_every_stack(
     """D06, A06: the report tells what waits from what computes; nothing of the server is left."""
     (tmp_path / "spoil.py").write_text(BREAKS_THE_SECOND_STAGE)
     monkeypatch.chdir(tmp_path)
-    with ScriptedServer.start(PP2, parent=parent) as server:
+    with EngineServer.start(PP2, parent=parent) as server:
         assert server.serving is not None
         pids = list(server.serving.pids.values())
         with pytest.raises(ScriptTimeout) as caught:

@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
 from engine.server.launch.preload import PreloadedParent
-from scripted import ScriptedServer, ScriptedSim
+from scripted import ScriptedSim
 
 SEEDS = range(2)
 ITSELF = {"speculative_algorithm": "draft_model", "speculative_draft_model": "embedded"}
@@ -131,7 +132,7 @@ def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_number_is_the_same_in_both_tiers(name: str, parent: PreloadedParent, tmp_path: Path) -> None:
     drafted = accepted = 0
-    with ScriptedServer.start(CONFIGS[name], parent=parent) as server, ScriptedSim.start(CONFIGS[name]) as simulated:
+    with EngineServer.start(CONFIGS[name], parent=parent) as server, ScriptedSim.start(CONFIGS[name]) as simulated:
         for seed in SEEDS:
             told = []
             for engine, file in ((simulated, tmp_path / "simulated"), (server, tmp_path / "server")):

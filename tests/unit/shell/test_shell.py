@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from every_case import every_case
 from rich.console import Console
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import EngineSim
 from typer.testing import CliRunner
 
 from engine.core.config import EngineConfig
@@ -275,7 +275,7 @@ def test_a_clause_runs_and_is_saved(tmp_path):
     assert typed.session.refused == 0, typed.output
     assert typed.script[1] == 'a = t.start_req(rid="a", prompt_len=70, prompt_seed=0, max_new_tokens=2)'
     test = load_test(str(path), "test_clauses")
-    assert ScriptedSim(test.config).run(test.script, options=test.options).steps > 9
+    assert EngineSim(test.config).run(test.script, options=test.options).steps > 9
 
 
 def test_the_shell_of_a_role_is_an_engine_of_it_and_a_fleet_has_none():
@@ -350,9 +350,9 @@ def test_a_saved_session_passes_and_fails_under_its_mutant(tmp_path):
     assert "assert not late.finished" in text
     test = load_test(str(path), "test_saved_race")
     assert test.config == PP4
-    assert ScriptedSim(test.config).run(test.script, options=test.options).steps == 15
+    assert EngineSim(test.config).run(test.script, options=test.options).steps == 15
     with pytest.raises(ServerDied, match="another tree"):
-        ScriptedSim(test.config, mutant=MUTANT).run(test.script, options=AT_THE_END)
+        EngineSim(test.config, mutant=MUTANT).run(test.script, options=AT_THE_END)
 
 
 def test_a_session_that_died_under_a_mutant_is_saved_as_the_test_that_finds_it(tmp_path):
@@ -361,7 +361,7 @@ def test_a_session_that_died_under_a_mutant_is_saved_as_the_test_that_finds_it(t
     assert not typed.passed
     assert f"Mutant: {MUTANT}." in path.read_text()
     test = load_test(str(path), "test_found")
-    assert ScriptedSim(test.config).run(test.script).steps > 0
+    assert EngineSim(test.config).run(test.script).steps > 0
 
 
 def test_save_overwrites_nothing_and_writes_no_empty_test(tmp_path):

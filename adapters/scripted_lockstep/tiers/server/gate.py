@@ -32,7 +32,7 @@ from scripted.script.arguments import unpacked
 from scripted.script.execution import ScriptSource, kind_of
 from scripted.script.loader import load_script
 from scripted.script.process_state import ProcessState
-from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
+from scripted.script.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
 from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded, configs_of
 from scripted_lockstep.script.fleet import Fleet
 from scripted_lockstep.script.run import EngineRun
@@ -45,7 +45,6 @@ from scripted_lockstep.tiers.server.wire import (
     EnginesWanted,
     GateSocket,
     Progress,
-    Shutdown,
     decode_command,
 )
 from scripted_lockstep.tiers.server.world import ServerWorld, ShutdownAsked

@@ -15,8 +15,8 @@ from engine.server.launch.preload import PreloadedParent
 from scripted_lockstep.tiers.server.parent import start_parent
 from scripted_lockstep.tiers.server.placed_stages import RAY_CPUS
 from scripted_lockstep.tiers.server.ray_cluster import LocalCluster
-from scripted_lockstep.tiers.server.role_runner import ScriptedRole
-from scripted_lockstep.tiers.server.runner import ScriptedServer
+from scripted_lockstep.tiers.server.role_runner import EngineRole
+from scripted_lockstep.tiers.server.runner import EngineServer
 
 # Each server is up to six processes; more than two of them on one worker only take memory from each other.
 MAX_SERVERS: Final = 2
@@ -24,7 +24,7 @@ MAX_SERVERS: Final = 2
 CLUSTER_NODES: Final = 4
 
 _Key = tuple[EngineConfig, str | None, str]
-_Server = ScriptedServer | ScriptedRole
+_Server = EngineServer | EngineRole
 
 
 def start_server(
@@ -37,11 +37,11 @@ def start_server(
 ) -> _Server:
     """Start the server that scripts of this configuration run on. Raises StartupError with the cause of a failure."""
     if config.role != "both":
-        return ScriptedRole(config, mutant=mutant, parent=parent)
-    return ScriptedServer.start(config, mutant=mutant, parent=parent, placement=placement, cluster=cluster)
+        return EngineRole(config, mutant=mutant, parent=parent)
+    return EngineServer.start(config, mutant=mutant, parent=parent, placement=placement, cluster=cluster)
 
 
-class ServerPool:
+class EngineServers:
     """Servers by configuration, mutant and placement, least recently used first.
 
     They are forked from ``parent``, or from one of the pool's own.
@@ -55,8 +55,17 @@ class ServerPool:
         self._cluster: LocalCluster | None = None
 
     @contextlib.contextmanager
-    def lend(self, config: EngineConfig, mutant: str | None, placement: str = "local") -> Iterator[_Server]:
-        """Return a server for one script or several; it goes back to the pool unless they left it unusable."""
+    def lend(
+        self, config: EngineConfig, *, mutant: str | None = None, placement: str = "local", device: str | None = None
+    ) -> Iterator[_Server]:
+        """Return a server for one script or several; it goes back to the pool unless they left it unusable.
+
+        ``device`` is used in place of the configuration's.
+        """
+        if device is not None:
+            config = config.model_copy(update={"device": device})
+        if config.pp_size == 1:
+            placement = "local"  # A single stage is no process that could be elsewhere.
         key = (config, mutant, placement)
         server = self._take(key)
         try:

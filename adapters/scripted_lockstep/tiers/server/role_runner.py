@@ -22,34 +22,30 @@ from scripted.core.clock import VirtualClock
 from scripted.core.violation import Violation
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import definition_of
-from scripted.script.decorator import ScriptFunction
 from scripted.script.execution import OneScript
+from scripted.script.harness import ScriptedServer
 from scripted.script.options import ScriptOptions
-from scripted.script.source import file_of
+from scripted.script.source import ScriptFunction, file_of
 from scripted_lockstep.actions.client_requests import DECODE_ENGINE, PREFILL_ENGINE
-from scripted_lockstep.script.execution import ScriptSucceeded
+from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded
+from scripted_lockstep.script.failures import error_of
 from scripted_lockstep.script.run import EngineRun
-from scripted_lockstep.script.runner import error_of
 from scripted_lockstep.tiers.server.fleet_servers import FleetServers
 from scripted_lockstep.tiers.server.loop_thread import poll
 from scripted_lockstep.tiers.server.parent import start_parent
 from scripted_lockstep.tiers.server.role_world import RolePeer, RoleWorld
 from scripted_lockstep.tiers.server.wire import EngineWanted
 from scripted_lockstep.tiers.server.world import decoder_of
-from scripted_lockstep.tiers.sim.runner import ScriptedSim
+from scripted_lockstep.tiers.sim.runner import run_in_this_process
 
 _NAMES: Final = {"decode": DECODE_ENGINE, "prefill": PREFILL_ENGINE}
 
 
-class ScriptedRole(ScriptedSim):
-    """One real engine with a role, and for a decode engine the prefill engine that computes its prompts.
-
-    ``usable`` is false once a script failed or killed a stage.
-    """
+class EngineRole(ScriptedServer[EngineConfig, ScriptSucceeded]):
+    """One real engine with a role, and for a decode engine the prefill engine that computes its prompts."""
 
     def __init__(self, config: EngineConfig, *, mutant: str | None, parent: PreloadedParent | None) -> None:
         super().__init__(config, mutant=mutant)
-        self.usable = True
         name = _NAMES[config.role]
         with ExitStack() as stack:
             parent = parent or stack.enter_context(start_parent())
@@ -74,7 +70,8 @@ class ScriptedRole(ScriptedSim):
     ) -> ScriptSucceeded:
         usable, self.usable = self.usable, False
         assert usable, "a server that is not usable is not lent again"
-        succeeded = super()._run(script, args, kwargs, options)
+        execution = EngineExecution(script, args, kwargs, options)
+        succeeded = run_in_this_process(execution, self._run_loop, self.config, self.mutant)
         if not succeeded.spent:
             self._check_growth(script, options)
             self.usable = True
@@ -112,7 +109,7 @@ class ScriptedRole(ScriptedSim):
         return not poll({self._world.alive: bool}, 0)
 
     def shutdown(self) -> None:
-        super().shutdown()
+        self.usable = False
         self._stack.close()
 
     def _pause(self, timeout_s: float) -> bool:

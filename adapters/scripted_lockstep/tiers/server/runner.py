@@ -33,11 +33,12 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.report.failure import FailureKind, FailureReport, ProcessStack, ScriptError
 from scripted.report.frames import Frame, definition_of
-from scripted.script.decorator import ScriptFunction
+from scripted.script.harness import ScriptedServer
 from scripted.script.options import ScriptOptions
-from scripted.script.wire import HookReady, RunScript, ScriptFailedReply, command_to_run
+from scripted.script.source import ScriptFunction
+from scripted.script.wire import HookReady, RunScript, ScriptFailedReply, Shutdown, command_to_run
 from scripted_lockstep.script.execution import ScriptSucceeded
-from scripted_lockstep.script.runner import ScriptRunner, error_of
+from scripted_lockstep.script.failures import error_of
 from scripted_lockstep.step_words import log_of
 from scripted_lockstep.tiers.server.fleet_servers import FleetServers
 from scripted_lockstep.tiers.server.forked_script import result_of_survivor
@@ -53,7 +54,6 @@ from scripted_lockstep.tiers.server.wire import (
     EnginesWanted,
     GateOptions,
     Progress,
-    Shutdown,
     connected_socket,
     decode_replies,
 )
@@ -72,12 +72,8 @@ KEPT_STEPS: Final = 64
 LOG_TAIL_BYTES: Final = 4096
 
 
-class ScriptedServer(ScriptRunner):
-    """One real server under the scripted gate. Make it with ``start``.
-
-    ``usable`` is false once it was shut down, died, hung or could not be brought to idle; ``has_failed`` is true once a
-    script failed on it.
-    """
+class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
+    """One real server under the scripted gate. Make it with ``start``."""
 
     def __init__(
         self,
@@ -92,8 +88,6 @@ class ScriptedServer(ScriptRunner):
         if config.pp_size == 1:
             placement = "local"  # A single stage is no process that could be placed.
         self.serving: Serving | None = None
-        self.usable = True
-        self.has_failed = False
         self._open = True
         self._interrupted = False
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
@@ -130,20 +124,22 @@ class ScriptedServer(ScriptRunner):
         config: EngineConfig,
         *,
         mutant: str | None = None,
-        parent: PreloadedParent | None = None,
+        adapter: str | None = None,
         placement: str = "local",
+        parent: PreloadedParent | None = None,
         cluster: LocalCluster | None = None,
-    ) -> ScriptedServer:
-        """Start a server, warmed up and frozen before its first script; a context manager.
+    ) -> EngineServer:
+        """A server, warmed up and frozen before its first script; a context manager.
 
         It is forked from the preloaded ``parent``; without one, it brings its own and starts in seconds, not in a
         fraction of one. ``placement`` says where its stages are, with 'ray' on ``cluster`` or on a cluster of its own.
         Raises StartupError with the cause when the server does not come up. Raises ScriptDefinitionError for an engine
         with a role.
         """
+        del adapter  # This class is of one.
         if config.role != "both":
             raise ScriptDefinitionError(
-                f"ScriptedServer has engines of role='both', got role={config.role!r}; decorate the script with "
+                f"EngineServer has engines of role='both', got role={config.role!r}; decorate the script with "
                 "@scripted and run it with pytest, or with run_script()"
             )
         server = cls(config, mutant=mutant, parent=parent, placement=placement, cluster=cluster)

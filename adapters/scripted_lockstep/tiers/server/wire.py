@@ -17,7 +17,7 @@ from engine.core.scheduler import Step, StepRecord
 from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.server.scheduler_process.gate_context import GateContext
 from scripted.report.frames import Frame
-from scripted.script.wire import HookReady, RunScript, ScriptFailedReply
+from scripted.script.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
 from scripted_lockstep.bugs import mutant_named
 from scripted_lockstep.script.execution import ScriptSucceeded
 
@@ -67,10 +67,6 @@ class GateSocket:
 
     def close(self) -> None:
         self._stack.close()
-
-
-class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End the server."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):

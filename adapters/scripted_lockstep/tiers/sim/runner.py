@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from engine.core.config import EngineConfig
@@ -27,9 +27,10 @@ from engine.core.messages import (
 from engine.core.scheduler import Scheduler, Step, StepResult, carry_out, run_loop
 from scripted.core.base_adapter import config_text
 from scripted.core.clock import VirtualClock
-from scripted.script.decorator import ScriptFunction
 from scripted.script.execution import OneScript, run_one
+from scripted.script.harness import ScriptedSim
 from scripted.script.options import ScriptOptions
+from scripted.script.source import ScriptFunction
 from scripted_lockstep.bugs import mutant_named
 from scripted_lockstep.configs import config_values, limits_of
 from scripted_lockstep.script.context import ScriptContext
@@ -37,7 +38,6 @@ from scripted_lockstep.script.execution import EngineExecution, ScriptSucceeded
 from scripted_lockstep.script.fleet import Fleet, FleetEngine, config_of
 from scripted_lockstep.script.followed_answers import ByteDecoder
 from scripted_lockstep.script.run import EngineRun
-from scripted_lockstep.script.runner import ScriptRunner
 from scripted_lockstep.script.world import World
 from scripted_lockstep.simulated.pipeline import SimulatedPipeline
 from scripted_lockstep.simulated.transfers import SimulatedTransfers
@@ -99,30 +99,20 @@ class SimWorld(World):
         return event
 
 
-class ScriptedSim(ScriptRunner):
-    """Runs scripts in the sim tier. Every script gets its own scheduler and pipeline."""
+class EngineSim(ScriptedSim[EngineConfig, ScriptSucceeded]):
+    """Every script gets a scheduler and a simulated pipeline of its own."""
 
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
         super().__init__(config, mutant=mutant)
         self._limits = limits_of(config)
-        self._open = True
-
-    @classmethod
-    def start(cls, config: EngineConfig, *, mutant: str | None = None) -> AbstractContextManager[ScriptedSim]:
-        """Make a sim of this configuration; ``mutant`` switches a gallery bug on."""
-        return cls(config, mutant=mutant)
 
     def _run(
         self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
     ) -> ScriptSucceeded:
-        if not self._open:
+        if not self.usable:
             raise EngineError("this sim was shut down; start another one")
         execution = EngineExecution(script, args, kwargs, options)
-        execution.config_text = config_text(config_values(self.config))
-        source = OneScript(execution, self.mutant)
-        switched_on = nullcontext() if self.mutant is None else mutant_named(self.mutant).switched_on()
-        run_one(source, self._run_loop, switched_on)
-        return execution.succeeded()
+        return run_in_this_process(execution, self._run_loop, self.config, self.mutant)
 
     def _run_loop(self, source: OneScript) -> None:
         scheduler, world = new_engine(self.config, copy.deepcopy(self._limits))
@@ -131,7 +121,17 @@ class ScriptedSim(ScriptRunner):
         run_loop(run, scheduler, world.pipeline, world.clients)
 
     def shutdown(self) -> None:
-        self._open = False
+        self.usable = False
+
+
+def run_in_this_process(
+    execution: EngineExecution, run_loop: Callable[[OneScript], None], config: EngineConfig, mutant: str | None
+) -> ScriptSucceeded:
+    """Run one script in an engine's loop that is driven from here. Raises ScriptError."""
+    execution.config_text = config_text(config_values(config))
+    source = OneScript(execution, mutant)
+    run_one(source, run_loop, nullcontext() if mutant is None else mutant_named(mutant).switched_on())
+    return execution.succeeded()
 
 
 def new_engine(config: EngineConfig, limits: Limits) -> tuple[Scheduler, SimWorld]:

@@ -70,7 +70,7 @@ def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str
     arguments = [target, "" if until is None else str(until), mutant or ""]
     here = str(Path(__file__).parents[1])
     environment = os.environ | {"PYTHONHASHSEED": _ANOTHER_HASH_SEED, "PYTHONPATH": here}
-    command = [sys.executable, "-m", "scripted.replay", *arguments]
+    command = [sys.executable, "-m", "scripted.reruns", *arguments]
     done = subprocess.run(  # noqa: S603 - this interpreter, and our own module
         command, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=False
     )

@@ -1,0 +1,40 @@
+"""What an adapter may offer the commands beside its scheduler. Each is asked for by type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from scripted.core.mutant import Mutant
+
+
+@runtime_checkable
+class HasExamples(Protocol):
+    """An adapter that knows a first test, and the settings under which something happens in it and in the shell."""
+
+    example_settings: Mapping[str, str]
+
+    def first_test(self, name: str, settings: Mapping[str, str]) -> str:
+        """A file with a passing test ``test_<name>``. Raises what ``read_config`` raises."""
+        ...
+
+
+@runtime_checkable
+class HasDemo(Protocol):
+    """An adapter that can show a race."""
+
+    def run_demo(self, page: Path) -> bool:
+        """Print it and write its timeline to ``page``; True when it showed what it should."""
+        ...
+
+
+@runtime_checkable
+class HasGallery(Protocol):
+    """An adapter whose mutants have tests that show them."""
+
+    mutants: Mapping[str, Mutant]
+
+    def mutant_named(self, name: str) -> Mutant:
+        """Raises ScriptDefinitionError, with the nearest name, for an unknown one."""
+        ...

@@ -1,0 +1,192 @@
+"""Harnesses: engines of one configuration in one tier that run scripts one after the other.
+
+``ScriptedSim.start(config)`` and ``ScriptedServer.start(config)`` ask the adapter whose configuration it is. What an
+adapter offers for that are the protocols below; this file knows no adapter.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
+
+from scripted.core.adapters import adapter_for, adapter_named
+from scripted.core.protocol import Adapter
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.script.options import ScriptOptions
+
+if TYPE_CHECKING:
+    from scripted.script.execution import ScriptOutcome
+
+Tier = Literal["sim", "server"]
+TIERS: Final[tuple[Tier, ...]] = ("sim", "server")
+# Where the stages of the server tier are: forked beside the scheduler, joined over TCP, placed by Ray.
+PLACEMENTS: Final = ("local", "join", "ray")
+
+ConfigT = TypeVar("ConfigT")
+OutcomeT = TypeVar("OutcomeT", bound="ScriptOutcome", covariant=True)
+
+
+class Harness(ABC, Generic[ConfigT, OutcomeT]):
+    """Runs scripts on engines of one configuration, with one mutant or none; a context manager.
+
+    ``usable`` is false once an engine was shut down, died, hung or could not be brought to idle; ``has_failed`` is true
+    once a script failed on it. ``used_by`` is the test that ran on it last.
+    """
+
+    tier: ClassVar[Tier]
+
+    def __init__(self, config: ConfigT, *, mutant: str | None = None) -> None:
+        self.config = config
+        self.mutant = mutant
+        self.usable = True
+        self.has_failed = False
+        self.used_by = ""
+
+    def run(
+        self,
+        script: Callable[..., Any],
+        *args: Any,
+        timeout_s: float = ScriptOptions().timeout_s,
+        options: ScriptOptions | None = None,
+        **kwargs: Any,
+    ) -> OutcomeT:
+        """Run a generator function that takes ``t``.
+
+        Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty, and ScriptDefinitionError for what is no
+        generator function.
+        """
+        if isinstance(script, functools.partial):
+            if script.args:
+                raise ScriptDefinitionError(f"{script!r} has arguments before t; give them to run(script, *args)")
+            partial: functools.partial[Any] = script
+            script, kwargs = partial.func, partial.keywords | kwargs
+        if "scripted" in getattr(script, "__dict__", {}):
+            # @scripted wraps the generator function.
+            script = inspect.unwrap(script, stop=inspect.isgeneratorfunction)
+        if not inspect.isgeneratorfunction(script):
+            raise ScriptDefinitionError(f"{script!r} is no generator function; a script yields once for each step")
+        return self._run(script, args, kwargs, options or ScriptOptions(timeout_s=timeout_s))
+
+    @abstractmethod
+    def _run(
+        self, script: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+    ) -> OutcomeT: ...
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Refuse further scripts and end what runs; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+class ScriptedSim(Harness[ConfigT, OutcomeT]):
+    """The sim tier: every script gets its own simulated engine in this process."""
+
+    tier = "sim"
+
+    @classmethod
+    def start(cls, config: Any, *, mutant: str | None = None, adapter: str | None = None) -> ScriptedSim[Any, Any]:
+        """A sim of this configuration, of the adapter that has such configurations unless another one is named."""
+        return sims_of(adapter or adapter_for(config)).start_sim(config, mutant=mutant)
+
+
+class ScriptedServer(Harness[ConfigT, OutcomeT]):
+    """The server tier: one real engine. Scripts run inside its scheduler process."""
+
+    tier = "server"
+
+    @classmethod
+    def start(
+        cls, config: Any, *, mutant: str | None = None, adapter: str | None = None, placement: str = "local"
+    ) -> ScriptedServer[Any, Any]:
+        """A server of this configuration, ready for its first script.
+
+        ``placement`` is where its stages are. Raises ScriptDefinitionError where the adapter has no servers, and
+        StartupError where the server does not come up.
+        """
+        name = adapter or adapter_for(config)
+        return servers_of(name).start_server(config, mutant=mutant, placement=placement)
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """Whether its processes still run."""
+
+
+# -- what an adapter offers --
+
+
+class ServerPool(Protocol):
+    """Servers of one adapter, shared by scripts of equal configuration and replaced when dirty or dead."""
+
+    def lend(
+        self, config: Any, *, mutant: str | None, placement: str, device: str | None
+    ) -> AbstractContextManager[ScriptedServer[Any, Any]]:
+        """A server while the context is open. It computes on ``device`` instead of the configuration's, if given."""
+        ...
+
+    def close(self) -> None:
+        """End every server."""
+        ...
+
+
+@runtime_checkable
+class StartsSims(Protocol):
+    """An adapter whose scheduler is scripted."""
+
+    def check_script(self, config: Any, *, tiers: tuple[str, ...], oracle: bool, placement: str) -> None:
+        """Raise ScriptDefinitionError for options of ``@scripted`` that scripts of this adapter cannot have."""
+        ...
+
+    def start_sim(self, config: Any, *, mutant: str | None) -> ScriptedSim[Any, Any]: ...
+
+
+@runtime_checkable
+class HasServers(Protocol):
+    """An adapter with a server tier. ``starts_quickly``: scripts that name no tier run there as well."""
+
+    starts_quickly: bool
+
+    def why_no_servers(self) -> str:
+        """Why no server can be started here, and the remedy; empty where servers can be started."""
+        ...
+
+    def start_server(self, config: Any, *, mutant: str | None, placement: str) -> ScriptedServer[Any, Any]: ...
+
+    def new_servers(self) -> ServerPool: ...
+
+
+def sims_of(name: str) -> StartsSims:
+    """The adapter of this name. Raises ScriptDefinitionError for one whose scheduler cannot be scripted."""
+    adapter = adapter_named(name)
+    if not isinstance(adapter, StartsSims):
+        raise ScriptDefinitionError(
+            f"the adapter {name} runs no scripts; make it with scripted.sdk.SchedulerAdapter, or search it only"
+        )
+    return adapter
+
+
+def servers_of(name: str) -> HasServers:
+    """The adapter of this name. Raises ScriptDefinitionError where it cannot start servers here."""
+    adapter = adapter_named(name)
+    if not isinstance(adapter, HasServers):
+        raise ScriptDefinitionError(f"the adapter {name} has no server tier; use --tier sim")
+    if why := adapter.why_no_servers():
+        raise ScriptDefinitionError(why)
+    return adapter
+
+
+def default_tiers(adapter: Adapter) -> tuple[Tier, ...]:
+    """The tiers of a script that names none: live servers that take minutes to start are asked for by name."""
+    return TIERS if isinstance(adapter, HasServers) and adapter.starts_quickly else ("sim",)

@@ -1,0 +1,25 @@
+"""A decorated test, as ``@scripted`` makes it and everything else reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from scripted.script.options import ScriptOptions
+from scripted.script.source import ScriptFunction, file_of
+
+
+class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
+    """A decorated test: the generator function, its options and tiers, a configuration and the adapter it is of."""
+
+    config: Any
+    adapter: str
+    tiers: tuple[str, ...]
+    options: ScriptOptions
+    script: ScriptFunction
+    placement: str = "local"
+
+    @property
+    def file(self) -> str:
+        return file_of(self.script)
