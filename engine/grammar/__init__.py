@@ -1,5 +1,5 @@
-"""Structured output: what a grammar says, whether it can be followed, and which tokens it allows next.
+"""Structured output: the checks of a grammar, and the tokens that it allows next.
 
-The one room that knows the library (llguidance), which is imported with the first grammar. Masks are numpy arrays: what
-compiles is a module of its own, because numpy takes longer to import than all that reads a grammar.
+The only package that knows the library (llguidance), which is imported with the first grammar. Masks are numpy arrays;
+compiling is a module of its own, because importing numpy takes longer than everything else that reads a grammar.
 """

@@ -1,7 +1,7 @@
 """Compiled grammars of one engine, the place of each request in its own, and the thread that compiles them.
 
-Owns the library's tokenizer, made with the first grammar. Which grammars are kept is decided by the scheduler, whose
-orders are carried out beside the computation, one after the other; each order to compile is answered once.
+Owns the library's tokenizer, made with the first grammar. The scheduler decides which grammars are kept; its orders are
+carried out in sequence, in parallel with the computation, and each order to compile is answered once.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class UnfollowableGrammar(GrammarError):
 
 
 class Matcher:
-    """A request's place in its grammar: a function of the grammar and of what the request has said.
+    """A request's state in its grammar, a function of the grammar and the request's output.
 
-    ``compiled`` is the library's matcher at the beginning; it is not changed.
+    ``compiled`` is the library's matcher in its initial state; it is never changed.
     """
 
     def __init__(self, compiled: Any, vocab_size: int) -> None:
@@ -48,7 +48,7 @@ class Matcher:
 
     def _begin_anew(self) -> None:
         self._matcher = self._compiled.deep_copy()
-        # What the matcher has taken.
+        # The output that the matcher has consumed.
         self._taken: NDArray[np.int32] = np.empty(0, np.int32)
 
     def allowed(self, said: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -114,7 +114,7 @@ class CompiledGrammars:
             self._wanted.add(grammar_id)
 
     def compile(self, grammar_id: int, grammar: Grammar) -> GrammarError | None:
-        """Compile a grammar; returns why that is impossible, None on success."""
+        """Compile a grammar; return the error, None on success."""
         matcher, error = self._matcher_of(grammar)
         with self._lock:
             if error is None and grammar_id in self._wanted:
@@ -124,7 +124,7 @@ class CompiledGrammars:
         return error
 
     def _matcher_of(self, grammar: Grammar) -> tuple[Any, GrammarError | None]:
-        """The library's matcher of a grammar, or why there is none."""
+        """Return the library's matcher of a grammar, or the error."""
         from llguidance import LLMatcher
 
         try:
@@ -141,7 +141,7 @@ class CompiledGrammars:
         return matcher, None
 
     def begin(self, grammar_id: int) -> Matcher:
-        """A new request's place in a grammar. Raises GrammarError for one that is not compiled."""
+        """Return the initial state of a new request. Raises GrammarError if the grammar is not compiled."""
         compiled = self._compiled.get(grammar_id)
         if compiled is None:
             raise GrammarError(
@@ -161,7 +161,7 @@ class CompiledGrammars:
             self._compiled.clear()
 
     def _library_tokenizer(self) -> Any:
-        """Made once: for a vocabulary of 150,000 tokens it takes some 200 ms."""
+        """Return the library's tokenizer, made once: it takes 200 ms for 150,000 tokens."""
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 
@@ -171,9 +171,9 @@ class CompiledGrammars:
 
 
 class GrammarCompiler:
-    """Fills ``grammars``. ``answer`` is called from the thread.
+    """Compiles into ``grammars`` in a thread, from which ``answer`` is called.
 
-    The thread ends when there is nothing to do, so an engine without requests for structured output has none.
+    The thread ends when its queue is empty, so an engine without structured output has none.
     """
 
     def __init__(self, grammars: CompiledGrammars, answer: Callable[[GrammarReady], None]) -> None:
@@ -197,7 +197,7 @@ class GrammarCompiler:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Return when every order is answered, unless others come meanwhile."""
+        """Wait until every order is answered, except orders that come meanwhile."""
         if self._thread is not None:
             self._thread.join()
 

@@ -1,6 +1,6 @@
-"""Grammars as clients write them: their definitions for the library, and what is wrong with one, and where.
+"""Grammars as clients write them: their definitions for the library, and their faults with a place.
 
-Pure functions. Neither a tokenizer nor a vocabulary is needed to say that a grammar is wrong.
+Pure functions. Finding a fault needs neither a tokenizer nor a vocabulary.
 """
 
 from __future__ import annotations
@@ -57,30 +57,30 @@ _FIRST_BYTES: Final = 2
 
 
 class Fault(NamedTuple):
-    """What is wrong with a grammar. ``place`` is a JSON pointer into a schema, empty for the whole."""
+    """A fault of a grammar. ``place`` is a JSON pointer into a schema, empty for the whole."""
 
     message: str
     place: str = ""
 
 
 def schema_grammar(schema: Any) -> Grammar:
-    """The grammar of a JSON schema, given as an object or as its text."""
+    """Return the grammar of a JSON schema, given as an object or as text."""
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
 def definition_of(grammar: Grammar) -> str:
-    """What the library takes. Raises ValueError for a text that is not in the language of its kind at all.
+    """Return the library's definition of a grammar. Raises ValueError for a text that is not in its language at all.
 
-    One that may force a long text leaves the tokens of forced text to the model, see ``forced_text``. All others have
-    them as the tokenizer would split the text, which costs little and is what the model was trained on.
+    A grammar that may force a long text leaves the tokens of forced text to the model. In all others forced text is
+    tokenized as the tokenizer would, which is cheap and what the model was trained on.
     """
     definition = _forcing_definition_of(grammar)
     return _unforced(grammar, definition) if may_force_too_much(grammar) else definition
 
 
 def _unforced(grammar: Grammar, definition: str) -> str:
-    """A definition in Lark, which alone has this option, without forced tokens."""
+    """Return a definition without forced tokens, in Lark, the only language with that option."""
     if grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX):
         (part,) = json.loads(definition)["grammars"]
         schema = part["json_schema"]
@@ -176,16 +176,16 @@ def _remedied(message: str) -> str:
 
 
 def why_stuck(matcher: Any) -> str:
-    """Why a matcher of the library is in its error: a place without a way on, or one of the library's bounds.
+    """Return why a matcher of the library failed: no token may follow, or a bound of the library was met.
 
-    The library names the bound, with what it allows and what was reached where these are numbers.
+    The library names the bound, its limit and the value reached.
     """
     said: str = matcher.get_error().strip().partition("\n")[0]
     return "nothing may come there" if said.startswith(_NOTHING_FOLLOWS) else said
 
 
 def _complaint(grammar: Grammar) -> str:
-    """What the library says against a grammar; nothing when it takes it."""
+    """Return the library's objection to a grammar, empty if it accepts it."""
     from llguidance import LLMatcher
 
     try:
@@ -215,7 +215,7 @@ def _dead_end(definition: str) -> str:
 
 
 def _place_in(text: str, message: str) -> str:
-    """The pointer to the innermost part of a schema about which the library says the same."""
+    """Return the pointer to the innermost part of a schema with the same objection."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):
@@ -237,7 +237,7 @@ def _place_in(text: str, message: str) -> str:
 
 
 def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas directly inside a schema, with the steps of a JSON pointer to them."""
+    """Yield the direct subschemas of a schema, with the steps of a JSON pointer to them."""
     for name in _SCHEMAS_BY_NAME:
         parts = schema.get(name)
         if isinstance(parts, dict):
@@ -262,7 +262,7 @@ _COUNT: Final = re.compile(r"(?:\{|~\s*)(\d{1,9})")
 
 
 def may_force_too_much(grammar: Grammar) -> bool:
-    """Whether the text that a grammar forces may be longer than ``MOST_FORCED_CHARS``; True is said in doubt."""
+    """Return whether a grammar may force a text longer than ``MOST_FORCED_CHARS``; True if in doubt."""
     text = grammar.text
     try:
         if grammar.kind is GrammarKind.JSON_SCHEMA:
@@ -276,7 +276,7 @@ def may_force_too_much(grammar: Grammar) -> bool:
 
 
 def _repeated(text: str) -> int:
-    """The product of all counts: they may be inside one another."""
+    """Multiply all counts, because they may be nested."""
     product = 1
     for found in _COUNT.finditer(text):
         product *= max(1, int(found[1]))
@@ -286,7 +286,7 @@ def _repeated(text: str) -> int:
 
 
 def _forced_by_schema(schema: Any) -> int:
-    """What constants force together, with the longest name and pattern, as often as lists must have entries."""
+    """Estimate the forced characters: all constants, the longest name and pattern, times required list items."""
     chars, longest, entries = 0, 0, 1
     for name, value in _fields_of(schema):
         longest = max(longest, len(name))
@@ -302,7 +302,7 @@ def _forced_by_schema(schema: Any) -> int:
 
 
 def _fields_of(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Every field of every object in a schema, by its name. Without recursion: it may be as deep as a client likes."""
+    """Yield every field of every object in a schema, without recursion: a client decides the depth."""
     open_parts = [schema]
     while open_parts:
         part = open_parts.pop()

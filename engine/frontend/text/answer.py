@@ -1,7 +1,7 @@
-"""What a client sees of one request: text, ids and counts, made from the scheduler's outputs as they come.
+"""Turns the scheduler's outputs for one request into the text, ids and counts that its client sees.
 
-Owns the request's text: the tokens whose text is not final, stop strings and what is held back for them, what was
-shown; and the logprobs of its prompt. Pure: sends nothing and waits for nothing.
+Owns the tokens whose text is not final, the text held back for stop strings, the text already shown, and the logprobs
+of the prompt. Pure: sends nothing and waits for nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_UNFINISHED = 3
 
 
 class Answer:
-    """With ``shows_stop`` the text ends with the stop string that ended it."""
+    """The answer to one request. With ``shows_stop`` the text includes the stop string that ended it."""
 
     def __init__(self, decoder: Decoder, message: Generate, *, shows_stop: bool = False) -> None:
         self._message = message
@@ -38,7 +38,7 @@ class Answer:
         return self._scanner.matched is not None
 
     def piece(self, output: TokenOutput) -> GenerateAnswer:
-        """What is new with an output: text and ids are deltas, counts are totals."""
+        """Convert an output to a piece of the answer: text and ids are deltas, counts are totals."""
         ids, text = self._show(output)
         begins, self._begins = self._begins, False
         inputs = {} if self._inputs is None else self._inputs.fields(output.prompt_logprobs, begins=begins)
@@ -57,7 +57,7 @@ class Answer:
         return GenerateAnswer(text=text, output_ids=ids, meta_info=meta, vector=vector or msgspec.UNSET)
 
     def _show(self, output: TokenOutput) -> tuple[tuple[int, ...], str]:
-        """What the client may see of an output: nothing after a stop string, no text of a stop token."""
+        """Return the ids and text to show: nothing after a stop string, no text for a stop token."""
         texts: list[str] = []
         taken = 0
         for token_id in output.token_ids:
@@ -73,7 +73,7 @@ class Answer:
         return output.token_ids[:taken], "".join(texts)
 
     def _scan(self, text: str) -> str:
-        """Look for stop strings, but not before ``min_new_tokens`` tokens are out."""
+        """Scan for stop strings once at least ``min_new_tokens`` tokens have been generated."""
         if self._shown_tokens < self._message.sampling.min_new_tokens:
             return text
         return self._scanner.push(text)
@@ -85,13 +85,13 @@ class Answer:
 
 
 def is_shown(piece: GenerateAnswer) -> bool:
-    """Whether a client is told of a piece: it ends the answer, or has a token or a part of the prompt's logprobs."""
+    """Return whether a piece is sent to the client: it ends the answer, or has tokens or prompt logprobs."""
     meta = piece.meta_info
     return bool(meta.finish_reason or piece.output_ids or meta.input_token_logprobs)
 
 
 def joined(pieces: Sequence[GenerateAnswer]) -> GenerateAnswer:
-    """All pieces of an answer, the last one with its finish reason, as one."""
+    """Join all pieces of an answer; the last one has the finish reason."""
     meta = pieces[-1].meta_info
     lists = {
         name: tuple([entry for piece in pieces for entry in getattr(piece.meta_info, name) or ()])
@@ -113,17 +113,17 @@ def _logprobs(ids: tuple[int, ...], logprobs: tuple[TokenLogprob | None, ...]) -
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that is needed here."""
+    """The part of a tokenizer that detokenization needs."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
 
 
 class Detokenizer:
-    """One output's text so far.
+    """Incremental detokenization of one output.
 
-    The window is two segments that each began where all text before was final: the settled one, whose text was given
-    out and which only lends its context (some tokenizers drop a leading space), and the open one.
+    Decodes a window of two segments, each of which begins where all earlier text was final. The settled segment has
+    been shown and only provides context, because some tokenizers drop a leading space; the open one is pending.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -134,7 +134,7 @@ class Detokenizer:
         self._shown = 0
 
     def push(self, token_id: int) -> str:
-        """Add one token; return the text that became final, which may be empty."""
+        """Add a token; return the text that became final, possibly empty."""
         self._open.append(token_id)
         text = self._window_text()
         if text is None:
@@ -147,17 +147,17 @@ class Detokenizer:
         return delta
 
     def flush(self) -> str:
-        """The text that was not final, once it is known that no more tokens come: replacements for cut characters."""
+        """Return the pending text after the last token, with replacement characters for incomplete ones."""
         text = self._decode([*self._settled, *self._open])
         delta = text[self._shown :]
         self._settle()
         return delta
 
     def _window_text(self) -> str | None:
-        """The text of both segments; None while the open one must not be read yet.
+        """Decode both segments; None while the open one cannot be decoded yet.
 
-        Tokenizers that fall back to bytes read neighbouring byte tokens as one: an unfinished character then spoils the
-        finished one before it, until it is whole itself. One that never gets whole is read without its context.
+        With byte fallback, adjacent byte tokens are decoded as one run, so an incomplete character also corrupts the
+        complete one before it. An open segment that stays incomplete is decoded without its context.
         """
         text = self._decode([*self._settled, *self._open])
         if text.startswith(self._context):
@@ -169,7 +169,7 @@ class Detokenizer:
         return self._decode(self._open)
 
     def _settle(self) -> None:
-        """Close the open segment. One without text (special tokens) gives no context, so the older one is kept too."""
+        """Settle the open segment; keep the older context as well if the segment has no text (special tokens)."""
         settled = self._open
         context = self._decode(settled)
         if not context:
@@ -183,12 +183,12 @@ class Detokenizer:
 
 
 def _unfinished(text: str) -> int:
-    """How many characters at the end may still change when more bytes come."""
+    """Count the trailing characters that further bytes may still change."""
     return min(MAX_UNFINISHED, len(text) - len(text.rstrip(REPLACEMENT)))
 
 
 class StopScanner:
-    """Passes text through until a stop string ends in it. What comes out does not depend on how the text is cut."""
+    """Passes text through up to the first stop string, independently of how the text is split."""
 
     def __init__(self, stops: Sequence[str], *, shows_stop: bool = False) -> None:
         self._shows_stop = shows_stop
@@ -197,7 +197,7 @@ class StopScanner:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Take text in, give the text that is safe to show out. After a match nothing comes out any more."""
+        """Add text; return the text that is safe to show, which is empty after a match."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -213,12 +213,12 @@ class StopScanner:
         return seen[:safe]
 
     def flush(self) -> str:
-        """What was held back, once it is known that no more text comes."""
+        """Return the text held back, after the last push."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, seen: str) -> tuple[int, str] | None:
-        """The match that ends first: the one that a reader character by character would meet."""
+        """Find the match that ends first, as a character-by-character scan would."""
         matches = [(start + len(stop), start, stop) for stop in self._stops if (start := seen.find(stop)) >= 0]
         if not matches:
             return None
@@ -227,7 +227,7 @@ class StopScanner:
 
 
 class InputLogprobs:
-    """What is told of one prompt so far."""
+    """Logprobs of one prompt, sent in parts."""
 
     def __init__(self, message: Generate) -> None:
         self._ids = message.prompt_ids
@@ -235,7 +235,7 @@ class InputLogprobs:
         self._next = message.prompt_logprobs_from
 
     def fields(self, part: Sequence[PromptLogprob], *, begins: bool) -> dict[str, Any]:
-        """The fields of ``MetaInfo`` for the next part, which may be empty; the one that begins has a null in front."""
+        """Return the fields of ``MetaInfo`` for the next part, possibly empty; the first part starts with a null."""
         values: list[PromptLogprob | None] = [*([None] if begins else ()), *part]
         ids = self._ids[self._next : self._next + len(values)]
         self._next += len(values)
@@ -255,7 +255,7 @@ def _top(one: PromptLogprob) -> tuple[InputTopLogprob, ...]:
 
 
 def partial_length(text: str, markers: Sequence[str]) -> int:
-    """The length of the longest tail of a text that may be the beginning of a marker."""
+    """Return the length of the longest suffix of a text that is a proper prefix of a marker."""
     longest = max(map(len, markers), default=0) - 1
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]
@@ -269,10 +269,10 @@ _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Vocabulary(Decoder, Protocol):
-    """The part of a tokenizer that knows single tokens."""
+    """The part of a tokenizer that looks up single tokens."""
 
     def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the tokenizer's own name
-        """A token's piece as the vocabulary spells it."""
+        """Return the token as spelled in the vocabulary."""
 
 
 class TokenTexts:
@@ -281,7 +281,7 @@ class TokenTexts:
         self.bytes_of = functools.lru_cache(CACHED_TOKENS)(self._bytes_of)
 
     def text_of(self, token_id: int) -> str:
-        r"""A token's text; a part of a character is spelled like ``bytes:\xe2\x82``."""
+        r"""Return a token's text; part of a character is written as ``bytes:\xe2\x82``."""
         data = self.bytes_of(token_id)
         try:
             return data.decode()
@@ -303,7 +303,7 @@ class TokenTexts:
 
 
 class MarkerDecoder:
-    """Shows markers, though they may be special tokens, and leaves the other special tokens out as the library does."""
+    """A decoder that keeps special tokens that are markers and omits the others, as the library does."""
 
     def __init__(self, tokenizer: Decoder, special_ids: Mapping[str, int], markers: Sequence[str]) -> None:
         self._tokenizer = tokenizer
@@ -325,7 +325,7 @@ class WholeDecoder:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: itself if visible, else from 256 up."""
+    """Map each character of a byte-level vocabulary to its byte: visible bytes to themselves, others from 256 up."""
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(256 + rank): byte for rank, byte in enumerate(hidden)}

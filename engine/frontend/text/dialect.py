@@ -1,7 +1,7 @@
-"""How the served model writes what is not plain text: calls of tools, and reasoning.
+"""The format in which the served model writes tool calls and reasoning.
 
-Owns the choice of both parsers, by the settings or by the model's chat template, what an answer's parsing is asked to
-be, and the order of the two parsers. A dialect is made once a process, a parser for each choice.
+Owns the selection of both parsers, from the settings or the chat template, the parsing options of a request, and the
+order of the parsers. A process makes one dialect, and a parser for each choice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.process.settings import ServerSettings
 
 
 class AnswerParser:
-    """Without ``reasoning`` or ``calls`` there is none to look for. Without ``parallel`` later calls are left out."""
+    """Splits an answer into reasoning, content and calls. Without ``parallel``, calls after the first are dropped."""
 
     def __init__(self, reasoning: ReasoningSplitter | None, calls: CallParser | None, *, parallel: bool) -> None:
         self._reasoning = reasoning
@@ -44,14 +44,14 @@ class AnswerParser:
         return self._shown(self._split(self._reasoning.push(text)))
 
     def flush(self, *, stopped: bool = False) -> list[Part]:
-        """The rest, once it is known that no more text comes; ``stopped``: because the model ended it."""
+        """End the text; return the remaining parts. ``stopped``: the model ended it, rather than a limit."""
         rest = [] if self._reasoning is None else self._split(self._reasoning.flush())
         if self._calls is not None:
             rest += self._calls.flush(stopped=stopped)
         return self._shown(rest)
 
     def _split(self, parts: Iterable[Part]) -> list[Part]:
-        """The same with the content looked through for calls."""
+        """Return the parts with calls parsed out of the content."""
         found: list[Part] = []
         for part in parts:
             found += self._called(part.text) if isinstance(part, Content) else [part]
@@ -77,10 +77,10 @@ NONE = "none"
 
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answers to one request are looked through for.
+    """Parsing options for the answers to one request.
 
-    ``tools`` are the names of the tools that the model may call; None: it may call none. ``named`` says that the client
-    named the one that it has to call. ``properties`` are the schemas of their arguments, where the parser needs them.
+    ``tools`` are the names of the tools that the model may call, None if it may call none. ``named``: the client named
+    the tool to call. ``properties`` are the argument schemas, for parsers that need them.
     """
 
     tools: tuple[str, ...] | None = None
@@ -91,9 +91,9 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """``family`` writes calls, ``reasoning`` is the parser of reasoning; None for a model that does neither.
+    """``family`` is the format of calls, ``reasoning`` the reasoning parser; each None if the model has none.
 
-    ``form`` is how it has to write calls that are asked for.
+    ``form`` is the form of calls that a grammar enforces.
     """
 
     family: type[CallParser] | None = None
@@ -102,7 +102,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: ServerSettings, template: str) -> Dialect:
-        """As the settings say, or as the chat template shows."""
+        """Select the dialect from the settings, or from the chat template for ``auto``."""
         family = FAMILIES.get(settings.tool_call_parser)
         if settings.tool_call_parser == AUTO:
             family = family_of_template(template)
@@ -118,14 +118,14 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def about(self) -> dict[str, str]:
-        """What an operator wants to see at the start."""
+        """Return the parsers' names for the startup summary."""
         return {
             "tool_call_parser": NONE if self.family is None else self.family.name,
             "reasoning_parser": self.reasoning or NONE,
         }
 
     def start_after(self, prompt: str) -> ReasoningStart | None:
-        """How an answer begins after a prompt; None where there is no reasoning to look for."""
+        """Return how an answer to a prompt begins; None if it has no reasoning."""
         return None if self.reasoning is None else reasoning_start(self.reasoning, prompt)
 
     def parser(self, parsing: Parsing) -> AnswerParser:
@@ -135,14 +135,14 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_properties(self) -> bool:
-        """Whether the parser of calls needs the schemas of the tools' arguments."""
+        """Whether the call parser needs the argument schemas of the tools."""
         return self.family is not None and self.family.typed
 
     def new_call_id(self) -> str:
         return (self.family or CallParser).new_id()
 
     def markers(self, parsing: Parsing) -> tuple[str, ...]:
-        """What the answer's text must show for that, though it may be special tokens."""
+        """Return the markers that must appear in the text even if they are special tokens."""
         markers = () if parsing.reasoning is None else (BEGIN, END)
         return markers if parsing.tools is None or self.family is None else markers + self.family.markers
 

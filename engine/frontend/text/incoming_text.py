@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, for a reader that is written as if it were all there.
+"""A buffer of text that arrives in pieces, for readers written as if the whole text were present.
 
-A reader is a generator. It yields where it needs more text to decide, so its decisions depend on the text alone and
-never on where that was cut. Owns the text that was not read yet, or that may have to be given back.
+A reader is a generator that yields when it needs more text, so its result depends on the text and never on how the
+text is split. Owns the text that is unread or may have to be given back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 from engine.frontend.text.answer import partial_length
 
 Result = TypeVar("Result")
-# A part of a reader: it yields until there is enough text, and returns what it found.
+# Part of a reader: yields until there is enough text, then returns its result.
 Reading = Generator[None, None, Result]
 Emit = Callable[[str], None]
 
@@ -23,11 +23,11 @@ _TAG = re.compile(r"<[^<>\n]{0,48}>?")
 
 
 def dropped(text: str) -> None:
-    """Take text and do nothing with it."""
+    """Discard text."""
 
 
 class IncomingText:
-    """The text, and how far it was read."""
+    """The buffered text and the read position."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -44,27 +44,27 @@ class IncomingText:
             self._mark = 0
 
     def end(self, *, stopped: bool = False) -> None:
-        """Note that no more text comes. ``stopped``: the model ended it, so that it is not cut."""
+        """Mark the end of the text. ``stopped``: the model ended it, rather than a limit."""
         self._ended = True
         self._stopped = stopped
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the model has ended the text. Closers that are missing then were forgotten."""
+        """Whether the model ended the text itself, so that missing closing tags were forgotten."""
         return self._stopped
 
     def mark(self, *, back: int = 0) -> None:
-        """Keep what is read from here on, or from ``back`` characters before, until ``unmark``."""
+        """Keep the text read from here, or from ``back`` characters earlier, until ``unmark``."""
         self._mark = self._at - back
 
     def unmark(self) -> str:
-        """What was read since the mark, which is kept no longer; empty without a mark."""
+        """Drop the mark; return the text read since, empty without a mark."""
         text = "" if self._mark is None else self._text[self._mark : self._at]
         self._mark = None
         return text
 
     def rewind(self) -> None:
-        """Go back to the mark, which is kept no longer."""
+        """Return to the mark and drop it."""
         assert self._mark is not None, "only a mark can be gone back to"
         self._at, self._mark = self._mark, None
 
@@ -73,20 +73,20 @@ class IncomingText:
         assert self._at >= 0, f"{count} characters must still be there"
 
     def take(self, count: int) -> str:
-        """Read characters that are known to be there."""
+        """Read characters that are known to be buffered."""
         text = self._text[self._at : self._at + count]
         assert len(text) == count, f"{count} characters must be there, got {text!r}"
         self._at += count
         return text
 
     def peek(self) -> Reading[str]:
-        """The next character, which is not read; empty at the end."""
+        """Return the next character without reading it; empty at the end."""
         while self._at == len(self._text) and not self._ended:
             yield
         return self._text[self._at : self._at + 1]
 
     def run(self, pattern: re.Pattern[str], emit: Emit = dropped) -> Reading[None]:
-        """Read on while characters match a pattern such as ``[abc]*``, which looks at each by itself."""
+        """Read while characters match a pattern such as ``[abc]*``, which tests each one alone."""
         while True:
             found = pattern.match(self._text, self._at)
             assert found is not None, f"the pattern must match the empty text, got {pattern.pattern}"
@@ -98,20 +98,20 @@ class IncomingText:
             yield
 
     def word(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Read on as ``run`` does; the characters that were read."""
+        """Read as ``run`` does; return the characters."""
         read: list[str] = []
         yield from self.run(pattern, read.append)
         return "".join(read)
 
     def marker(self, markers: Sequence[str]) -> Reading[str | None]:
-        """Read the marker that stands here, if one does. No marker begins with another one."""
+        """Read a marker at this position, if there is one. No marker is a prefix of another."""
         found = yield from self.sees(markers)
         if found is not None:
             self._at += len(found)
         return found
 
     def sees(self, markers: Sequence[str]) -> Reading[str | None]:
-        """The marker that stands here, which is not read."""
+        """Return the marker at this position without reading it."""
         longest = max(map(len, markers), default=0)
         while True:
             ahead = self._text[self._at : self._at + longest]
@@ -123,7 +123,7 @@ class IncomingText:
             yield
 
     def tag(self) -> Reading[str]:
-        """The tag that stands here, damaged or not, which is not read; empty where none begins."""
+        """Return the tag at this position, intact or damaged, without reading it; empty if there is none."""
         while True:
             found = _TAG.match(self._text, self._at)
             if self._ended or (self._at < len(self._text) and found is None):
@@ -133,7 +133,7 @@ class IncomingText:
             yield
 
     def until(self, markers: Sequence[str], emit: Emit) -> Reading[str | None]:
-        """Read up to the next marker and read that too; None when the text ended without one."""
+        """Read through the next marker and return it; None if the text ends first."""
         while True:
             found = [(at, marker) for marker in markers if (at := self._text.find(marker, self._at)) >= 0]
             at, marker = min(found, default=(len(self._text), ""))

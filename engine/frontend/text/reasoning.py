@@ -1,8 +1,8 @@
-"""What an answer consists of beside plain text, and the reasoning that a model writes before it.
+"""The parts of an answer, and the split between reasoning and the answer after it.
 
-Owns the types of parts: they come in the order of the text, and no other part stands between the pieces of a call. And
-where reasoning begins, which the end of the prompt decides, and ends; the whitespace around its markers belongs to
-neither text. What stands inside is reasoning whatever it looks like, calls of tools too.
+Owns the part types, which come in text order, with no other part between the pieces of a call. The end of the prompt
+decides where reasoning begins. Whitespace around its markers belongs to neither text, and everything inside is
+reasoning, tool calls included.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class CallBegun(msgspec.Struct, frozen=True):
-    """The model calls a tool. ``id`` is the one that it gave the call, if its family does that."""
+    """The start of a tool call. ``id`` is set for families whose models give calls an id."""
 
     name: str
     id: str | None = None
 
 
 class CallArguments(msgspec.Struct, frozen=True):
-    """The next piece of the call's arguments, as the model wrote them: JSON text."""
+    """The next piece of the call's arguments: JSON text."""
 
     text: str
 
 
 class CallEnded(msgspec.Struct, frozen=True):
-    """The call's arguments are complete. A call that was cut has no end."""
+    """The end of a call whose arguments are a complete JSON object. A truncated call has none."""
 
 
 Part = Reasoning | Content | CallBegun | CallArguments | CallEnded
 
 
 def appended(parts: list[Part], part: Part) -> None:
-    """Add a part to a list; text that goes on with the last part's text becomes one part with it."""
+    """Append a part, merging it with the last part if both are text of the same kind."""
     last = parts[-1] if parts else None
     match part, last:
         case (
@@ -68,31 +68,31 @@ END = "</think>"
 QWEN3 = "qwen3"
 DEEPSEEK_R1 = "deepseek-r1"
 REASONING_PARSERS = (QWEN3, DEEPSEEK_R1)
-# What opens the assistant's turn in DeepSeek's templates, with its full-width bars.
+# Opens the assistant's turn in DeepSeek's templates, with full-width bars.
 _DEEPSEEK_TURN = "<\uff5cAssistant\uff5c>"
 _SPACE = re.compile(r"\s*")
 
 
 class ReasoningStart(enum.Enum):
-    """What the end of the prompt says about the beginning of the answer."""
+    """How an answer begins, as the end of the prompt shows."""
 
     OPEN = "open"
-    """The template opened the block: the answer begins inside."""
+    """The template opened the block: the answer begins with reasoning."""
     MARKED = "marked"
-    """There is reasoning if the answer begins with the marker."""
+    """The answer has reasoning if it begins with the marker."""
     ASSUMED = "assumed"
-    """The answer begins with reasoning, marked or not."""
+    """The answer begins with reasoning, with or without the marker."""
 
 
 def reasoning_of_template(template: str) -> str | None:
-    """The parser for the models that have this template; None for those that do not reason."""
+    """Return the reasoning parser for a chat template; None for models that do not reason."""
     if END not in template:
         return None
     return DEEPSEEK_R1 if _DEEPSEEK_TURN in template else QWEN3
 
 
 def reasoning_start(parser: str, prompt: str) -> ReasoningStart | None:
-    """How the answer to a prompt begins; None when the template closed the block, so that there is no reasoning."""
+    """Return how the answer to a prompt begins; None when the template closed the block: no reasoning."""
     end = prompt.rstrip()
     if end.endswith(BEGIN):
         return ReasoningStart.OPEN
@@ -102,21 +102,21 @@ def reasoning_start(parser: str, prompt: str) -> ReasoningStart | None:
 
 
 class PartReader(ABC):
-    """Finds the parts of one answer's text. What comes out does not depend on how the text is cut."""
+    """Finds the parts of one answer's text, independently of how the text is split."""
 
     def __init__(self) -> None:
         self._text = IncomingText()
-        # Those that are certain, since the last call.
+        # Parts found since the last call.
         self._found: list[Part] = []
         self._reader = self._read()
 
     def push(self, text: str) -> list[Part]:
-        """Take text in, give the parts that are certain out."""
+        """Add text; return the parts that are certain."""
         self._text.feed(text)
         return self._advance()
 
     def flush(self) -> list[Part]:
-        """The rest, once it is known that no more text comes."""
+        """End the text; return the remaining parts."""
         self._text.end()
         return self._advance()
 
@@ -128,11 +128,11 @@ class PartReader(ABC):
 
     @abstractmethod
     def _read(self) -> Reading[None]:
-        """Read everything there is."""
+        """Read the whole text."""
 
 
 class ReasoningSplitter(PartReader):
-    """Splits reasoning from what comes after it."""
+    """Splits reasoning from the answer after it."""
 
     def __init__(self, start: ReasoningStart) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class ReasoningSplitter(PartReader):
         yield from text.until((), self._say)
 
     def _reason(self, text: str) -> None:
-        """Give reasoning out, but no whitespace before it is known that more reasoning follows."""
+        """Emit reasoning, holding back trailing whitespace until more reasoning follows."""
         text = self._held + text
         shown = text.rstrip()
         self._held = text[len(shown) :]

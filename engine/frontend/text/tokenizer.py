@@ -25,23 +25,23 @@ _TOOLS = re.compile(r"\btools\b")
 
 
 class TemplateSource(Protocol):
-    """The part of a transformers tokenizer that is needed here."""
+    """The part of a transformers tokenizer that chat templates need."""
 
     chat_template: str | dict[str, str] | None
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
-        """The prompt of a conversation."""
+        """Render the prompt of a conversation."""
 
 
 class ChatTemplate:
-    """Renders conversations. Made from a tokenizer, with or without a template."""
+    """Renders conversations with a tokenizer's chat template, if it has one."""
 
     def __init__(self, source: TemplateSource) -> None:
         self._source = source
 
     @property
     def text(self) -> str:
-        """The template, or all of them where a tokenizer has several; empty without one."""
+        """The template's text, or all templates joined if there are several; empty without one."""
         template = self._source.chat_template
         return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
@@ -90,7 +90,7 @@ class ChatTemplate:
             ) from exc
 
     def _apply(self, conversation: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
-        """Render, with arguments of calls as objects, or as text for a template that puts them in as they are."""
+        """Render with call arguments as objects, or as text for a template that inserts them verbatim."""
         try:
             return str(self._source.apply_chat_template(conversation, **options))
         except TypeError:
@@ -101,7 +101,7 @@ class ChatTemplate:
 
 
 def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its calls as JSON text."""
+    """Return the message with the arguments of its calls as JSON text."""
     if "tool_calls" not in message:
         return message
     calls = [
@@ -140,7 +140,7 @@ def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What templates raise, by themselves or by what they do with a value of another type than they expect."""
+    """Errors that templates raise, deliberately or on a value of an unexpected type."""
     from jinja2.exceptions import TemplateError
 
     return TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError

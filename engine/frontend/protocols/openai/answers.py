@@ -18,7 +18,7 @@ class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Output tokens that are reasoning, its markers among them."""
+    """Output tokens of reasoning, markers included."""
 
     reasoning_tokens: int
 
@@ -46,7 +46,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptTokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """The logprob of a token in one place of a prompt, and its rank among all tokens there; the best has rank 1."""
+    """The logprob of a token at one position of a prompt, and its rank among all tokens there, from 1."""
 
     logprob: float
     rank: int
@@ -54,7 +54,7 @@ class PromptTokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of a completion; in a stream, what is new of it."""
+    """One choice of a completion; in a stream, its delta."""
 
     index: int
     text: str
@@ -77,7 +77,7 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the most likely tokens. ``bytes`` are its UTF-8 bytes, which may be a part of a character."""
+    """One of the likeliest tokens. ``bytes`` are its UTF-8 bytes, possibly part of a character."""
 
     token: str
     logprob: float
@@ -85,7 +85,7 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One token of the answer, and the most likely ones in its place."""
+    """One token of the answer, and the likeliest tokens at its position."""
 
     token: str
     logprob: float
@@ -99,7 +99,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model calls. ``arguments`` is what it wrote: JSON, unless the answer was cut or the model erred."""
+    """The called function. ``arguments`` is JSON unless the answer was truncated, which ``finish_reason`` tells."""
 
     name: str
     arguments: str
@@ -112,7 +112,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalledFunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is new of a call: its name once, its arguments in pieces."""
+    """The delta of a call: its name once, its arguments in pieces."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET

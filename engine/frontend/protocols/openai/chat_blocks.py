@@ -1,7 +1,7 @@
-"""One choice of a chat, as a sequence of blocks: reasoning, text and calls of tools, one after the other.
+"""One choice of a chat as a sequence of blocks: reasoning, text and tool calls.
 
-What all protocols of chats have in common: answers in one and streams are made of the same changes, so that they cannot
-differ. Owns indices and ids of calls, and why the choice ended.
+Shared by all chat protocols: whole answers and streams are built from the same changes, so that they cannot differ.
+Owns the indices and ids of calls, and why the choice ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class BlockKind(Enum):
 
 @dataclass
 class Block:
-    """``index`` counts the blocks of the choice; ``name``, ``call_id`` and ``call_index`` are those of a call.
+    """A block. ``index`` is its place in the choice; ``name``, ``call_id`` and ``call_index`` are set for calls.
 
-    ``logprobs`` are the insides of the lists of its tokens' logprobs, where they are shown.
+    ``logprobs`` are encoded list items of its tokens' logprobs, if they are shown.
     """
 
     kind: BlockKind
@@ -49,7 +49,7 @@ class Block:
 
     @property
     def text(self) -> str:
-        """What was written so far; of a call, its arguments."""
+        """The text so far; for a call, its arguments."""
         return "".join(self.written)
 
 
@@ -71,7 +71,7 @@ Change = Begun | Grown | Ended
 
 
 def _ignore(whole: bool) -> None:
-    """Nobody counts calls."""
+    """Ignore a call's end."""
 
 
 class SpokenChoice:
@@ -106,7 +106,7 @@ class SpokenChoice:
         self._tokens_of_reasoning = 0
 
     def changes(self, piece: GenerateAnswer, *, says: bool = False) -> Iterator[Change]:
-        """What a piece changes, as it is taken in. One that ``says`` more than text does so with an empty text too."""
+        """Yield the changes that a piece makes. With ``says``, a piece without text yields a change too."""
         self._count_tokens(piece.output_ids)
         parts, blocks = self._parts(piece), self.blocks
         for part in [Content("")] if says and not parts else parts:
@@ -131,7 +131,7 @@ class SpokenChoice:
                 yield Ended(self.blocks[-1])
 
     def take(self, answer: GenerateAnswer, *, says: bool = False) -> Shaping[None]:
-        """Take a whole answer in, in parts that are each short enough to be looked through in one turn."""
+        """Take in a whole answer, in parts short enough for one turn of the event loop."""
         text, going = answer.text, msgspec.structs.replace(answer.meta_info, finish_reason=None)
         last = max(0, len(text) - 1) // CHARS_A_TURN * CHARS_A_TURN
         for start in range(0, last + 1, CHARS_A_TURN):
@@ -146,7 +146,7 @@ class SpokenChoice:
             yield
 
     def finish_reason(self, reason: FinishReason | None) -> str | None:
-        """Why the choice ended, in the protocol's words."""
+        """Return the protocol's finish reason."""
         end = self.end or reason
         if end is FinishReason.STOP and self._calls and not self._has_cut_call and not self._named:
             return TOOL_CALLS
@@ -159,7 +159,7 @@ class SpokenChoice:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Tokens of reasoning so far; None where they cannot be told from others."""
+        """Reasoning tokens so far; None if they cannot be distinguished."""
         if self._end_of_reasoning is None:
             return None
         # Reasoning comes before all else.
@@ -168,7 +168,7 @@ class SpokenChoice:
         return self._tokens_of_reasoning
 
     def is_cut(self, block: Block) -> bool:
-        """Whether the answer ended early, in this block."""
+        """Return whether the answer was truncated in this block."""
         return self.end not in (None, FinishReason.STOP) and block is self.blocks[-1]
 
     def _parts(self, piece: GenerateAnswer) -> list[Part]:
@@ -195,7 +195,7 @@ class SpokenChoice:
 
 
 def _is_the_models_end(piece: GenerateAnswer) -> bool:
-    """Whether the model ended the text itself, and no limit or stop string did."""
+    """Return whether the model ended the text itself, rather than a limit or a stop string."""
     meta = piece.meta_info
     return meta.finish_reason is FinishReason.STOP and not isinstance(meta.matched_stop, str)
 

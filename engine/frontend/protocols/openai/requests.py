@@ -177,7 +177,7 @@ def _order(
 
 
 def _truncated(body: OpenAiBody, prompt_ids: tuple[int, ...], limits: Limits) -> tuple[int, ...]:
-    """The end of a prompt that is wanted of it."""
+    """Return the requested tail of a prompt."""
     most = body.truncate_prompt_tokens
     if most is None:
         return prompt_ids
@@ -210,7 +210,7 @@ def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> in
 
 
 def _echoed(body: CompletionBody, served: ServedModel) -> tuple[str, ...]:
-    """Each prompt as text, for a client that wants it echoed."""
+    """Return each prompt as text, to be echoed."""
     if not body.echo:
         return ()
     decode = served.tokenizer.decode
@@ -220,7 +220,7 @@ def _echoed(body: CompletionBody, served: ServedModel) -> tuple[str, ...]:
 
 
 def _answer_id(body: OpenAiBody, prefix: str) -> str:
-    """The id of the answer: the client's own, or a new one."""
+    """Return the id of the answer: the client's own, or a new one."""
     rid = body.rid or body.request_id or f"{prefix}-{uuid.uuid4().hex}"
     user = body.safety_identifier or body.user
     if user is not None:
@@ -247,7 +247,7 @@ def _require_parser(tools: Sequence[ToolBody], served: ServedModel) -> None:
 
 
 def _with_calls(order: Order, body: ChatBody, start: ReasoningStart | None, served: ServedModel) -> Order:
-    """The order of a chat whose answers begin with reasoning as ``start`` says. Raises ApiError (400)."""
+    """Return the order of a chat whose answers begin as ``start`` says. Raises ApiError (400)."""
     tools = body.offered_tools
     if start is None and not tools:
         return order
@@ -269,7 +269,7 @@ def _with_calls(order: Order, body: ChatBody, start: ReasoningStart | None, serv
 
 
 def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | None, served: ServedModel) -> Order:
-    """The same with what ``tool_choice``, strict tools and another field say that the output must be."""
+    """Add the grammar that ``tool_choice``, strict tools and structured output require."""
     form, special_ids = served.dialect.form, served.special_ids
     assert form is not None, "tools are refused without a parser"
     field, answer = order.grammar_field, order.messages[0].sampling.grammar
@@ -315,7 +315,7 @@ def _schemas(body: ChatBody, tools: Sequence[ToolBody]) -> tuple[tuple[str, Gram
 
 
 def _with_reasoning(order: Order, start: ReasoningStart, served: ServedModel) -> Order:
-    """The same with room for reasoning before what the grammar describes, which is the answer."""
+    """Extend the grammar, which describes the answer, by the reasoning before it."""
     field, grammar = order.grammar_field, order.messages[0].sampling.grammar
     if field is None or grammar is None:
         return order
@@ -372,5 +372,5 @@ class Translation:
         )
 
     def reword(self, text: str) -> str:
-        """The same text with the protocol's names of fields; what it quotes is the client's."""
+        """Replace field names by the protocol's, except in quotations of the client's text."""
         return self._pattern.sub(lambda found: self._names.get(found[0], found[0]), text)

@@ -63,7 +63,7 @@ class OutputReasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
 
 
 class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
-    """``arguments`` is what the model wrote: JSON, unless the answer was cut or the model erred."""
+    """A call. ``arguments`` is JSON unless the answer was truncated, which the status tells."""
 
     id: str
     status: ItemStatus
@@ -82,7 +82,7 @@ class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Output tokens that are reasoning, its markers among them; 0 where they cannot be told."""
+    """Output tokens of reasoning, markers included; 0 if they cannot be distinguished."""
 
     reasoning_tokens: int
 
@@ -96,7 +96,7 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a response ended early: ``max_output_tokens``, or the engine's word for it."""
+    """Why a response ended early: ``max_output_tokens`` or the engine's finish reason."""
 
     reason: str
 

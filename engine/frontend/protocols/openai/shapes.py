@@ -74,7 +74,7 @@ class Counts:
 
 
 class _Shape(Shape):
-    """What answers of both protocols have."""
+    """The common part of completion and chat answers."""
 
     event: ClassVar[type[msgspec.Struct]]
     end = DONE
@@ -94,7 +94,7 @@ class _Shape(Shape):
         self._counts = Counts(order.n)
 
     def last_events(self) -> Iterator[msgspec.Struct]:
-        """The token counts, if asked for."""
+        """Yield the token counts, if requested."""
         if self._include_usage:
             yield self.event(**self._head, choices=[], usage=self._counts.usage())
 
@@ -105,12 +105,12 @@ class _Shape(Shape):
         return self.event(**self._head, choices=[choice], usage=usage)
 
     def _ids(self, piece: GenerateAnswer) -> tuple[int, ...] | msgspec.UnsetType:
-        """The ids of a piece, where they were asked for."""
+        """Return the ids of a piece, if requested."""
         return piece.output_ids if self._prompt_ids else msgspec.UNSET
 
 
 class CompletionShape(_Shape):
-    """Answers of ``/v1/completions``. Where prompts are echoed each choice begins with its own."""
+    """Answers of ``/v1/completions``. With echo, each choice begins with its prompt."""
 
     event = CompletionAnswer
 
@@ -176,7 +176,7 @@ class CompletionShape(_Shape):
 
 
 class ChatShape(_Shape):
-    """Answers of ``/v1/chat/completions``. ``new_choice`` makes what finds the parts of one."""
+    """Answers of ``/v1/chat/completions``. ``new_choice`` makes the parser of a choice."""
 
     event = ChatChunk
 
@@ -211,7 +211,7 @@ class ChatShape(_Shape):
         )
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
-        """The role before a choice's first piece, then an event for each piece that shows something."""
+        """Yield the role before a choice's first piece, then an event for each delta."""
         spoken = self._choices[index]
         if index not in self._begun:
             self._begun.add(index)
@@ -258,7 +258,7 @@ class ChatShape(_Shape):
 
 
 def _message_of(spoken: SpokenChoice) -> ChatMessage:
-    """The message of a choice that was taken in; a plain text may be empty."""
+    """Return the message of a choice; plain text may be empty."""
 
     def written(kind: BlockKind) -> str:
         return "".join(block.text for block in spoken.blocks if block.kind is kind)
@@ -277,7 +277,7 @@ def _message_of(spoken: SpokenChoice) -> ChatMessage:
 
 
 def _delta_of(change: Change) -> ChatDelta | None:
-    """What shows a change; a call's beginning and its arguments are deltas of their own."""
+    """Return the delta of a change; a call's start and its arguments are separate deltas."""
     block = change.block
     if isinstance(change, Grown):
         if block.kind is BlockKind.TEXT:
@@ -315,7 +315,7 @@ class BlockShape(Shape):
         return self._answer()
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:  # noqa: ARG002 - there is one
-        """The events that show a piece of the answer; the first piece has what begins it before them."""
+        """Yield the events of a piece; the opening events precede the first piece."""
         if self._meta is None:
             self._meta = piece.meta_info
             self._counts.note(0, piece.meta_info)
@@ -330,7 +330,7 @@ class BlockShape(Shape):
 
     @abstractmethod
     def _answer(self) -> msgspec.Struct:
-        """What is known of the answer so far."""
+        """Return the answer so far."""
 
     @abstractmethod
     def _first_events(self) -> Iterator[msgspec.Struct]: ...
@@ -362,14 +362,14 @@ def spelled_logprobs(piece: GenerateAnswer, texts: TokenTexts) -> Shaping[bytes]
 
 
 class _Offsets:
-    """Where each token of one choice begins in its text; the first at ``begin``."""
+    """Text offsets of the tokens of one choice; the first is at ``begin``."""
 
     def __init__(self, decoder: Decoder, *, begin: int = 0) -> None:
         self._detokenizer = Detokenizer(decoder)
         self._chars = begin
 
     def before(self, token_id: int) -> int:
-        """The offset of the next token, in characters; one inside a character has that character's offset."""
+        """Return the next token's offset in characters; a token inside a character has that character's offset."""
         offset = self._chars
         self._chars += len(self._text_of(token_id))
         return offset
@@ -399,14 +399,14 @@ class _PromptEntry(NamedTuple):
 
 
 class _OfPrompt(NamedTuple):
-    """The logprobs of a prompt, echoed before those of the output, and ranked."""
+    """Logprobs of a prompt: echoed before the output's, and ranked."""
 
     echoed: _Columns
     ranked: RankedPrompt | msgspec.UnsetType
 
 
 class EchoOffsets(_Offsets):
-    """Where each token of one prompt begins in its text, whose end is that of the last."""
+    """Text offsets of the tokens of one prompt, aligned to the end of its text."""
 
     def __init__(self, decoder: Decoder, texts: TokenTexts, echo: str) -> None:
         super().__init__(decoder)
@@ -423,13 +423,13 @@ class EchoOffsets(_Offsets):
 
 
 def echoed(piece: GenerateAnswer, most: int, texts: TokenTexts, offsets: EchoOffsets) -> Shaping[_Columns]:
-    """The logprobs of an echoed prompt, or of a part of it, with ``most`` of the most likely tokens."""
+    """Return the logprobs of an echoed prompt or a part of it, with the ``most`` likeliest tokens."""
     entries = _prompt_entries(piece)
     return (yield from _columns(entries, offsets.before, texts, lambda one: {t: v for v, t, _ in one.top[:most]}))
 
 
 def ranked(answer: GenerateAnswer, most: int, texts: TokenTexts) -> Shaping[RankedPrompt]:
-    """For each token of a prompt its logprob and those of the ``most`` most likely ones, by token id."""
+    """Return, for each prompt token, its logprob and the ``most`` highest ones by token id."""
 
     def spell(entry: _PromptEntry) -> dict[str, PromptTokenLogprob] | None:
         return None if entry.logprob is None else _ranked_entry(entry, most, texts)
@@ -444,7 +444,7 @@ def _columns(
     texts: TokenTexts,
     top_of: Callable[[_Said], dict[int, float]],
 ) -> Shaping[_Columns]:
-    """Tokens and their logprobs as completions spell them."""
+    """Return tokens and their logprobs in the format of completions."""
 
     def spell_top(entry: _Said) -> dict[str, float] | None:
         return None if entry.logprob is None else {texts.text_of(token): v for token, v in top_of(entry).items()}
@@ -458,7 +458,7 @@ def _columns(
 
 
 def _width(entries: Sequence[_PromptEntry] | Sequence[OutputLogprob]) -> int:
-    """How many values each of the entries has."""
+    """Return the number of values in each entry."""
     return 1 + len(entries[-1].top) if entries else 1
 
 

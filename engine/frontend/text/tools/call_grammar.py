@@ -28,7 +28,7 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 
 class LarkRules:
-    """The rules of one grammar. ``special_ids`` are the special tokens of the vocabulary, which have no bytes there."""
+    """The rules of one grammar. ``special_ids`` are the special tokens, which have no bytes in the vocabulary."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
@@ -38,15 +38,15 @@ class LarkRules:
         self._rules.append(rule)
 
     def text(self, *pieces: str) -> str:
-        """Pieces of text one after the other; one that is a special token is that token."""
+        """Write a sequence of pieces; a special token is written as that token."""
         return " ".join(self._piece(piece) for piece in pieces if piece)
 
     def ending(self, piece: str) -> str | None:
-        """What stands for a piece that is a special token, which ends any text; None for one that is text itself."""
+        """Write a piece that is a special token, which ends any text; None if it is plain text."""
         return self._piece(piece) if piece in self._special_ids else None
 
     def add_reasoning(self, start: ReasoningStart | None) -> str:
-        """Add rules for reasoning; returns what stands for it before the answer, nothing where there is none."""
+        """Add rules for reasoning; return the reference that precedes the answer, empty without reasoning."""
         if start is None:
             return ""
         end = self._special_ids.get(END)
@@ -74,7 +74,7 @@ class LarkRules:
 
 
 def after_reasoning(grammar: Grammar, start: ReasoningStart, special_ids: Mapping[str, int]) -> Grammar | None:
-    """A grammar of the answer alone as one of the whole output; None for a kind that cannot be a part of another."""
+    """Extend a grammar of the answer to the whole output; None for a kind that cannot be embedded."""
     rules = LarkRules(special_ids)
     body = rule_body(grammar)
     if body is None:
@@ -85,7 +85,7 @@ def after_reasoning(grammar: Grammar, start: ReasoningStart, special_ids: Mappin
 
 
 def rule_body(grammar: Grammar) -> str | None:
-    """A grammar as the body of a rule; None for a kind that cannot be a part of another."""
+    """Return a grammar as the body of a rule; None for a kind that cannot be embedded."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return "%json " + json.dumps(spaced(json.loads(grammar.text)))
@@ -125,7 +125,7 @@ class ArgumentForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any], name: str) -> str:
-    """Add rules for the arguments of a tool, in the order of its schema; returns what stands for them."""
+    """Add rules for the arguments of a tool, in schema order; return the reference to them."""
     schema = followable(schema) or schema
     properties = {key: one for key, one in properties_of(schema).items() if schema["properties"][key] is not False}
     if not properties:
@@ -157,7 +157,7 @@ def _add_any(rules: LarkRules, form: ArgumentForm, name: str) -> str:
 
 
 def _add_value(rules: LarkRules, form: ArgumentForm, schema: Mapping[str, Any], name: str) -> str:
-    """Add a rule for a value and what stands after it; returns the rule's name."""
+    """Add a rule for a value and its closing pieces; return the rule's name."""
     after = rules.text(*form.after)
     if not (form.raw and is_text(schema)):
         rules.add(f"{name}: {name}_json {after}")
@@ -205,7 +205,7 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool with the schema of its arguments; None: it has none. ``strict`` ones are held to it in every call."""
+    """A tool and its argument schema, None without arguments. Calls of ``strict`` tools always follow it."""
 
     name: str
     parameters: dict[str, Any] | None
@@ -213,7 +213,7 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What the arguments must be: always an object."""
+        """The schema of the arguments, always an object."""
         return NO_PARAMETERS if self.parameters is None else ANY_PARAMETERS | self.parameters
 
 
@@ -225,7 +225,7 @@ def required_calls(
     *,
     several: bool,
 ) -> Grammar:
-    """The grammar of an output that is calls alone, one or ``several``, after its reasoning."""
+    """Return the grammar of an output of calls alone, one or ``several``, after its reasoning."""
     rules = LarkRules(special_ids)
     rules.add(f"start: {rules.add_reasoning(reasoning)}calls")
     _add_calls(rules, form, tools, several=several)
@@ -257,7 +257,7 @@ def calls_or_answer(
 def calls_if_any(
     form: CallForm, tools: Sequence[OfferedTool], reasoning: ReasoningStart | None, special_ids: Mapping[str, int]
 ) -> Grammar:
-    """The grammar of an output that may have calls anywhere, those of strict tools with arguments of their schemas."""
+    """Return the grammar of an output with calls anywhere; calls of strict tools follow their schemas."""
     rules = LarkRules(special_ids)
     trigger, *rest = form.opening or form.before
     rules.add(f"start: {rules.add_reasoning(reasoning)}(head calls)* TEXT")
@@ -277,7 +277,7 @@ def calls_if_any(
 def _add_calls(
     rules: LarkRules, form: CallForm, tools: Sequence[OfferedTool], *, several: bool, only_strict: bool = False
 ) -> None:
-    """Add a rule ``calls`` for calls and what stands around them."""
+    """Add a rule ``calls`` for calls and their surrounding pieces."""
     more = f" ({rules.text(*form.separator)} call)*" if several else ""
     rules.add(f"calls: {rules.text(*form.opening)} call{more} {rules.text(*form.closing)}")
     rules.add(f"call: {_choice_of(rules, form, tools, skip=0, only_strict=only_strict)}")
@@ -286,7 +286,7 @@ def _add_calls(
 def _choice_of(
     rules: LarkRules, form: CallForm, tools: Sequence[OfferedTool], *, skip: int, only_strict: bool = False
 ) -> str:
-    """Add a rule for a call of each tool, without its first ``skip`` pieces; returns the choice between them."""
+    """Add a rule for a call of each tool, without its first ``skip`` pieces; return the alternatives."""
     for number, tool in enumerate(tools):
         name = json.dumps(tool.name, ensure_ascii=False) if form.quoted else tool.name
         schema = tool.schema if tool.strict or not only_strict else ANY_PARAMETERS

@@ -21,7 +21,7 @@ Properties = Mapping[str, Mapping[str, Any]]
 
 
 class CallParts:
-    """Collects the parts of an answer that are certain."""
+    """Collects the parts of an answer."""
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -31,7 +31,7 @@ class CallParts:
         self._called = False
 
     def say(self, text: str) -> None:
-        """Add content. Whitespace at its end waits for what follows."""
+        """Add content. Trailing whitespace is held until more follows."""
         text = self._space + text
         if self._called and not self._said:
             text = text.lstrip()
@@ -51,13 +51,13 @@ class CallParts:
         appended(self._parts, CallArguments(text))
 
     def end(self, missing: str = "") -> None:
-        """Add the closers that are ``missing``, and the end of the call; neither if its arguments are no object."""
+        """Add the ``missing`` closers and the end of the call, if the arguments are a JSON object then."""
         if is_object("".join(self._arguments) + missing):
             self.argue(missing)
             self._parts.append(CallEnded())
 
     def close(self) -> None:
-        """No more text follows: whitespace at the end is content if there was no call."""
+        """End the text: trailing whitespace is content if there was no call."""
         if not self._called:
             appended(self._parts, Content(self._space))
 
@@ -128,7 +128,7 @@ _decode_string = json.JSONDecoder(strict=False).decode
 
 
 def _decoded(written: str) -> str | None:
-    """The text of a string with its quotes; None when it is no JSON, or half of a surrogate pair."""
+    """Decode a quoted string; None if it is not JSON or has half of a surrogate pair."""
     try:
         value = str(_decode_string(written))
         value.encode()
@@ -239,7 +239,7 @@ class JsonValue:
 
 
 def skip_value(text: IncomingText, stops: Sequence[str]) -> Reading[bool]:
-    """Read any value and drop it. False when it was cut, or none stands here."""
+    """Skip any value. False if it is truncated or missing."""
     character = yield from text.peek()
     if character == '"':
         return (yield from read_string(text, dropped))
@@ -268,7 +268,7 @@ _COMMAS = re.compile(r"[\s,]*")
 
 
 class CallObject:
-    """Reads one object. With ``tools`` only the name of one of these makes it a call, and only a call's keys do."""
+    """Reads an object that may be a call. With ``tools`` it must name one of them and have no keys but a call's."""
 
     def __init__(
         self, text: IncomingText, parts: CallParts, stops: Sequence[str], tools: Collection[str] | None
@@ -282,7 +282,7 @@ class CallObject:
         self._begun = False
 
     def read(self) -> Reading[bool]:
-        """True for a call, though it may be cut; False for what is none, of which nothing was given out."""
+        """Return True for a call, even a truncated one; False if it is not a call, and nothing was emitted."""
         text = self._text
         text.take(1)
         while True:
@@ -295,13 +295,13 @@ class CallObject:
                 return self._begun
 
     def _close(self) -> bool:
-        """The object is complete; a call that has no arguments has none of them."""
+        """Complete the object; a call without arguments gets an empty object."""
         if self._name is not None and not self._begun:
             self._give(NO_ARGUMENTS)
         return self._begun
 
     def _read_entry(self) -> Reading[bool]:
-        """Read a key and its value; False when the object cannot be read on, or is no call."""
+        """Read a key and its value; False if the object cannot be read further or is not a call."""
         text = self._text
         key = yield from self._read_text()
         yield from text.run(SPACE)
@@ -318,7 +318,7 @@ class CallObject:
         return (yield from skip_value(text, self._stops))
 
     def _read_text(self) -> Reading[str | None]:
-        """A string, decoded; None for what is none."""
+        """Read and decode a string; None if there is none."""
         if (yield from self._text.peek()) != '"':
             return None
         written: list[str] = []
@@ -349,7 +349,7 @@ class CallObject:
         return True
 
     def _read_object(self) -> Reading[bool]:
-        """Pass an object on as it arrives, or keep it until the name is known."""
+        """Emit an object as it arrives, or keep it until the name is known."""
         if self._name is None:
             kept: list[str] = []
             if (yield from JsonValue(self._text, kept.append, self._stops).read()):
@@ -360,7 +360,7 @@ class CallObject:
         return (yield from read_arguments(self._text, self._parts, self._stops))
 
     def _give(self, arguments: str) -> None:
-        """Give all arguments out, or keep them until the name is known."""
+        """Emit all arguments, or keep them until the name is known."""
         if self._name is None:
             self._arguments = arguments
             return
@@ -375,7 +375,7 @@ class CallObject:
 
 
 def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """The schemas of a tool's arguments by their names, as far as its schema has them in plain sight."""
+    """Return the schemas of a tool's arguments by name, as far as ``properties`` lists them."""
     found = (parameters or {}).get("properties")
     if not isinstance(found, dict):
         return {}
@@ -383,7 +383,7 @@ def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, dict[str, A
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Whether a value of this schema can be nothing but a text, which is then written without quotes."""
+    """Return whether values of a schema are always strings, which are then written without quotes."""
     choices = schema.get("enum")
     if isinstance(choices, list):
         return bool(choices) and all(isinstance(choice, str) for choice in choices)
@@ -391,7 +391,7 @@ def is_text(schema: Mapping[str, Any]) -> bool:
 
 
 def escaped(text: str) -> str:
-    """A text as it stands in a JSON string. Pieces can be escaped one by one."""
+    """Escape a text for a JSON string. Pieces can be escaped separately."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -408,7 +408,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def read_python_value(text: IncomingText, emit: Emit, depth: int = 0) -> Reading[bool]:
-    """Read a literal, which begins here, and pass it on as JSON. False when it is none, or was cut."""
+    """Read a Python literal and emit it as JSON. False if it is invalid or truncated."""
     character = yield from text.peek()
     if character in _PLAIN:
         return (yield from _read_string(text, emit))
@@ -420,7 +420,7 @@ def read_python_value(text: IncomingText, emit: Emit, depth: int = 0) -> Reading
 
 
 def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
-    """A list, a tuple, which is a list too, or a dict."""
+    """Read a list, a dict or a tuple, which becomes a list."""
     opening = text.take(1)
     closing, is_dict = _CLOSING[opening], opening == "{"
     emit("{" if is_dict else "[")
@@ -454,7 +454,7 @@ def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
 
 
 def _sees_call(text: IncomingText) -> Reading[bool]:
-    """Whether a call stands where an item has to: the brackets of the one before it are missing."""
+    """Return whether a call begins in place of an item, because the brackets before it are missing."""
     text.mark()
     name = yield from text.word(LITERAL)
     sees = bool(name) and (yield from text.peek()) == "("
@@ -463,7 +463,7 @@ def _sees_call(text: IncomingText) -> Reading[bool]:
 
 
 def _read_key(text: IncomingText, emit: Emit) -> Reading[bool]:
-    """A key and its colon. JSON has no keys but strings."""
+    """Read a key and its colon. JSON keys are strings."""
     if (yield from text.peek()) not in _PLAIN or not (yield from _read_string(text, emit)):
         return False
     yield from text.run(SPACE)
@@ -494,7 +494,7 @@ def _read_string(text: IncomingText, emit: Emit) -> Reading[bool]:
 
 
 def _read_escape(text: IncomingText, emit: Emit) -> Reading[bool]:
-    """What follows a backslash; one that means nothing stands for itself."""
+    """Read an escape; a backslash before any other character stands for itself."""
     character = yield from text.peek()
     if not character:
         return False
@@ -524,7 +524,7 @@ def _read_code(text: IncomingText, emit: Emit, kind: str) -> Reading[bool]:
 
 
 def _literal(word: str) -> str | None:
-    """A word or a number as JSON; None for what is neither."""
+    """Convert a word or number to JSON; None for anything else."""
     if word in PYTHON_WORDS:
         return PYTHON_WORDS[word]
     if _NUMBER.fullmatch(word):

@@ -1,7 +1,7 @@
-"""The families of models by the format of their calls, one class each, and which of them a chat template belongs to.
+"""Parsers of tool calls, one class for each family of models, and the family of a chat template.
 
-A class has the family's name, its markers, how it writes calls that are asked for, what ids they may have, and how what
-the models write is read. What looked like a call and is none is given back.
+A class has the family's name, markers, grammar form, call ids and reader. Text that only looked like a call is given
+back as content.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _BETWEEN = re.compile(r"[\s,;}]*")
 class CallParser(PartReader):
     """Finds the calls in one answer's text.
 
-    ``tools`` are the names of the tools that the model was given, ``properties`` the schemas of each one's arguments.
+    ``tools`` are the names of the tools that the model was given, ``properties`` the argument schemas of each.
     """
 
     name: ClassVar[str]
     form: ClassVar[CallForm]
-    """How the family writes calls."""
+    """The form of the family's calls, for grammars."""
     markers: ClassVar[tuple[str, ...]]
-    """What the family writes around its calls; a tokenizer may have it as special tokens."""
+    """Markers around the family's calls; a tokenizer may have them as special tokens."""
     separators: ClassVar[tuple[str, ...]] = ()
-    """Text after a call's object, which stands nowhere in JSON outside strings."""
+    """Text after a call's object that never occurs in JSON outside strings."""
     closes: ClassVar[bool] = False
-    """True when a marker closes each call."""
+    """Whether a marker closes each call."""
     typed: ClassVar[bool] = False
-    """True when the reader needs the schemas of the arguments."""
+    """Whether the reader needs the argument schemas."""
 
     def __init__(self, tools: Collection[str], properties: Mapping[str, Properties] | None = None) -> None:
         super().__init__()
@@ -55,25 +55,25 @@ class CallParser(PartReader):
 
     @classmethod
     def form_of(cls, template: str) -> CallForm:  # noqa: ARG003 - some families have an older and a newer way
-        """How the models that have this template write calls."""
+        """Return the form of calls for models with this chat template."""
         return cls.form
 
     @staticmethod
     def new_id() -> str:
-        """An id for a call, where the model gave none."""
+        """Make an id for a call to which the model gave none."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
     def flush(self, *, stopped: bool = False) -> list[Part]:
-        """The rest, once it is known that no more text comes; ``stopped``: because the model ended it."""
+        """End the text; return the remaining parts. ``stopped``: the model ended it, rather than a limit."""
         self._text.end(stopped=stopped)
         next(self._reader, None)
         self._parts.close()
         return self._advance()
 
     def _read_objects(self, *, bare: bool = False) -> Reading[None]:
-        """Read calls that are objects: one, several, or a list of them. What was marked is given back if none is.
+        """Read calls that are objects: one, several, or a list. Give the marked text back if there is none.
 
-        ``bare``: nothing announced them.
+        ``bare``: no marker announced them.
         """
         text = self._text
         yield from text.run(SPACE)
@@ -96,13 +96,13 @@ class CallParser(PartReader):
         self._give_back()
 
     def _read_between(self) -> Reading[None]:
-        """Read what separates calls. Of that, whitespace may be content where no marker closes a call."""
+        """Read the separator between calls. Its whitespace may be content if no marker closes a call."""
         between = yield from self._text.word(_BETWEEN)
         if not self.closes:
             self._parts.say("".join(character for character in between if character.isspace()))
 
     def _skip_closer(self, closer: str) -> Reading[bool]:
-        """Read the closing tag, damaged or not, if it stands here."""
+        """Read a closing tag at this position, intact or damaged, if there is one."""
         tag = yield from self._text.tag()
         if not is_closer(tag, closer, self.markers):
             return False
@@ -110,7 +110,7 @@ class CallParser(PartReader):
         return True
 
     def _give_back(self) -> None:
-        """Give what was held out as content: it is no call."""
+        """Emit the held text as content: it is not a call."""
         self._parts.say(self._text.unmark())
 
 
@@ -209,7 +209,7 @@ class MistralParser(CallParser):
                 yield from self._read_named()
 
     def _read_named(self) -> Reading[None]:
-        """Read one call whose name stands before its arguments."""
+        """Read one call whose name precedes its arguments."""
         text = self._text
         name = yield from self._read_name()
         call_id = None
@@ -280,7 +280,7 @@ class Llama4Parser(CallParser):
             yield from self._read_list(bare=bare)
 
     def _read_list(self, *, bare: bool) -> Reading[None]:
-        """Read calls up to the end of their list. What was marked is given back if there is none."""
+        """Read calls up to the end of their list. Give the marked text back if there is none."""
         text, found = self._text, False
         while True:
             yield from text.run(SPACE)
@@ -303,7 +303,7 @@ class Llama4Parser(CallParser):
             yield from self._skip_closer(END)
 
     def _read_call(self, name: str) -> Reading[bool]:
-        """Read the arguments of a call; False when it was cut, or is none: arguments have names."""
+        """Read the arguments of a call; False if it is truncated or not a call, because arguments have names."""
         text, arguments = self._text, WrittenArguments(self._parts)
         yield from text.run(SPACE)
         begun = False
@@ -342,7 +342,7 @@ class Llama4Parser(CallParser):
         self._parts.begin(name)
 
     def _lacks_closer(self) -> Reading[bool]:
-        """Whether a call ends here without its bracket: with the list, the text, or before the next call."""
+        """Return whether a call ends here without its bracket: with the list or the text, or before the next call."""
         text = self._text
         character = yield from text.peek()
         if not character:
@@ -439,7 +439,7 @@ class Qwen3CoderParser(CallParser):
             arguments.end()
 
     def _next_parameter(self) -> Reading[bool]:
-        """Read up to the next parameter, and its opening; False at the end of the call."""
+        """Read through the opening of the next parameter; False at the end of the call."""
         text = self._text
         while True:
             yield from text.run(_BEFORE_TAG)
@@ -449,14 +449,14 @@ class Qwen3CoderParser(CallParser):
                 return True
             if not tag or tag.startswith((OPEN, FUNCTION)) or self._is_end(tag):
                 return False
-            # Nothing that a call has.
+            # Not part of a call.
             text.take(len(tag))
 
     def _is_end(self, tag: str) -> bool:
         return any(is_closer(tag, closer, (*self.markers, FUNCTION)) for closer in (END_FUNCTION, CLOSE))
 
     def _ends_call(self, tag: str) -> Reading[bool]:
-        """Read on from a tag; whether it ends a call whose last value has no closing tag."""
+        """Return whether a tag ends a call whose last value has no closing tag."""
         text = self._text
         text.take(len(tag))
         yield from text.run(SPACE)
@@ -475,9 +475,9 @@ class Qwen3CoderParser(CallParser):
 
 
 def _may_follow(key: str, arguments: WrittenArguments, properties: Properties, at_line_start: bool) -> bool:
-    """Whether an opening tag inside a value is the next argument's: of the tool, and not given yet.
+    """Return whether an opening tag inside a value begins the next argument: one of the tool that was not given yet.
 
-    Where the tool's arguments are not known it stands at the start of a line.
+    If the tool's arguments are unknown, the tag must be at the start of a line.
     """
     if not key or key in arguments.keys:
         return False
@@ -527,14 +527,14 @@ class Glm45Parser(CallParser):
             yield from self._read_arguments(name)
 
     def _is_call(self, name: str) -> Reading[bool]:
-        """Whether the call of a name goes on here; one of a tool may end here without its closing tag."""
+        """Return whether a name is followed by its call; a call of a tool may end here without its closing tag."""
         tag = yield from self._text.tag()
         if tag in (KEY, CLOSE) or (name in self._tools and (tag == OPEN or is_closer(tag, CLOSE, self.markers))):
             return True
         return name in self._tools and self._text.has_stopped and not (yield from self._text.peek())
 
     def _read_arguments(self, name: str) -> Reading[None]:
-        """Read up to the end of the call; what is cut has no end."""
+        """Read up to the end of the call; a truncated call gets no end."""
         text, arguments, properties = self._text, WrittenArguments(self._parts), self._properties.get(name, {})
 
         def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
@@ -568,7 +568,7 @@ class Glm45Parser(CallParser):
             arguments.end()
 
     def _next_argument(self) -> Reading[bool]:
-        """Read up to the next argument, and its opening; False at the end of the call."""
+        """Read through the opening of the next argument; False at the end of the call."""
         text = self._text
         while True:
             yield from text.run(_BEFORE_TAG)
@@ -578,11 +578,11 @@ class Glm45Parser(CallParser):
                 return True
             if not tag or tag == OPEN or is_closer(tag, CLOSE, self.markers):
                 return False
-            # Nothing that a call has.
+            # Not part of a call.
             text.take(len(tag))
 
     def _read_key(self) -> Reading[str]:
-        """Read a key and the tags around it, which models double, damage and forget at times."""
+        """Read a key and the tags around it, which models sometimes double, damage or forget."""
         text = self._text
         while (yield from text.marker((KEY,))) is not None:
             pass
@@ -593,7 +593,7 @@ class Glm45Parser(CallParser):
         return key.strip()
 
     def _skip_damaged(self) -> Reading[bool]:
-        """Read any other tag that stands between a key and the tag of its value."""
+        """Read any other tag between a key and the tag of its value."""
         text = self._text
         text.mark()
         tag = yield from text.tag()
@@ -665,7 +665,7 @@ class DeepSeekParser(CallParser):
             yield from self._skip_closer(END_CALLS)
 
     def _read_call(self) -> Reading[bool]:
-        """Read one call; True when the beginning of another one was read after it."""
+        """Read one call; True if the opening of another was read after it."""
         text = self._text
         name = yield from self._read_name()
         separated = (yield from text.marker((SEPARATOR,))) is not None
@@ -697,7 +697,7 @@ FAMILIES: Final[dict[str, type[CallParser]]] = {family.name: family for family i
 
 
 def family_of_template(template: str) -> type[CallParser] | None:
-    """The family of the models that have this template; None for another one, or a template without tools."""
+    """Return the family of a chat template; None for an unknown one or one without tools."""
     if TOOL_CALLS in template:
         return MistralParser
     if CALL in template:
