@@ -27,7 +27,7 @@ _FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)+")
 
 
 class ErrorType:
-    """The values of ``type`` in an error body. ``STATUSES`` are those of HTTP that go with them."""
+    """The values of ``type`` in an error body; ``STATUSES`` maps them to HTTP statuses."""
 
     INVALID = "invalid_request_error"
     UNAUTHENTICATED = "authentication_error"
@@ -77,7 +77,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     """``param`` is the path of the field at fault, if one is; ``code`` is the HTTP status, or
     ``CONTEXT_CODE`` where a request is too long for the model, which is a 400.
 
-    ``request_id`` is the id that the log knows the request by, put in when the error is sent.
+    ``request_id`` is the request's id in the log, set when the error is sent.
     """
 
     message: str
@@ -88,13 +88,13 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every answer that is not a success, and the last event of a stream that broke."""
+    """The body of every error answer, and the last event of a broken stream."""
 
     error: ErrorDetail
 
 
 class FieldError(ValueError):
-    """A rule between the fields of one body that is broken by one of them, which ``field`` names."""
+    """A broken rule between the fields of a body; ``field`` names the field at fault."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -107,7 +107,7 @@ class ApiError(Exception):
     def __init__(
         self, kind: str, message: str, *, param: str | None = None, code: str | None = None, status: int = 0
     ) -> None:
-        """``status`` is that of the kind, if it is not given."""
+        """``status`` defaults to the status of the kind."""
         message = shortened(message, MAX_MESSAGE_CHARS)
         param = None if param is None else shortened(param, MAX_PARAM_CHARS)
         super().__init__(message)
@@ -115,41 +115,41 @@ class ApiError(Exception):
         self.body = ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=code or self.status))
 
     def body_for(self, request_id: str | None) -> ErrorBody:
-        """The body for one request; an error may be the answer to many."""
+        """Make the body for one request; one error may answer many."""
         return ErrorBody(msgspec.structs.replace(self.body.error, request_id=request_id))
 
     def naming(self, param: str) -> ApiError:
         return ApiError.of_detail(msgspec.structs.replace(self.body.error, param=param))
 
     def reworded(self, reword: Callable[[str], str]) -> ApiError:
-        """The same error with other names of fields, in its words and as its field."""
+        """Rename the fields in the error's text and in its ``param``."""
         detail = self.body.error
         param = None if detail.param is None else reword(detail.param)
         return ApiError.of_detail(msgspec.structs.replace(detail, message=reword(detail.message), param=param))
 
     @classmethod
     def invalid(cls, message: str, *, param: str | None = None) -> ApiError:
-        """A request that breaks a rule: 400."""
+        """Refuse a request that breaks a rule: 400."""
         return cls(ErrorType.INVALID, message, param=param)
 
     @classmethod
     def at(cls, param: str, rule: str) -> ApiError:
-        """A field that breaks a rule, which goes on where the field's name ends: 400."""
+        """Refuse a field: 400. ``rule`` continues the sentence that the field's name begins."""
         return cls.invalid(f"{param} {rule}", param=param)
 
     @classmethod
     def too_long(cls, message: str, *, param: str) -> ApiError:
-        """A request that is longer than the model's context, or than the server's memory: 400."""
+        """Refuse a request that exceeds the model's context or the server's memory: 400."""
         return cls(ErrorType.INVALID, message, param=param, code=CONTEXT_CODE)
 
     @classmethod
     def unavailable(cls, message: str) -> ApiError:
-        """A server that is not up yet, going down, or broken: 503."""
+        """Refuse because the server is starting, going down or broken: 503."""
         return cls(ErrorType.UNAVAILABLE, message)
 
     @classmethod
     def going_down(cls, death: ProcessDiedError) -> ApiError:
-        """A server of which a process died: 503."""
+        """Refuse because a process of the server died: 503."""
         return cls.unavailable(f"the server is going down because {public(str(death))}")
 
     @classmethod
@@ -159,28 +159,28 @@ class ApiError(Exception):
 
     @classmethod
     def rid_is_live(cls, rid: str) -> ApiError:
-        """A rid that a live request has: 409."""
+        """Refuse the rid of a live request: 409."""
         message = f"rid must be unique among live requests, got {rid!r}, which is; wait for its end or omit it"
         return cls(ErrorType.DUPLICATE, message, param="rid")
 
     @classmethod
     def of_refusal(cls, refusal: Refusal) -> ApiError:
-        """The scheduler's refusal, with the status of its kind."""
+        """Word the scheduler's refusal, with the status of its kind."""
         return cls(_OF_REFUSAL[refusal.kind], refusal.message, param=_PARAM_OF_REFUSAL.get(refusal.kind))
 
     @classmethod
     def of_call(cls, answer: CallAnswer, *, param: str | None) -> ApiError:
-        """The refusal of an operator's call: 400, or 404 for what is not there."""
+        """Word the refusal of an operator's call: 400, or 404 for a missing target."""
         if answer.not_found:
             return cls(ErrorType.NOT_FOUND, answer.message, param=param)
         return cls.invalid(answer.message, param=param)
 
     @classmethod
     def of_failure(cls, output: TokenOutput, grammar_field: str | None) -> ApiError:
-        """The error of a request that has failed: 500, 400 where the fault is its own, 503 for lack of a file.
+        """Word the failure of a request: 500, 400 for the request's own fault, 503 for a lost file.
 
-        What is wrong with a request and shows in its output alone is its grammar, which ``grammar_field`` has. What it
-        needs and may be lost is its LoRA.
+        The only fault of a request that shows in its output is its grammar, in ``grammar_field``. The only file that it
+        can lose is its LoRA.
         """
         why = public(output.error or "the engine could not compute this request")
         if output.finish_reason is FinishReason.INVALID:
@@ -191,15 +191,15 @@ class ApiError(Exception):
 
 
 def shortened(text: str, limit_chars: int) -> str:
-    """The text, or its beginning and the number of characters left out."""
+    """Shorten a text to its beginning and the number of characters left out."""
     return text if len(text) <= limit_chars else f"{text[:limit_chars]}... ({len(text) - limit_chars} more)"
 
 
 def public(text: str) -> str:
-    """An internal error as a client may read it: one sentence, without tracebacks and without folders.
+    """Word an internal error for clients: one sentence without tracebacks and folders.
 
-    How a process died is said only where the engine worded it: 'it was killed by signal 9 (SIGKILL)'. The name of its
-    machine is said always, where that is not the server's.
+    The cause of a process's death is told only in the engine's own words: 'it was killed by signal 9 (SIGKILL)'. The
+    name of another machine than the server's is always told.
     """
     if (death := _DEATH.match(text)) is not None:
         return text if death["cause"].startswith(("it ", "its ")) and "\n" not in text else f"{death['who']}; {SEE_LOG}"

@@ -1,8 +1,8 @@
-"""Fields that other servers take: which of them are served, and what is said of the others.
+"""The fields of other servers: served, neutral or refused.
 
-Owns the lists of them, by route; docs/tables/fields.md is made from these. A field that is not served is taken with
-null and with values that change nothing, because programs send those, and refused with any other, by its name and with
-the reason.
+Owns the lists by route; docs/tables/fields.md is generated from them. A field that is not served is accepted with null
+and with neutral values, because programs send those. Any other value is refused, by the field's name and with the
+reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BOTH: Final = "vLLM, SGLang"
 
 
 class ForeignField(NamedTuple):
-    """``neutral`` are the values, beside null, that change nothing; ``reason`` says why others are refused.
+    """``neutral`` lists the values, beside null, that change nothing; ``reason`` says why others are refused.
 
     A field without a reason is served.
     """

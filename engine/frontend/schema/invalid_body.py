@@ -51,7 +51,7 @@ _values.maxstring = _values.maxother = _values.maxlong = MAX_SHOWN_VALUE_CHARS
 
 
 def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
-    """The error (400) for a body that is no ``model``."""
+    """Make the error (400) for a body that is no ``model``."""
     count = exc.error_count()
     if count > MAX_DESCRIBED_ERRORS:
         return ApiError.invalid(
@@ -85,7 +85,7 @@ def _of_branches_meant(errors: Sequence[ErrorDetails], model: type[BaseModel]) -
 
 
 def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[str]:
-    """One sentence a value: each branch of a union reports the same value."""
+    """Word one sentence for each value, although each branch of a union reports it."""
     rules: dict[tuple[str, str], list[str]] = {}
     others: list[str] = []
     for error in errors:
@@ -128,7 +128,7 @@ def _meant(name: str, owner: type[BaseModel]) -> str:
 
 
 def _measured(error: ErrorDetails) -> str:
-    """The value that broke a rule; of one that is too long, its length."""
+    """Show the value that broke a rule, or the length of a value that is too long."""
     value, unit = error["input"], LENGTHS.get(error["type"])
     return _shown(value) if unit is None or not isinstance(value, Sized) else f"{len(value)} {unit}"
 
@@ -170,7 +170,7 @@ def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int 
 
 
 def _fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a body, as clients spell them."""
+    """List the fields of a body as clients spell them."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 

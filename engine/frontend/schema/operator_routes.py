@@ -1,4 +1,4 @@
-"""What operators may ask of a running engine: each route, its body, and the message that a body becomes.
+"""The operators' routes: each with its body, and the message that a body becomes.
 
 It imports no web framework: the HTTP front end, a proxy before several engines and simulated clients read one table.
 """
@@ -24,7 +24,7 @@ from engine.frontend.schema.native import (
 
 
 class MessageBody(StrictBody):
-    """A body that has all that its message needs: its route is nothing but the two. ``says`` describes the route."""
+    """A body that makes the whole message of its route. ``says`` describes the route."""
 
     says: ClassVar[str]
 
@@ -77,7 +77,7 @@ class SleepBody(MessageBody):
 
 
 class NoBody(StrictBody):
-    """The body of a route that is asked for nothing."""
+    """The body of a route without fields."""
 
 
 class UpdateWeightsBody(MessageBody):
@@ -112,7 +112,7 @@ class UnloadLoraBody(StrictBody):
 
 
 class OperatorRoute(NamedTuple):
-    """What a route reads and which statuses it may answer with, as a ``Description`` takes them."""
+    """The body and the statuses of a route, for its ``Description``."""
 
     body: type[StrictBody] | None = None
     body_required: bool = True
@@ -121,7 +121,7 @@ class OperatorRoute(NamedTuple):
 
 
 def require_no_parameters(query: Mapping[str, str]) -> None:
-    """Raise ApiError (400) for parameters: what operators say is in the body."""
+    """Raise ApiError (400) for query parameters: operators' calls take a body."""
     if query:
         got = ", ".join(sorted(query))
         raise ApiError.invalid(f"parameters must be fields of the JSON body here, got {got} in the query")

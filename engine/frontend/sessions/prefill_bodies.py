@@ -1,6 +1,6 @@
-"""``POST /prefill``: what a decode engine asks a prefill engine for, and what it is answered when all KV is sent.
+"""``POST /prefill``: the question of a decode engine to a prefill engine, and the answer once all KV is sent.
 
-Owns the body's rules. What is sent, and how, is the scheduler's and the stages'.
+Owns the rules of the body. The scheduler and the stages own the transfer.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PrefillAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prefill_order(data: bytes, served: ServedModel) -> Order:
-    """The order of a body of ``/prefill``. Raises ApiError."""
+    """Make the order of a body of ``/prefill``. Raises ApiError."""
     body, limits = parse_body(PrefillBody, data), served.limits
     if body.page_size != limits.page_size:
         raise ApiError.at(
@@ -95,10 +95,10 @@ def prefill_order(data: bytes, served: ServedModel) -> Order:
 
 
 class PrefillShape(Shape):
-    """Answers that nobody streams."""
+    """The answer of ``/prefill``, which is never streamed."""
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[PrefillAnswer]:
-        """Counts, once all is sent. Raises ApiError for a prompt that was ended before."""
+        """Answer with counts once all is sent. Raises ApiError for a prompt that ended before."""
         yield
         (answer,) = answers
         meta = answer.meta_info

@@ -1,7 +1,7 @@
-"""From a body to an order: the requests that it stands for, checked against the served model and tokenized.
+"""Orders: the requests of a body, checked against the served model and tokenized.
 
-Asks the same rule as the scheduler for what never fits, so that both refuse alike and nothing is queued in vain. Owns
-the form in which an order passes between processes: small whatever the body was, because prompts fit into the context.
+Applies the scheduler's own rule for requests that never fit, so that both refuse alike and nothing is queued in vain.
+Owns the packed form of an order between processes, which is small because prompts fit into the context.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ class ServedModel:
 
     @property
     def longest_text_chars(self) -> int:
-        """No longer text can have as few tokens as the context has room for."""
+        """Bound the length of a text that can fit into the context."""
         return self.longest_token_chars * self.limits.context_length
 
 
 def served_model(settings: ServerSettings, limits: Limits, sampling_defaults: Mapping[str, float]) -> ServedModel:
-    """The model of these settings. Raises CheckpointError when its folder has no tokenizer that works."""
+    """Load the model's tokenizer and facts. Raises CheckpointError without a working tokenizer."""
     tokenizer, template = load_tokenizer(settings)
     dialect = Dialect.of(settings, template.text)
     return ServedModel(tokenizer, template, limits, settings.model_name, dialect, sampling_defaults)
 
 
 def native_order(data: bytes, served: ServedModel) -> Order:
-    """The order of a body of ``/generate``. Raises ApiError."""
+    """Make the order of a body of ``/generate``. Raises ApiError."""
     body = parse_body(GenerateBody, data)
     message, n = request_of(body, served), body.sampling_params.n
     messages = tuple(
@@ -125,12 +125,12 @@ def native_order(data: bytes, served: ServedModel) -> Order:
 
 
 def rids_of(rid: str, count: int) -> list[str]:
-    """The rids of an order's requests: its own if there is one, else with their numbers."""
+    """Name an order's requests: by its own rid if there is one request, else with numbers."""
     return [rid] if count == 1 else [f"{rid}-{number}" for number in range(count)]
 
 
 def sampling_of(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """The sampling of one choice: one seed for all would make n equal ones."""
+    """Make the sampling of one choice; a shared seed would make n equal choices."""
     if sampling.seed is None or not choice:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % 2**63)
@@ -240,7 +240,7 @@ def check_prompt_logprobs(messages: Sequence[Generate], param: str, *, values_ea
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raise ApiError (400) for the first id that is no token of the model."""
+    """Raise ApiError (400) for the first id outside the vocabulary."""
     outside = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
     if outside is not None:
         raise ApiError.at(
@@ -261,7 +261,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def packed(data: bytes, take: Callable[[bytes], Order]) -> bytes:
-    """The order that ``take`` makes of a body, as bytes."""
+    """Pack the order that ``take`` makes of a body."""
     order = take(data)
     prompts = tuple(msgspec.Raw(_encode(message.prompt_ids)) for message in order.messages[:: order.n])
     bare = tuple(msgspec.structs.replace(message, prompt_ids=()) for message in order.messages)
@@ -269,7 +269,7 @@ def packed(data: bytes, take: Callable[[bytes], Order]) -> bytes:
 
 
 async def unpacked(answer: bytes | memoryview) -> Order:
-    """The order, taken apart in steps between which the event loop turns."""
+    """Unpack an order in steps between which the event loop turns."""
     found = _packed_decoder.decode(answer)
     messages: list[Generate] = []
     for index, prompt in enumerate(found.prompts):

@@ -107,9 +107,9 @@ class Request:
 
 
 class Sessions:
-    """All requests to one scheduler. ``send`` takes each message for it, in order.
+    """The requests to one scheduler. ``send`` takes its messages in order.
 
-    Those of a decode engine have ``prefills``, which choose who computes their prompts.
+    In a decode engine ``prefills`` chooses the prefill engine of each prompt.
     """
 
     def __init__(self, send: Callable[[ClientMessage], None], prefills: Prefills | None = None) -> None:
@@ -125,12 +125,12 @@ class Sessions:
 
     @property
     def broken(self) -> ApiError | None:
-        """Why the engine is gone; None while it is there."""
+        """The reason why the engine is gone; None while it lives."""
         return self._broken
 
     @property
     def closed(self) -> ApiError | None:
-        """Why no further request is accepted; None while they are. Open requests may go on."""
+        """The reason why no further request is accepted, or None. Open requests may go on."""
         return self._broken or self._closed
 
     @property
@@ -138,7 +138,7 @@ class Sessions:
         return len(self._open) + sum(map(len, self._ending.values()))
 
     def send(self, message: ClientMessage) -> None:
-        """Send a message; the rids of the requests that it ends are free from now on.
+        """Send a message, and free the rids of the requests that it ends.
 
         An abort of an answer of several choices ends them all.
         """
@@ -157,12 +157,12 @@ class Sessions:
                 raise ApiError.rid_is_live(rid)
 
     def begin(self, answer: Session) -> None:
-        """Know an answer of several choices by its rid. Raises ApiError: 409 where one of its rids is live."""
+        """Register an answer of several choices. Raises ApiError: 409 where one of its rids is live."""
         self.check_free([answer.rid, *answer.rids])
         self._answers[answer.rid] = answer
 
     def end(self, answer: Session) -> None:
-        """The last choice of this answer has ended."""
+        """Forget an answer whose last choice has ended."""
         if self._answers.get(answer.rid) is answer:
             del self._answers[answer.rid]
 
@@ -185,7 +185,7 @@ class Sessions:
             self.send(Abort(rid=request.rid, finish_reason=reason))
 
     def take(self, reply: TokenOutput | Refusal) -> None:
-        """Hand a reply to its request; replies to requests that are not known are dropped."""
+        """Hand a reply to its request; drop replies to unknown requests."""
         rid, is_refusal = reply.rid, isinstance(reply, Refusal)
         if self._prefills is not None:
             self._prefills.heard(reply)
@@ -289,7 +289,7 @@ class Session:
 
     @property
     def is_cut_short(self) -> bool:
-        """True while requests of the order were not sent."""
+        """True while some requests of the order are unsent."""
         return len(self._choices) < len(self._order.messages)
 
     def abort(self) -> None:
@@ -319,7 +319,7 @@ class Session:
 
     @property
     def is_live(self) -> bool:
-        """False once each of its requests has ended or is being ended."""
+        """False once every request has ended or is ending."""
         if self.is_aborted or self._is_called_off:
             return False
         return self.is_cut_short or any(not c.request.has_ended and not c.request.is_ending for c in self._choices)
