@@ -256,7 +256,8 @@ class DecodeBatch:
 
 def require_hidden(hidden: torch.Tensor | None, tokens: int, hidden_size: int) -> torch.Tensor:
     """Return the previous stage's hidden states. Raises StepFailedError for a wrong shape, or without any."""
-    shape, found = (tokens, hidden_size), None if hidden is None else tuple(hidden.shape)
+    shape = (tokens, hidden_size)
+    found = None if hidden is None else tuple(hidden.shape)
     if hidden is None or found != shape:
         raise StepFailedError(f"hidden states from the stage before must have shape {shape}, got {found}")
     return hidden
