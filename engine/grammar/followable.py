@@ -20,6 +20,11 @@ FORMATS: Final = frozenset(
 # All subsets of more values than these make too long a schema.
 MOST_UNIQUE_VALUES: Final = 6
 _FORBIDDEN: Final = False
+# Letters of names, and escaped signs.
+_NAME: Final = r"(?:[\w /:@-]|\\[^\w\s])"
+_LISTED_NAMES: Final = re.compile(
+    rf"\^(?:\((?:\?:)?(?P<alternatives>{_NAME}+(?:\|{_NAME}+)*)\)|\[(?P<characters>\w+)\]|(?P<one>{_NAME}+))\$"
+)
 _TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 # Of pydantic's decimals. The library's patterns look neither ahead nor back.
 _SAME_PATTERN: Final = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
@@ -67,6 +72,7 @@ class _Mending:
         if part.get("$dynamicRef") in self._anchors:
             part["$ref"] = self._anchors[part.pop("$dynamicRef")]
         _name_properties(part, self._target)
+        _merge_exhausted_patterns(part)
         _list_unique_values(part, self._target)
         _close(part)
         _tell_apart(part)
@@ -121,6 +127,33 @@ def _only_names(part: dict[str, Any], pattern: str, more: Any) -> None:
         key: schema if re.search(pattern, key) else _FORBIDDEN for key, schema in named(part, "properties").items()
     }
     part |= {"patternProperties": {pattern: more}, "additionalProperties": False}
+
+
+def _merge_exhausted_patterns(part: dict[str, Any]) -> None:
+    """Move patterns that match declared properties alone into these.
+
+    The library would allow a comma before one more property of such a pattern, and then find no name for it.
+    """
+    properties, patterns = dict(named(part, "properties")), dict(named(part, "patternProperties"))
+    for pattern, schema in named(part, "patternProperties").items():
+        names = _names_of(pattern)
+        if names and names <= properties.keys():
+            del patterns[pattern]
+            for name in names if schema is not True else ():
+                properties[name] = {"allOf": [properties[name], schema]}
+    if len(patterns) < len(named(part, "patternProperties")):
+        part |= {"properties": properties, "patternProperties": patterns}
+
+
+def _names_of(pattern: str) -> set[str]:
+    """The names that an anchored pattern lists, as alternatives or as a class of characters; none of another one."""
+    found = _LISTED_NAMES.fullmatch(pattern)
+    if found is None:
+        return set()
+    if found["characters"] is not None:
+        return set(found["characters"])
+    alternatives = found["alternatives"] if found["alternatives"] is not None else found["one"]
+    return {re.sub(r"\\(.)", r"\1", name) for name in alternatives.split("|")}
 
 
 def _values_of(schema: dict[str, Any]) -> list[Any]:

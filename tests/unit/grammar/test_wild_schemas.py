@@ -99,6 +99,22 @@ def test_conditions_hold_in_every_output(condition: dict[str, Any]) -> None:
     assert len(found) > 1
 
 
+@pytest.mark.parametrize("pattern", ["^a$", "^(a|b)$", "^(?:b|a)$", "^[ab]$", "^a", "a"])
+def test_a_declared_property_may_match_a_pattern_too(pattern: str) -> None:
+    """Where no other name matches, the library allowed a comma after the last property, and nothing after that."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "number"}},
+        "patternProperties": {pattern: {"minimum": 1}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    assert fault_of(schema_grammar(schema)) is None
+    for seed in range(60):
+        value = json.loads(output_of(schema, seed))
+        jsonschema.validate(value, schema)
+
+
 LOOP = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 TWO = {
     "$defs": {
