@@ -45,11 +45,11 @@ def replica(name: str, **stats: Any) -> Any:
     )
 
 
-def load(requests: int = 0, **more: int) -> dict[str, int]:
+def load(requests: int = 0, **more: int) -> dict[str, Any]:
     zeros = dict.fromkeys(
-        ("num_waiting_reqs", "num_pending_tokens", "free_pages", "cached_pages", "weights_version"), 0
+        ("num_waiting_reqs", "num_pending_tokens", "free_pages", "cached_pages", "weights_version", "sleep_level"), 0
     )
-    return {**zeros, "num_running_reqs": requests, **more}
+    return {"role": "both", **zeros, "num_running_reqs": requests, **more}
 
 
 def pending(
