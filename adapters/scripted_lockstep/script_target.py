@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Final
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from engine.core.errors import IntegrityError
 from engine.core.messages import Generate
+from engine.core.scheduler import StepRecord
 from scripted.core.action import Action
 from scripted.core.placed_action import Placed
 from scripted.core.run import Cell
@@ -19,6 +20,9 @@ from scripted.search.execution import Failure, Outcome
 from scripted.search.strategies import Drawn
 from scripted_lockstep.actions import FailStage, StartRequest
 from scripted_lockstep.tiers.sim.runner import EngineSim
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 # Steps that a script still runs after the last added event; then the harness drains the engine.
 _AFTER_LIMIT_STEPS: Final = 300
@@ -62,7 +66,7 @@ class ScriptTarget:
         failure: Failure | None = None
         unreached: list[Placed] = []
 
-        def injected(t: Any) -> Generator[None, None, None]:
+        def injected(t: BaseContext) -> Generator[None, None, None]:
             yield from self._with_extra(t, extra, unreached)
 
         try:
@@ -71,7 +75,9 @@ class ScriptTarget:
             failure = _failure_of(exc)
         return Outcome(failure, self._yields, tuple(unreached), (), ())
 
-    def _with_extra(self, t: Any, extra: tuple[Placed, ...], unreached: list[Placed]) -> Generator[None, None, None]:
+    def _with_extra(
+        self, t: BaseContext, extra: tuple[Placed, ...], unreached: list[Placed]
+    ) -> Generator[None, None, None]:
         script, number = self._test.script(t, **self._arguments), 0
         added = False
         while True:
@@ -99,7 +105,7 @@ class ScriptTarget:
             self._rids = _starts_of(t)
 
 
-def _spend_failure(t: Any) -> Generator[None, None, None]:
+def _spend_failure(t: BaseContext) -> Generator[None, None, None]:
     """Spend a failure that no microbatch of the script met, so that the harness's own work does not meet it."""
     if t.scheduler.failure is None and t.scheduler.books.is_awake and not t.state.paused:
         t.release_results()
@@ -119,12 +125,13 @@ def _first_arguments(test: ScriptedTest) -> dict[str, Any]:
     return arguments
 
 
-def _starts_of(t: Any) -> list[StartRequest]:
-    events = [event for record in t.history for event in record.events if isinstance(event, Generate)]
+def _starts_of(t: BaseContext) -> list[StartRequest]:
+    history: Sequence[StepRecord] = t.run.records
+    events = [event for record in history for event in record.events if isinstance(event, Generate)]
     return [StartRequest(rid=event.rid, prompt=len(event.prompt_ids), priority=event.priority) for event in events]
 
 
-def _do(t: Any, action: Action) -> bool:
+def _do(t: BaseContext, action: Action) -> bool:
     """Call the verb of an action. Returns False when it had nothing to act on, or the engine refused it."""
     try:
         return action.perform(t)

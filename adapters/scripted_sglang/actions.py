@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from scripted.core.action import Action, SearchBase, verb
 from scripted.core.errors import BadCall
 from scripted.sdk.signals import SignalAction
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 HOLD: Final = "hold-tier"
 RELEASE: Final = "release-tiers"
@@ -40,7 +43,7 @@ class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold
 
     @staticmethod
     @verb
-    def hold_tier(t: Any, tier: str = TIERS[0]) -> None:
+    def hold_tier(t: BaseContext, tier: str = TIERS[0]) -> None:
         """Let nothing that is carried to or from this tier end until ``release_tiers``."""
         if tier not in TIERS:
             raise BadCall(f"hold_tier() takes {' or '.join(TIERS)}, got {tier!r}")
@@ -65,7 +68,7 @@ class ReleaseTiers(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @staticmethod
     @verb
-    def release_tiers(t: Any) -> None:
+    def release_tiers(t: BaseContext) -> None:
         """Let what is carried end again."""
         ReleaseTiers().tell(t)
 
@@ -79,7 +82,7 @@ class FailStorage(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, tag
 
     @staticmethod
     @verb
-    def fail_storage(t: Any, pages: int = 0) -> None:
+    def fail_storage(t: BaseContext, pages: int = 0) -> None:
         """Let only so many come of the pages that are read together next."""
         FailStorage(pages=pages).tell(t)
 
@@ -95,7 +98,7 @@ class ForgetStored(_OfStorage, frozen=True, kw_only=True, omit_defaults=True, ta
 
     @staticmethod
     @verb
-    def forget_stored(t: Any) -> None:
+    def forget_stored(t: BaseContext) -> None:
         """Let the storage lose all that it has."""
         ForgetStored().tell(t)
 

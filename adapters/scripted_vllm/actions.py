@@ -5,7 +5,7 @@ grammars are late.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
@@ -15,6 +15,9 @@ from scripted.core.prompts import prompt_ids
 from scripted.sdk import Add
 from scripted.sdk.actions import SubmitRequest
 from scripted.sdk.signals import SignalAction
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 FAIL: Final = "fail-load"
 OFFER: Final = "offer"
@@ -44,7 +47,7 @@ class FailLoad(_OfConnector, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     @staticmethod
     @verb
-    def fail_load(t: Any, *, block: int = 0) -> None:
+    def fail_load(t: BaseContext, *, block: int = 0) -> None:
         """Let the oldest load, or the next one, bring only what is before this block of the request."""
         FailLoad(block=block).tell(t)
 
@@ -63,7 +66,7 @@ class OfferPrefixes(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
 
     @staticmethod
     @verb
-    def offer_prefixes(t: Any, tokens: int) -> None:
+    def offer_prefixes(t: BaseContext, tokens: int) -> None:
         """From now on the connector offers this many tokens of each prompt; with -1 it cannot say yet."""
         OfferPrefixes(tokens=tokens).tell(t)
 
@@ -83,7 +86,7 @@ class HoldConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=True,
 
     @staticmethod
     @verb
-    def hold_transfers(t: Any) -> None:
+    def hold_transfers(t: BaseContext) -> None:
         """Let no load or save end until ``release_transfers``."""
         HoldConnector().tell(t)
 
@@ -97,7 +100,7 @@ class ReleaseConnector(_OfConnector, frozen=True, kw_only=True, omit_defaults=Tr
 
     @staticmethod
     @verb
-    def release_transfers(t: Any) -> None:
+    def release_transfers(t: BaseContext) -> None:
         """Let loads and saves end again."""
         ReleaseConnector().tell(t)
 
@@ -109,7 +112,7 @@ class HoldCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=Tru
 
     @staticmethod
     @verb
-    def hold_grammars(t: Any) -> None:
+    def hold_grammars(t: BaseContext) -> None:
         """Let no grammar be compiled until ``release_grammars``."""
         HoldCompilation().tell(t)
 
@@ -126,7 +129,7 @@ class ReleaseCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=
 
     @staticmethod
     @verb
-    def release_grammars(t: Any) -> None:
+    def release_grammars(t: BaseContext) -> None:
         """Let grammars be compiled again."""
         ReleaseCompilation().tell(t)
 
@@ -143,7 +146,7 @@ class SendMore(Action, frozen=True, kw_only=True, omit_defaults=True, tag="more"
 
     @staticmethod
     @verb
-    def send_more(t: Any, r: Any, tokens: int, *, new: int = 2, seed: int = 0) -> Any:
+    def send_more(t: BaseContext, r: Any, tokens: int, *, new: int = 2, seed: int = 0) -> Any:
         """Give a session more input; returns the handle of what it answers to that, after what it answers now."""
         more = SendMore(rid=t.rid_of("send_more()", r), tokens=tokens, new=new, seed=seed)
         if not isinstance(tokens, int) or tokens < 1:
@@ -208,7 +211,7 @@ class EndSession(SignalAction, frozen=True, kw_only=True, omit_defaults=True, ta
 
     @staticmethod
     @verb
-    def end_session(t: Any, r: Any) -> None:
+    def end_session(t: BaseContext, r: Any) -> None:
         """Say that there is no more input."""
         EndSession(rid=t.rid_of("end_session()", r)).tell(t)
 

@@ -28,10 +28,10 @@ TIER_PARAMETER: Final = "scripted_tier"
 _defined: dict[tuple[str, str], int] = {}
 
 
-TestRunner = Callable[[ScriptedTest, str, dict[str, Any]], None]
+TestRunner = Callable[[ScriptedTest, str, dict[str, object]], None]
 
 
-def _no_runner(test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
+def _no_runner(test: ScriptedTest, tier: str, arguments: dict[str, object]) -> None:
     del tier, arguments
     raise ScriptDefinitionError(f"{test.script.__name__} is a pytest test; run it with pytest, or with 'scripted run'")
 

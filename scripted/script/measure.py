@@ -63,7 +63,7 @@ class _Origin(msgspec.Struct, frozen=True):
 class Measured:
     """What one run of a script asked. ``executed`` counts by site; ``failing`` are those that failed the last time."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self._function = inspect.unwrap(function)
         self.is_counted = count_assertions(function)
         self.executed: dict[Site, int] = {}
@@ -117,7 +117,7 @@ class Measured:
         }
         return {name: count for name, count in counts.items() if count}
 
-    def asked_of_all(self, site: Site, elements: Iterable[Any]) -> Iterator[Any]:
+    def asked_of_all(self, site: Site, elements: Iterable[object]) -> Iterator[object]:
         """Pass on the elements of which an assertion asks something, and note whether there are any."""
         self._had_elements.setdefault(site, False)
         for element in elements:
@@ -191,14 +191,14 @@ class _Hooks:
         if self.asked is not None:
             self.asked.failing.discard(self._sites[number])
 
-    def elements(self, number: int, elements: Iterable[Any]) -> Iterable[Any]:
+    def elements(self, number: int, elements: Iterable[object]) -> Iterable[object]:
         return elements if self.asked is None else self.asked.asked_of_all(self._sites[number], elements)
 
     def is_turned(self, number: int) -> bool:
         """Whether this assertion is the one to ask the other way round."""
         return self.turned is not None and self._sites[number] == self.turned
 
-    def made(self, value: Any) -> Any:
+    def made(self, value: Any) -> object:
         if self.asked is not None:
             if isinstance(value, _Made):
                 self.asked.made(value)
@@ -222,7 +222,7 @@ def turn_round(site: Site) -> Iterator[None]:
         _hooks.turned = None
 
 
-def count_assertions(function: Callable[..., Any], *, turnable: bool = False) -> bool:
+def count_assertions(function: Callable[..., object], *, turnable: bool = False) -> bool:
     """Count in a script's file and in those of its helpers; False where its source cannot be found."""
     function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
@@ -242,7 +242,7 @@ def count_assertions(function: Callable[..., Any], *, turnable: bool = False) ->
     return HOOKS in function.__globals__
 
 
-def _helpers_named_by(function: Callable[..., Any]) -> Iterator[list[types.CodeType]]:
+def _helpers_named_by(function: Callable[..., object]) -> Iterator[list[types.CodeType]]:
     """The code of each function, and of the methods of each class, that a script names and that it was not handed."""
     code, names = function.__code__, function.__globals__
     owner = type(function.__self__) if isinstance(function, types.MethodType) else None
@@ -294,7 +294,7 @@ def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
             function.__code__ = new
 
 
-def _functions_of(names: dict[str, Any]) -> Iterator[types.FunctionType]:
+def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
     """The functions of a module that are alive: those that its names lead to, and those that the collector knows.
 
     It does not know what was frozen.
@@ -341,7 +341,7 @@ def _is_same_shape(old: types.CodeType, new: types.CodeType) -> bool:
     return all(getattr(old, name) == getattr(new, name) for name in names)
 
 
-def _add_rewriting(names: dict[str, Any]) -> None:
+def _add_rewriting(names: dict[str, object]) -> None:
     """What rewritten assertions call, in modules that pytest has not rewritten itself."""
     try:
         import _pytest.assertion.rewrite as rewrite
@@ -351,7 +351,7 @@ def _add_rewriting(names: dict[str, Any]) -> None:
     names.setdefault("@pytest_ar", rewrite)
 
 
-def _imported(names: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _imported(names: dict[str, Any]) -> Iterator[dict[str, object]]:
     """The modules that a module's names come from, and those that its functions import when they run."""
     for value in list(names.values()):
         if isinstance(value, types.ModuleType):

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -48,7 +48,7 @@ def _has_wakeup() -> int:
     return number
 
 
-def _of_torch() -> tuple[Any, ...] | None:
+def _of_torch() -> tuple[object, ...] | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -71,7 +71,7 @@ def _working_folder() -> str | None:
 
 
 # What all code of a process shares, by the name in a report.
-_SETTINGS: Final[dict[str, Callable[[], Any]]] = {
+_SETTINGS: Final[dict[str, Callable[[], object]]] = {
     "os.environ": lambda: dict(os.environ),
     "the working folder": _working_folder,
     "the umask": _umask,
@@ -103,7 +103,7 @@ _SETTINGS: Final[dict[str, Callable[[], Any]]] = {
 class ProcessState:
     """The state of this process now. ``configs`` are objects that scripts share with others."""
 
-    def __init__(self, configs: Iterable[Any] = ()) -> None:
+    def __init__(self, configs: Iterable[object] = ()) -> None:
         self._settings = {name: read() for name, read in _SETTINGS.items()}
         self._configs = [(one, dict(vars(one))) for one in configs]
         self._threads = set(threading.enumerate())
@@ -128,7 +128,7 @@ class ProcessState:
         return thread not in self._threads and package not in (*_PACKAGES, "concurrent", "asyncio")
 
 
-def _is_same_setting(before: Any, now: Any) -> bool:
+def _is_same_setting(before: object, now: object) -> bool:
     return before is None or before == now  # None: nothing had imported it
 
 
@@ -136,10 +136,10 @@ class _Code(msgspec.Struct, frozen=True):
     """Modules and classes with their names, what each held when so many modules were imported, and tables of them."""
 
     modules: int
-    owners: list[Any]
+    owners: list[object]
     names: list[str]
-    values: list[dict[str, Any]]
-    tables: list[tuple[str, Any, Any]]
+    values: list[dict[str, object]]
+    tables: list[tuple[str, object, object]]
 
     def changed(self) -> list[int]:
         """In most every value is the same object, which is seen at once."""
@@ -157,7 +157,7 @@ class _Code(msgspec.Struct, frozen=True):
                     yield f"{name}.{key}"
 
 
-def _is_code(owner: Any, key: str, value: object) -> bool:
+def _is_code(owner: object, key: str, value: object) -> bool:
     """Code, and constants; caches and counters of the engine change by themselves."""
     return isinstance(value, _CODE) or isinstance(owner, Enum) or (key.isupper() and not key.startswith("_"))
 
@@ -187,7 +187,7 @@ def _note_code() -> _Code:
     return noted
 
 
-def _find_owners() -> Iterator[tuple[Any, str]]:
+def _find_owners() -> Iterator[tuple[object, str]]:
     """The modules of engine, harness and standard library; of the first two also classes and members of enums."""
     for name, module in list(sys.modules.items()):
         package = name.partition(".")[0]
@@ -201,7 +201,7 @@ def _find_owners() -> Iterator[tuple[Any, str]]:
                     yield from ((member, f"{name}.{member}") for member in value)
 
 
-def _find_tables(owners: list[Any], names: list[str]) -> Iterator[tuple[str, Any, Any]]:
+def _find_tables(owners: list[object], names: list[str]) -> Iterator[tuple[str, object, object]]:
     for owner, name in zip(owners, names, strict=True):
         if name.partition(".")[0] in _PACKAGES:
             for key, value in vars(owner).items():

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -23,12 +23,12 @@ from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
 from scripted.script.child import ChildDied, ChildLate, run_in_child
-from scripted.script.context import NEVER_REACHED
+from scripted.script.context import NEVER_REACHED, BaseContext
 from scripted.script.counted_source import Site
 from scripted.script.interruptions import Departure
 from scripted.script.measure import Measured, count_assertions, turn_round
 from scripted.script.on_adapters import ScriptEnded, script_runner
-from scripted.script.scripted_test import ScriptedTest
+from scripted.script.scripted_test import ScriptedTest, ScriptFunction
 from scripted.script.source import code_of
 
 # A bug may keep a script from its end.
@@ -103,7 +103,7 @@ class Vetting:
     _telling: list[str] = field(default_factory=list)
 
     def findings(
-        self, test: ScriptedTest, name: str, arguments: Mapping[str, Any], *, seconds: float = float("inf")
+        self, test: ScriptedTest, name: str, arguments: Mapping[str, object], *, seconds: float = float("inf")
     ) -> Findings:
         """The findings of one script. Raises OutOfTimeError where this computes for longer than ``seconds``.
 
@@ -122,14 +122,14 @@ class Vetting:
         self._telling[:0] = findings.own[:1]
         return findings
 
-    def _encoded(self, test: ScriptedTest, name: str, arguments: Mapping[str, Any], seconds: float) -> bytes:
+    def _encoded(self, test: ScriptedTest, name: str, arguments: Mapping[str, object], seconds: float) -> bytes:
         try:
             findings = self._findings(test, name, arguments, time.process_time() + seconds)
         except OutOfTimeError:
             findings = None
         return msgspec.msgpack.encode(findings)
 
-    def _findings(self, test: ScriptedTest, name: str, arguments: Mapping[str, Any], until: float) -> Findings:
+    def _findings(self, test: ScriptedTest, name: str, arguments: Mapping[str, object], until: float) -> Findings:
         started = time.perf_counter()
         run = _Runs(test, arguments, until)
         try:
@@ -167,7 +167,7 @@ class _Runs:
     """The runs of one script, until this process has computed for so long."""
 
     test: ScriptedTest
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     until: float
     longest: int = _MARGIN_STEPS
     # Whether a second run without a bug had another digest than the first.
@@ -175,7 +175,7 @@ class _Runs:
     # Of the last run.
     asked: Measured | None = None
     # The prompt and the most tokens of each request.
-    requests: list[tuple[Any, int]] = field(default_factory=list)
+    requests: list[tuple[object, int]] = field(default_factory=list)
 
     def measured(self) -> tuple[Measured, tuple[str, ...]]:
         """Run it as it is: what it asked, and the bugs that break what it called. Raises what it raises."""
@@ -190,7 +190,7 @@ class _Runs:
         adapter = adapter_named(self.test.adapter)
         return asked, tuple(adapter.bugs_met(codes)) if isinstance(adapter, HasMutants) else ()
 
-    def _noting_requests(self, t: Any, **arguments: Any) -> Generator[Any, None, Any]:
+    def _noting_requests(self, t: BaseContext, **arguments: object) -> Generator[object, None, object]:
         result = yield from self.test.script(t, **arguments)
         self.requests = [(handle.prompt_ids, handle.max_new_tokens) for handle in t.run.handles.all]
         return result
@@ -207,7 +207,7 @@ class _Runs:
             raise OutOfTimeError
         return self._failure_of(self.test, self.arguments, bug)
 
-    def _failure_of(self, test: ScriptedTest, arguments: Mapping[str, Any], bug: str | None) -> Exception | None:
+    def _failure_of(self, test: ScriptedTest, arguments: Mapping[str, object], bug: str | None) -> Exception | None:
         try:
             self._run(bug, test=test, arguments=arguments)
         except MutantDoesNotFit:
@@ -237,7 +237,7 @@ class _Runs:
         codes: set[int] | None = None,
         *,
         test: ScriptedTest | None = None,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
     ) -> ScriptEnded:
         """Run once, with the books audited at the end, as with ``--mutant``.
 
@@ -263,7 +263,7 @@ class _Runs:
                 sys.setprofile(None)
 
 
-def _only_requests(t: Any, requests: list[tuple[Any, int]]) -> Iterator[None]:
+def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterator[None]:
     """The baseline: these requests, to their end."""
     handles = [t.start_req(prompt_ids=prompt_ids, max_new_tokens=tokens) for prompt_ids, tokens in requests]
     if handles:
@@ -276,7 +276,7 @@ def _digest_of(ended: ScriptEnded) -> tuple[int, object]:
     return ended.steps, getattr(ended, "digest", None)
 
 
-def _unused(script: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
+def _unused(script: ScriptFunction, arguments: Mapping[str, object]) -> Iterator[str]:
     """Plain parameters that the script never reads: a fixture may be there for its effect."""
     read = {one.argval for code in _codes_of(code_of(script)) for one in dis.get_instructions(code) if _reads(one)}
     yield from (name for name, value in arguments.items() if isinstance(value, _PLAIN) and name not in read)

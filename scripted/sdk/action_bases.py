@@ -6,7 +6,7 @@ An adapter derives its own from them and adds fields, routes and verbs of its ow
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import msgspec
 
@@ -16,6 +16,9 @@ from scripted.core.prompts import prompt_ids, prompt_of
 from scripted.core.verb import variable_of
 from scripted.script.clients import Call
 from scripted.script.static_checks import bounded, check_prompt_len
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 EXTRA_RID: Final = "extra"
 PRESSURE_RID: Final = "pressure"
@@ -87,7 +90,7 @@ class AdministrativeCall(Action, frozen=True, kw_only=True, omit_defaults=True):
             values["timeout_s"] = as_seconds(values["timeout_s"])
         return self.event(call_id=call_id, **values)
 
-    def post(self, t: Any) -> Call:
+    def post(self, t: BaseContext) -> Call:
         call: Call = t.run.call(self)
         return call
 
@@ -138,7 +141,7 @@ class BatchFailure(Action, frozen=True, kw_only=True, omit_defaults=True):
 # -- arguments of start_req --
 
 
-def check_one_prompt(given: Mapping[str, Any]) -> str:
+def check_one_prompt(given: Mapping[str, object]) -> str:
     """Return the name of the one argument that gives the prompt. Raises BadCall for none and for several."""
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
@@ -34,11 +34,14 @@ from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.images import images_in, with_images
 from scripted.sdk.messages import Abort, Add, BatchFailed, FlushCache, Pause, Resume
 
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
+
 # Fields of a request that a schedule and a script call by the same name, and that are 0 where nothing is asked for.
 _NUMBERS: Final = ("priority", "lora", "grammar", "session", "images")
 _GRAMMARS: Final = (0, 1, -1)
 # Arguments of start_req that matter only to an engine with a model, each with the value that asks for nothing.
-_NEUTRAL: Final[Mapping[str, Any]] = {
+_NEUTRAL: Final[Mapping[str, object]] = {
     "ignore_eos": False,
     "stream": True,
     "temperature": 0,
@@ -73,7 +76,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
     @staticmethod
     @verb
     def start_req(
-        t: Any,
+        t: BaseContext,
         *,
         prompt_len: int | None = None,
         prompt_ids: Sequence[int] | None = None,
@@ -89,7 +92,7 @@ class SubmitRequest(RequestStart, frozen=True, kw_only=True, omit_defaults=True,
         grammar: int = 0,
         session: int = 0,
         images: int = 0,
-        **others: Any,
+        **others: object,
     ) -> Any:
         """Start a request with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``, whose bytes are its tokens.
 
@@ -208,7 +211,7 @@ class CancelRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @staticmethod
     @verb
-    def abort(t: Any, r: Any) -> None:
+    def abort(t: BaseContext, r: Any) -> None:
         """Abort a request, by handle or by its exact rid."""
         t.run.act(CancelRequest(rid=t.rid_of("abort()", r)))
 
@@ -236,7 +239,7 @@ class FlushPrefixes(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
 
     @staticmethod
     @verb
-    def flush_cache(t: Any, timeout_s: float | None = None, *, force: bool = False) -> Call:
+    def flush_cache(t: BaseContext, timeout_s: float | None = None, *, force: bool = False) -> Call:
         """Empty the prefix cache, if nothing uses it; with ``force`` running requests are preempted first."""
         if timeout_s is not None:
             raise BadCall(f"flush_cache() takes no timeout_s, because {t.run.adapter.name} defers no flush")
@@ -270,7 +273,7 @@ class PauseAll(PauseCall, frozen=True, kw_only=True, omit_defaults=True, tag="pa
 
     @staticmethod
     @verb
-    def pause_generation(t: Any, mode: str) -> Call:
+    def pause_generation(t: BaseContext, mode: str) -> Call:
         """Pause generation in one of the modes that the adapter declares."""
         modes = [known.name for known in t.run.adapter.limits_of(t.run.config)[1].pause_modes]
         if mode not in modes:
@@ -291,7 +294,7 @@ class ResumeAll(ResumeCall, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @staticmethod
     @verb
-    def continue_generation(t: Any) -> Call:
+    def continue_generation(t: BaseContext) -> Call:
         """End a pause."""
         return ResumeAll().post(t)
 
@@ -301,7 +304,7 @@ class FailBatch(BatchFailure, frozen=True, kw_only=True, omit_defaults=True, tag
 
     @staticmethod
     @verb
-    def fail_next_step(t: Any, i: int = 0) -> None:
+    def fail_next_step(t: BaseContext, i: int = 0) -> None:
         """Make the next batch fail; the scheduler goes on. The only stage is 0."""
         if i != 0:
             raise BadCall(f"stage must be 0, because the device of {t.run.adapter.name} has one stage, got {i!r}")
@@ -338,7 +341,7 @@ def actions_of(can: Capabilities) -> tuple[type[Action], ...]:
 # -- what start_req takes --
 
 
-def _check_declared(t: Any, asked: Mapping[str, int]) -> None:
+def _check_declared(t: BaseContext, asked: Mapping[str, int]) -> None:
     can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
     known = {"priority": can.priority, "lora": can.loras, "grammar": can.grammars, "session": can.sessions}
     known["images"] = can.images
@@ -356,7 +359,7 @@ def _check_declared(t: Any, asked: Mapping[str, int]) -> None:
         raise BadCall(f"start_req() takes session 0 or 1, and no grammar with it, got {session!r} and {grammar!r}")
 
 
-def _check_neutral(t: Any, others: Mapping[str, Any]) -> None:
+def _check_neutral(t: BaseContext, others: Mapping[str, object]) -> None:
     """Raise BadCall for an argument that means nothing to the scheduler, unless its value asks for nothing."""
     for name, value in others.items():
         if name not in _NEUTRAL:
@@ -369,7 +372,7 @@ def _check_neutral(t: Any, others: Mapping[str, Any]) -> None:
             )
 
 
-def _free_rid(t: Any, rid: str | None) -> str:
+def _free_rid(t: BaseContext, rid: str | None) -> str:
     rid = t.next_rid() if rid is None else rid
     if not isinstance(rid, str) or not rid:
         raise BadCall(f"start_req() takes a rid that is a text and not empty, got {rid!r}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from scripted.core.action import Action, RunLike, SearchBase, rid_of, verbs_of
 from scripted.core.errors import BadCall
 from scripted.sdk.messages import Signal
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 
 class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,7 +35,7 @@ class SignalAction(Action, frozen=True, kw_only=True, omit_defaults=True):
     def apply(self, run: RunLike) -> None:
         run.give(Signal(name=self.kind, value=self.value, rid=rid_of(self) or ""))
 
-    def tell(self, t: Any) -> None:
+    def tell(self, t: BaseContext) -> None:
         """Do its verb. Raises BadCall for a wrong value, and where there is nothing for it to act on."""
         (verb,) = verbs_of(type(self))
         if not self.is_known(t.run.config):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from engine.core.messages import (
     AbortAll,
@@ -23,6 +23,9 @@ from scripted.core.errors import BadCall
 from scripted.script.clients import Call
 from scripted.sdk.action_bases import PauseCall, ResumeCall
 from scripted_lockstep.actions.action import AdministrativeCall
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
 SLEEP_MODES: Final = tuple(mode.value for mode in PauseMode if mode is not PauseMode.IN_PLACE)
@@ -53,7 +56,7 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
 
     @staticmethod
     @verb
-    def flush_cache(t: Any, timeout_s: float | None = None) -> Call:
+    def flush_cache(t: BaseContext, timeout_s: float | None = None) -> Call:
         """POST ``/flush_cache``; ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine."""
         check_timeout("flush_cache()", timeout_s)
         return Flush(timeout_s=timeout_s).post(t)
@@ -88,7 +91,7 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
 
     @staticmethod
     @verb
-    def abort_all(t: Any) -> Call:
+    def abort_all(t: BaseContext) -> Call:
         """POST ``/abort_request`` for everything that is alive."""
         return AbortEverything().post(t)
 
@@ -105,7 +108,7 @@ class PauseServing(AdministrativeCall, PauseCall, frozen=True, kw_only=True, omi
 
     @staticmethod
     @verb
-    def pause_generation(t: Any, mode: str = "retract") -> Call:
+    def pause_generation(t: BaseContext, mode: str = "retract") -> Call:
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
         if mode not in PAUSE_MODES:
             raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
@@ -131,7 +134,7 @@ class ResumeServing(ResumeCall, AdministrativeCall, frozen=True, kw_only=True, o
 
     @staticmethod
     @verb
-    def continue_generation(t: Any) -> Call:
+    def continue_generation(t: BaseContext) -> Call:
         """POST ``/continue_generation``."""
         return ResumeServing().post(t)
 
@@ -149,7 +152,7 @@ class SleepServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @staticmethod
     @verb
-    def sleep(t: Any, level: int = 1, mode: str = "retract") -> Call:
+    def sleep(t: BaseContext, level: int = 1, mode: str = "retract") -> Call:
         """POST ``/sleep``: requests go back to the queue or end (``abort``); weights and KV memory are released.
 
         After level 2 the engine wakes only once the weights were updated.
@@ -190,7 +193,7 @@ class WakeServing(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=T
 
     @staticmethod
     @verb
-    def wake(t: Any) -> Call:
+    def wake(t: BaseContext) -> Call:
         """POST ``/wake``: the stages take weights and KV memory back, and waiting requests go on."""
         return WakeServing().post(t)
 
@@ -211,7 +214,7 @@ class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @staticmethod
     @verb
-    def start_profile(t: Any) -> Call:
+    def start_profile(t: BaseContext) -> Call:
         """POST ``/start_profile``: the stages begin to profile themselves, by a microbatch without tokens."""
         return BeginProfile().post(t)
 
@@ -233,6 +236,6 @@ class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
 
     @staticmethod
     @verb
-    def stop_profile(t: Any) -> Call:
+    def stop_profile(t: BaseContext) -> Call:
         """POST ``/stop_profile``."""
         return EndProfile().post(t)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
@@ -28,6 +28,9 @@ from scripted.sdk.action_bases import EXTRA_RID, PRESSURE_RID, PRESSURE_SEED, Re
 from scripted_lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted_lockstep.actions.bodies import as_sent, biases, given, items, number, one_prompt
 from scripted_lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 # The engines at the other end of transfers.
 PREFILL_ENGINE: Final = "p0"
@@ -66,7 +69,7 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @staticmethod
     @verb
-    def abort(t: Any, r: Any) -> Call:
+    def abort(t: BaseContext, r: Any) -> Call:
         """POST ``/abort_request`` for one request, by its exact rid."""
         return AbortRequest(rid=t.rid_of("abort()", r)).post(t)
 
@@ -101,7 +104,7 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
 
     @staticmethod
     @verb
-    def disconnect(t: Any, r: BaseRequest) -> None:
+    def disconnect(t: BaseContext, r: BaseRequest) -> None:
         """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
         t.check_handle("disconnect()", r)
         if r.finished:
@@ -123,7 +126,7 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("disconnect", Code(variable_of(self.rid))),)
 
-    def perform(self, t: Any) -> bool:
+    def perform(self, t: BaseContext) -> bool:
         """Do nothing: to a script's engine it is an abort, which a search adds as well."""
         del t
         return False
@@ -197,7 +200,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     @staticmethod
     @verb
     def start_req(
-        t: Any,
+        t: BaseContext,
         *,
         prompt_len: int | None = None,
         prompt_ids: Sequence[int] | None = None,
@@ -275,7 +278,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
     @staticmethod
     @verb
     def prefill(
-        t: Any,
+        t: BaseContext,
         *,
         prompt_len: int | None = None,
         prompt_ids: Sequence[int] | None = None,

@@ -6,12 +6,15 @@ None of them is a client's message.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.core.messages import GrammarReady
 from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
 from scripted_lockstep.actions.action import EngineAction, EventReader
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 
 def _has_grammars(base: SearchBase) -> bool:
@@ -27,7 +30,7 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     @staticmethod
     @verb
-    def hold_grammars(t: Any) -> None:
+    def hold_grammars(t: BaseContext) -> None:
         """From the next step on, no grammar becomes ready until it is released."""
         t.run.act(HoldGrammars())
 
@@ -49,7 +52,7 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
 
     @staticmethod
     @verb
-    def release_grammars(t: Any, n: int | None = None) -> None:
+    def release_grammars(t: BaseContext, n: int | None = None) -> None:
         """Let the oldest ``n`` grammars become ready, or all and stop holding."""
         t.check_released("release_grammars()", n)
         t.run.act(ReleaseGrammars(count=n))
@@ -72,7 +75,7 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
 
     @staticmethod
     @verb
-    def fail_next_grammar(t: Any) -> None:
+    def fail_next_grammar(t: BaseContext) -> None:
         """Make the next grammar that would become ready fail to compile; the engine goes on."""
         t.run.act(FailGrammar())
         t.count_ineffective("failures of a grammar that none met")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from engine.core.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.core.messages import LoadLora, UnloadLora
@@ -14,6 +14,9 @@ from scripted.core.verb import Verb
 from scripted.script.clients import Call
 from scripted_lockstep.actions.action import AdministrativeCall, EventReader
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 # Workloads have small seeds; a LoRA that a search loads under one of their names has other weights.
 _OTHER_SEED: Final = 9
@@ -37,7 +40,7 @@ class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
 
     @staticmethod
     @verb
-    def load_lora(t: Any, name: str, path: str) -> Call:
+    def load_lora(t: BaseContext, name: str, path: str) -> Call:
         """POST ``/v1/load_lora_adapter``: 'embedded-lora:SEED', or in the server tier any folder of peft's.
 
         Every LoRA that a script loads is gone before the next script.
@@ -94,7 +97,7 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
 
     @staticmethod
     @verb
-    def unload_lora(t: Any, name: str, timeout_s: float | None = None) -> Call:
+    def unload_lora(t: BaseContext, name: str, timeout_s: float | None = None) -> Call:
         """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
         check_timeout("unload_lora()", timeout_s)
         return LoraUnload(name=name, timeout_s=timeout_s).post(t)

@@ -6,7 +6,7 @@ None of them is a client's message. A recording's steps tell how results and tim
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from engine.core.messages import Completion, PipelineFailed
 from scripted.core.action import Action, RunLike, SearchBase, verb
@@ -15,6 +15,9 @@ from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
 from scripted.sdk.action_bases import BatchFailure
 from scripted_lockstep.actions.action import EngineAction, EventReader, register
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 _STAGE: Final = "stage-"
 
@@ -31,7 +34,7 @@ class FailStage(EngineAction, BatchFailure, frozen=True, kw_only=True, omit_defa
 
     @staticmethod
     @verb
-    def fail_next_step(t: Any, i: int) -> None:
+    def fail_next_step(t: BaseContext, i: int) -> None:
         """Make the next microbatch that a stage computes fail; the engine goes on."""
         t.check_live_stage("fail_next_step", i)
         t.run.act(FailStage(stage=i))
@@ -65,7 +68,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
     @staticmethod
     @verb
-    def kill_stage(t: Any, i: int) -> None:
+    def kill_stage(t: BaseContext, i: int) -> None:
         """Kill a stage process: nothing in flight comes back. The server is not used again after this script."""
         t.check_live_stage("kill_stage", i)
         if t.scheduler.limits.pp_size == 1:
@@ -108,7 +111,7 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
 
     @staticmethod
     @verb
-    def stall_stage(t: Any, i: int) -> None:
+    def stall_stage(t: BaseContext, i: int) -> None:
         """Stop a stage; nothing completes until it is resumed."""
         t.check_live_stage("stall_stage", i)
         t.run.world.stall_stage(i)
@@ -127,7 +130,7 @@ class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
 
     @staticmethod
     @verb
-    def resume_stage(t: Any, i: int) -> None:
+    def resume_stage(t: BaseContext, i: int) -> None:
         """End a stall."""
         t.check_stage(i)
         if i not in t.run.stalled:

@@ -6,7 +6,7 @@ Only in an engine with a role. None of them is a client's message.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.core.messages import PrefillFailed
 from scripted.core.action import Action, RunLike, SearchBase, verb
@@ -14,12 +14,15 @@ from scripted.core.errors import BadCall
 from scripted.core.phrases import printable
 from scripted_lockstep.actions.action import EngineAction, EventReader
 
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
+
 
 def _has_role(base: SearchBase) -> bool:
     return bool(base.limits.prefills or base.limits.receives)
 
 
-def _require_transfers(t: Any, name: str) -> None:
+def _require_transfers(t: BaseContext, name: str) -> None:
     limits = t.scheduler.limits
     if not (limits.prefills or limits.receives):
         raise BadCall(f"{name} needs an engine of role='prefill' or role='decode', got role='both'; set the role")
@@ -34,7 +37,7 @@ class HoldTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True,
 
     @staticmethod
     @verb
-    def hold_transfers(t: Any) -> None:
+    def hold_transfers(t: BaseContext) -> None:
         """From the next step on, no KV leaves this engine or arrives until it is released."""
         _require_transfers(t, "hold_transfers()")
         t.run.act(HoldTransfers())
@@ -56,7 +59,7 @@ class ReleaseTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
 
     @staticmethod
     @verb
-    def release_transfers(t: Any) -> None:
+    def release_transfers(t: BaseContext) -> None:
         """Let all KV through that is held, and stop holding."""
         _require_transfers(t, "release_transfers()")
         t.run.act(ReleaseTransfers())
@@ -78,7 +81,7 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     @staticmethod
     @verb
-    def fail_transfer(t: Any, pages: int = 0) -> None:
+    def fail_transfer(t: BaseContext, pages: int = 0) -> None:
         """Have the other engine of the oldest transfer fail, after this many pages of a prompt that arrives."""
         _require_transfers(t, "fail_transfer()")
         if not t.run.device.transfers.numbers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,9 @@ from scripted.script.clients import Call
 from scripted.sdk.action_bases import as_seconds
 from scripted_lockstep.actions.action import AdministrativeCall, EventReader, Intervention
 from scripted_lockstep.actions.calls import DEFERRED_S, check_timeout
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 _LEFT_PAGES: Final = 1
 
@@ -38,7 +41,7 @@ _SCARCE: Final = {
 }
 
 
-def _press(t: Any, call: str, name: str, value: int) -> None:
+def _press(t: BaseContext, call: str, name: str, value: int) -> None:
     """Leave this much of a resource. Raises BadCall for an impossible amount."""
     scarce = _SCARCE[name]
     most = getattr(t.scheduler.pressure, scarce.most)
@@ -83,7 +86,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
     @staticmethod
     @verb
-    def update_weights(t: Any, model_path: str, timeout_s: float | None = None) -> Call:
+    def update_weights(t: BaseContext, model_path: str, timeout_s: float | None = None) -> Call:
         """POST ``/update_weights_from_disk``: 'embedded:SEED', or in the server tier any folder of the same model.
 
         ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine. The configured weights are
@@ -153,13 +156,13 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     @staticmethod
     @verb
-    def exhaust_kv(t: Any, leave_pages: int) -> None:
+    def exhaust_kv(t: BaseContext, leave_pages: int) -> None:
         """Keep pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if it must."""
         _press(t, "exhaust_kv(leave_pages)", "pages", leave_pages)
 
     @staticmethod
     @verb
-    def exhaust_window(t: Any, leave_pages: int) -> None:
+    def exhaust_window(t: BaseContext, leave_pages: int) -> None:
         """Keep pages of the window pool from requests until exactly ``leave_pages`` are free.
 
         Only for a model with window layers. Cached prefixes lose window pages only if they must.
@@ -173,13 +176,13 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     @staticmethod
     @verb
-    def exhaust_rows(t: Any, leave_rows: int) -> None:
+    def exhaust_rows(t: BaseContext, leave_rows: int) -> None:
         """Keep rows from requests until exactly ``leave_rows`` are free."""
         _press(t, "exhaust_rows(leave_rows)", "rows", leave_rows)
 
     @staticmethod
     @verb
-    def exhaust_locks(t: Any, leave_unlocked: int) -> None:
+    def exhaust_locks(t: BaseContext, leave_unlocked: int) -> None:
         """Lock nodes of the prefix tree until exactly ``leave_unlocked`` are unlocked, so that no other is evicted."""
         _press(t, "exhaust_locks(leave_unlocked)", "unlocked", leave_unlocked)
 
@@ -229,7 +232,7 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @staticmethod
     @verb
-    def release_exhausted(t: Any) -> None:
+    def release_exhausted(t: BaseContext) -> None:
         """Give back everything that the ``exhaust`` verbs keep."""
         t.run.act(Relieve())
 
@@ -248,7 +251,7 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
 
     @staticmethod
     @verb
-    def evict(t: Any, pages: int | None = None) -> int:
+    def evict(t: BaseContext, pages: int | None = None) -> int:
         """Evict unlocked cache, all of it or ``pages`` pages, least recently used first. Returns how many."""
         tree = t.scheduler.memory.tree
         before: int = tree.evictable_pages

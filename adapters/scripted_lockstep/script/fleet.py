@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -38,6 +38,9 @@ from scripted_lockstep.script.reset import HARNESS_CALL, RESET_BUDGET_STEPS
 from scripted_lockstep.simulated.transfers import ConfirmedPages
 from scripted_lockstep.step_words import call_names, log_of
 
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
+
 # The role of an engine, by the first letter of its name.
 ROLES: Final = {"p": "prefill", "d": "decode", "e": "both"}
 _COMPARED: Final = ("length", "stop")
@@ -49,7 +52,7 @@ _LOST: Final = "the connection broke before the answer ended"
 class FleetEngine(ConnectedEngine):
     """One engine; ``t`` has its verbs, waits and queries."""
 
-    def __init__(self, name: str, run: Any, t: Any) -> None:
+    def __init__(self, name: str, run: Any, t: BaseContext) -> None:
         super().__init__(name, run)
         self.t = t
         self._previous: StepResult | None = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from scripted.core.account import Account, Life
 from scripted.core.action import verb
 from scripted.core.errors import BadCall
 from scripted.sdk.messages import Add, Event, Signal
 from scripted.sdk.signals import SignalAction
+
+if TYPE_CHECKING:
+    from scripted.script.context import BaseContext
 
 WEIGHTS: Final = "weights"
 VERSIONS: Final = (0, 1)
@@ -24,7 +27,7 @@ class UpdateWeights(SignalAction, frozen=True, kw_only=True, omit_defaults=True,
 
     @staticmethod
     @verb
-    def update_weights(t: Any, version: int) -> None:
+    def update_weights(t: BaseContext, version: int) -> None:
         """Load other weights, of version 0 or 1. Each script begins with version 0.
 
         The cache is kept: flush it, or old KV is used with the new weights.
