@@ -27,6 +27,23 @@ cp "$work"/source/examples/your_scheduler/{fixed,adapter,scheduler}.py .
 printf 'from engine import ANSWER\n\n\ndef test_own():\n    assert ANSWER == 42\n' >tests/test_own.py
 "$work/env/bin/pytest" -q tests/test_other.py tests/test_own.py
 "$work/env/bin/python" -m pytest -q tests/test_other.py tests/test_own.py
+# The scheduler itself in the package engine, its adapter in the package adapters.
+mkdir adapters
+touch adapters/__init__.py
+cp scheduler.py engine/scheduler.py
+for name in adapter fixed; do
+    sed -e 's/from scheduler import/from engine.scheduler import/' "$name.py" >"adapters/$name.py"
+done
+rm adapter.py fixed.py scheduler.py tests/test_other.py
+"$work/env/bin/scripted" new packaged --dir tests --adapter adapters/fixed.py
+"$work/env/bin/pytest" -q tests/test_packaged.py tests/test_own.py
+"$work/env/bin/scripted" explore --adapter adapters/fixed.py --schedules 100
+for name in adapters ci benchmarks tests; do
+    if unzip -Z1 "$work"/lockstep_engine-*.whl | grep -q "^$name/"; then
+        echo "the wheel brings a package $name" >&2
+        exit 1
+    fi
+done
 if "$work/env/bin/python" -m pytest -q tests/test_race.py >"$work/refused" 2>&1; then
     echo "a package named engine went unnoticed" >&2
     exit 1

@@ -101,10 +101,10 @@ def _adapter_in_file(name: str) -> Adapter:
     path = Path(name)
     if not path.is_file():
         raise ScriptDefinitionError(f"there is no file {name!r} in {Path.cwd()} to take an adapter from")
-    # Its neighbours are found as if it had been started itself.
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    # Its neighbours are found as if it had been started itself, and the project's packages before Lockstep's.
+    for folder in (str(Path.cwd()), str(path.resolve().parent)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     # Another adapter may have imported it already: there is one module of a file, and its mutants are of that one.
     module = sys.modules.get(path.stem)
     if module is None or module.__file__ != str(path.resolve()):

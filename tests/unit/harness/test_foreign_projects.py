@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -64,6 +65,22 @@ def test_a_scheduler_of_a_project_with_an_engine_of_its_own(
     search = pytester.run(sys.executable, "-m", "scripted", "explore", "--adapter", "adapter.py", "--schedules", "150")
     assert search.ret == 1
     search.stdout.fnmatch_lines(["*FAILED on *Violation*"])
+
+
+def test_a_scheduler_in_a_package_named_engine(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command finds the project's ``engine`` and ``adapters``, although its import path starts elsewhere."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    examples = REPOSITORY / "examples/your_scheduler"
+    for package, name in (("engine", "scheduler"), ("adapters", "adapter")):
+        text = (examples / f"{name}.py").read_text().replace("from scheduler import", "from engine.scheduler import")
+        pytester.mkpydir(package).joinpath(f"{name}.py").write_text(text)
+    command = [Path(sys.executable).with_name("scripted"), "explore", "--adapter", "adapters/adapter.py"]
+    # Not by pytester, which puts the folder on the path.
+    search = subprocess.run(
+        [*command, "--schedules", "150"], cwd=pytester.path, capture_output=True, text=True, check=False
+    )
+    assert search.returncode == 1, search.stderr
+    assert "Violation" in search.stdout
 
 
 def test_a_written_test_needs_no_package_of_this_repository(pytester: pytest.Pytester, run) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from scripted_lockstep.tiers.server.role_runner import ScriptedRole
+from scripted_lockstep.tiers.server.role_runner import EngineRole
 from scripted_lockstep.tiers.server.runner import EngineServer
 
 from engine import EngineConfig
@@ -138,7 +138,7 @@ def test_an_engine_with_a_role_that_keeps_a_descriptor_is_named(
 ) -> None:
     (tmp_path / "spoil.py").write_text(f"KEPT = 'a descriptor'\n{KEEPERS}")
     monkeypatch.chdir(tmp_path)
-    with ScriptedRole(EngineConfig(role="decode"), mutant=None, parent=parent) as server:
+    with EngineRole(EngineConfig(role="decode"), mutant=None, parent=parent) as server:
         server.run(does_everything)
         with pytest.raises(ScriptFailed, match=r"engine d0: .* it has grown: frontend has \d+ open descriptors"):
             server.run(does_everything)
