@@ -55,7 +55,7 @@ def _pages(tokens):
 
 def _run_until_verifying(t):
     yield from t.run_until(lambda: any(batch.drafts for batch in t.state.in_flight))
-    t.sometimes(VERIFYING, True)
+    t.sometimes(VERIFYING, any(batch.drafts for batch in t.state.in_flight))
 
 
 def _run_guessing(t, *, temperature=0.0):
