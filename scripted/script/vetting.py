@@ -28,8 +28,8 @@ from scripted.script.counted_source import Site
 from scripted.script.interruptions import Departure
 from scripted.script.measure import Measured, count_assertions, turn_round
 from scripted.script.on_adapters import ScriptEnded, script_runner
-from scripted.script.scripted_test import ScriptedTest, ScriptFunction
-from scripted.script.source import code_of
+from scripted.script.scripted_test import ScriptedTest
+from scripted.script.source import ScriptFunction, code_of
 
 # A bug may keep a script from its end.
 _TIMEOUT_S: Final = 2.0
