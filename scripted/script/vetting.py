@@ -174,7 +174,7 @@ class _Runs:
     differs: bool = False
     # Of the last run.
     asked: Measured | None = None
-    # The prompt and the most tokens of each request.
+    # The prompt of each request, and how many tokens it got.
     requests: list[tuple[object, int]] = field(default_factory=list)
 
     def measured(self) -> tuple[Measured, tuple[str, ...]]:
@@ -192,7 +192,8 @@ class _Runs:
 
     def _noting_requests(self, t: BaseContext, **arguments: object) -> Generator[object, None, object]:
         result = yield from self.test.script(t, **arguments)
-        self.requests = [(handle.prompt_ids, handle.max_new_tokens) for handle in t.run.handles.all]
+        # An aborted request may have asked for more tokens than a run has steps.
+        self.requests = [(handle.prompt_ids, max(1, len(handle.output_ids))) for handle in t.run.handles.all]
         return result
 
     def holds_both_ways(self, site: Site) -> bool:
